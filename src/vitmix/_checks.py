@@ -1,0 +1,56 @@
+"""Input checks that say what was expected, what came and what to do."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def check_positive(name: str, value: float) -> None:
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    if not _is_number(value) or not 0 <= value <= 1:  # NaN fails the comparison
+        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def check_count(name: str, value: int, *, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_integer(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+
+
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if value not in known:
+        raise unknown_name(name, value, known)
+
+
+def check_grid(name: str, grid: tuple[int, int] | None) -> None:
+    if grid is None:
+        return
+    if not isinstance(grid, tuple) or len(grid) != 2 or any(not isinstance(side, int) or side < 1 for side in grid):
+        raise ValueError(f"{name} must be (rows, columns) of tokens, for example (14, 14), got {grid!r}")
+
+
+def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:
+    """The error for a name outside `known`: lists the known ones and suggests the nearest."""
+    known = tuple(known)
+    close = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"unknown {kind} {value!r}, known: {', '.join(known)}{hint}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,100 @@
+"""A model and a mixer as one module: what data parallelism, `torch.compile` and accumulation wrap."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.draws import Draw
+from vitmix.losses import soft_cross_entropy
+from vitmix.mix import label_rows
+from vitmix.mixer import AnyMixer
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a training step needs: the loss, the logits of the mixed images, their targets, and the loss's parts."""
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    parts: dict[str, Tensor]
+
+
+class Learner(nn.Module):
+    """`learner(images, labels)` is a training step's forward pass; `learner(images)` is the plain model.
+
+    In evaluation mode nothing is mixed: the loss is the cross-entropy of the unmixed batch. `learner.model` is the
+    model that was given, with the state-dict keys it had; parameters that the method adds are in `learner.added`.
+
+    Args:
+        guide: another model for the guide pass of SMMix; the default is the model itself.
+        seed: with `step`, which counts training batches, and the process rank it determines every draw.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mixer: AnyMixer,
+        *,
+        guide: nn.Module | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank)
+        self.added = self.mixing.modules
+        self._step: Callable[..., Output] = self._forward_mixed
+
+    @property
+    def mixer(self) -> AnyMixer:
+        return self.mixing.mixer
+
+    @property
+    def step(self) -> int:
+        """How many training batches were drawn; set it to resume."""
+        return self.mixing.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.mixing.step = value
+
+    def compile(self, **settings: Any) -> None:
+        """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph."""
+        self._step = torch.compile(self._forward_mixed, **settings)
+
+    def forward(
+        self,
+        images: Tensor,
+        labels: Tensor | None = None,
+        *,
+        maps: Tensor | None = None,
+        draw: Draw | None = None,
+    ) -> Any:
+        if labels is None:
+            return self.model(images)
+        if not self.training:
+            return self._forward_plain(images, labels)
+        if draw is None:
+            draw = self.mixing.draw(self.mixing.frame(images))
+        draw = draw.to(images.device)
+        return self._step(images, labels, maps, draw.choice, draw.values)
+
+    def _forward_mixed(
+        self, images: Tensor, labels: Tensor, maps: Tensor | None, choice: int, values: dict[str, Tensor]
+    ) -> Output:
+        mixing = self.mixing
+        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps)
+        logits = self.model(batch.images)
+        parts = mixing.losses(logits, batch)
+        loss = parts.pop("loss")
+        return Output(loss, logits, mixing.targets(batch), {name: part.detach() for name, part in parts.items()})
+
+    def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
+        logits = self.model(images)
+        targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype)
+        loss = soft_cross_entropy(logits, targets)
+        return Output(loss, logits, targets, {"main": loss.detach()})

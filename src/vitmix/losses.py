@@ -1,0 +1,103 @@
+"""PART 3: losses, pure functions of tensors, and the settings of the extra ones.
+
+Losses are computed in float32 at least, and average over the batch.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vitmix._checks import check_choice, check_not_negative
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the batch of `-sum_k targets * log_softmax(logits)`."""
+    return sample_cross_entropy(logits, targets).mean()
+
+
+def sample_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy `(B,)` of each sample with its soft target."""
+    logits = _at_least_float(logits)
+    return -(targets.to(logits.dtype) * logits.log_softmax(-1)).sum(-1)
+
+
+def soft_bce(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of each class with its soft target, mean over batch and classes."""
+    logits = _at_least_float(logits)
+    return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
+
+
+def region_means(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of the patch tokens `(B, n, d)` outside and inside the mask `(B or 1, n)`; zeros where a side is empty."""
+    inside = mask.to(tokens.dtype)
+
+    def mean(weight: Tensor) -> Tensor:
+        total = weight.sum(1, keepdim=True)
+        return (weight.unsqueeze(2) * tokens).sum(1) / total.clamp_min(torch.finfo(weight.dtype).tiny)
+
+    return mean(1 - inside), mean(inside)
+
+
+def region_loss(own_logits: Tensor, partner_logits: Tensor, rows: Tensor, partner: Tensor, mask: Tensor) -> Tensor:
+    """SMMix's fine-grained loss: half the cross-entropies of the own region and of the partner's region.
+
+    A side without tokens (`mask` `(B or 1, n)` full or empty) has nothing to be right about and adds zero.
+    """
+    inside = mask.to(_at_least_float(own_logits).dtype)
+    own = sample_cross_entropy(own_logits, rows) * ((1 - inside).sum(1) > 0)
+    theirs = sample_cross_entropy(partner_logits, rows[partner]) * (inside.sum(1) > 0)
+    return (own + theirs).mean() / 2
+
+
+def consistency_loss(
+    logits: Tensor, clean_logits: Tensor, partner: Tensor, share: Tensor, *, average: str = "logits"
+) -> Tensor:
+    """SMMix's consistency: KL from the mixed prediction to the averaged predictions on the unmixed images.
+
+    `clean_logits` are constants. `average`: their logits are averaged before the softmax (the authors' program) or
+    their probabilities after it (the paper's words).
+    """
+    logits = _at_least_float(logits)
+    clean = clean_logits.detach().to(logits.dtype)
+    share = share.to(logits.dtype).unsqueeze(1)
+    if average == "logits":
+        expected = torch.lerp(clean, clean[partner], share).log_softmax(1)
+    else:
+        expected = torch.lerp(clean.softmax(1), clean.softmax(1)[partner], share).log()
+    return functional.kl_div(logits.log_softmax(1), expected, reduction="batchmean", log_target=True)
+
+
+def _at_least_float(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class Region:
+    """The fine-grained loss of SMMix, through the model's classifier or through a head of its own."""
+
+    name: ClassVar[str] = "region"
+    weight: float = 1.0
+    head: Literal["shared", "separate"] = "shared"
+
+    def __post_init__(self) -> None:
+        check_not_negative("weight", self.weight)
+        check_choice("head", self.head, ("shared", "separate"))
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """The consistency loss of SMMix; needs one more forward pass, on the unmixed images."""
+
+    name: ClassVar[str] = "consistency"
+    weight: float = 1.0
+    average: Literal["logits", "probabilities"] = "logits"
+
+    def __post_init__(self) -> None:
+        check_not_negative("weight", self.weight)
+        check_choice("average", self.average, ("logits", "probabilities"))
+
+
+Extra = Region | Consistency

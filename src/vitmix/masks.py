@@ -1,0 +1,381 @@
+"""PART 1: which cells come from the partner.
+
+A mask is made in two steps: numbers are drawn on the host from a `torch.Generator`, then tensors are built from them on
+the images' device. `Values` are the drawn numbers; a mask policy has `draw` for the first step and `region` for the
+second.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from vitmix._checks import check_choice, check_fraction, check_grid, check_positive
+from vitmix.mix import Frame, Grid
+
+Values = Mapping[str, Tensor]
+Region = tuple[Tensor, Tensor | None]
+Per = Literal["batch", "sample"]
+Place = Literal["max", "min", "random", "same"]
+Blocks = tuple[int, ...] | Literal["all"]
+
+
+class Mask(Protocol):
+    """What a mask policy offers; `guide_blocks` are the blocks whose scores it reads, none for most."""
+
+    name: ClassVar[str]
+
+    @property
+    def guide_blocks(self) -> Blocks | None: ...
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]: ...
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region: ...
+
+
+# Drawing
+
+
+def beta_share(count: int, alpha: float, *, generator: torch.Generator | None = None) -> Tensor:
+    """Shares `(count,)` from Beta(alpha, alpha)."""
+    # float64: both gammas of a small alpha underflow to 0 / 0 in float32.
+    concentration = torch.full((count, 2), alpha, dtype=torch.float64)
+    gamma = torch._standard_gamma(concentration, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    gamma = gamma.clamp_min(torch.finfo(gamma.dtype).tiny)
+    return gamma[:, 0] / gamma.sum(1)
+
+
+def draw_boxes(size: Grid, share: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Boxes `(b, 4)` as (top, bottom, left, right), ends exclusive, of area `share` around a uniform center.
+
+    Boxes are clipped at the border, so the area can come out smaller than `share`, as in CutMix.
+    """
+    sides = torch.tensor(size, dtype=torch.float64)
+    cut = (sides * share.to(torch.float64).sqrt().unsqueeze(1)).floor()
+    center = (torch.rand(len(share), 2, generator=generator, dtype=torch.float64) * sides).floor()
+    low = (center - (cut / 2).floor()).clamp_min(0)
+    high = torch.minimum(center - (cut / 2).floor() + cut, sides)
+    return torch.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], dim=1).long()
+
+
+def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    """Block masks `(b, rows, columns)` bool: rectangles are added until `wanted` `(b,)` tokens are covered.
+
+    A rectangle has an area between `smallest` and what is still wanted and a log-uniform aspect in [0.3, 1 / 0.3]; it
+    counts if it adds at least one token and not too many. Ten failures in a row end a mask short of its count.
+    """
+    rows, columns = grid
+    row, column = torch.arange(rows), torch.arange(columns)
+    mask = torch.zeros(len(wanted), rows, columns, dtype=torch.bool)
+    left_to_do, failures = wanted.long().clone(), torch.zeros(len(wanted), dtype=torch.long)
+    while bool((active := (left_to_do > 0) & (failures < 10)).any()):
+        uniform = torch.rand(len(wanted), 4, generator=generator, dtype=torch.float64)
+        area = smallest + uniform[:, 0] * (left_to_do - smallest)
+        aspect = torch.exp((2 * uniform[:, 1] - 1) * math.log(1 / 0.3))
+        height = (area * aspect).clamp_min(0).sqrt().round().long()
+        width = (area / aspect).clamp_min(0).sqrt().round().long()
+        # A block spans less than the whole side, except on a grid of a single row or column.
+        fits = (height <= max(rows - 1, 1)) & (width <= max(columns - 1, 1))
+        top = (uniform[:, 2] * (rows - height + 1)).long().unsqueeze(1)
+        left = (uniform[:, 3] * (columns - width + 1)).long().unsqueeze(1)
+        in_rows = (row >= top) & (row < top + height.unsqueeze(1))
+        in_columns = (column >= left) & (column < left + width.unsqueeze(1))
+        added = in_rows.unsqueeze(2) & in_columns.unsqueeze(1) & ~mask
+        count = added.sum((1, 2))
+        accepted = active & fits & (count > 0) & (count <= left_to_do)
+        mask |= added & accepted[:, None, None]
+        left_to_do -= count * accepted
+        failures = torch.where(accepted, 0, failures + 1)
+    return mask
+
+
+def draw_scattered(grid: Grid, wanted: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Masks `(b, rows, columns)` bool of exactly `wanted` `(b,)` single tokens at random places."""
+    noise = torch.rand(len(wanted), grid[0] * grid[1], generator=generator)
+    rank = noise.argsort(1).argsort(1)
+    return (rank < wanted.unsqueeze(1)).view(-1, *grid)
+
+
+# Building
+
+
+def box_mask(boxes: Tensor, size: Grid) -> Tensor:
+    """Masks `(b, H, W)` bool that are True inside `boxes` `(b, 4)`."""
+    row = torch.arange(size[0], device=boxes.device)
+    column = torch.arange(size[1], device=boxes.device)
+    top, bottom, left, right = boxes.unsqueeze(-1).unbind(1)
+    in_rows = (row >= top) & (row < bottom)
+    in_columns = (column >= left) & (column < right)
+    return in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
+
+
+def window_sums(scores: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Sum of `scores` `(B, rows, columns)` over the window that starts at each cell; NaN where it would stick out.
+
+    `height` and `width` are `(B or 1,)` tensors, so that a window of another size is not another program.
+    """
+    batch, rows, columns = scores.shape
+    integral = torch.nn.functional.pad(scores.to(torch.float64).cumsum(1).cumsum(2), (1, 0, 1, 0))
+    top = torch.arange(rows, device=scores.device).expand(batch, rows)
+    left = torch.arange(columns, device=scores.device).expand(batch, columns)
+    bottom, right = top + height.unsqueeze(1), left + width.unsqueeze(1)
+
+    def corner(row: Tensor, column: Tensor) -> Tensor:
+        picked = integral.gather(1, row.clamp_max(rows).unsqueeze(2).expand(-1, -1, columns + 1))
+        return picked.gather(2, column.clamp_max(columns).unsqueeze(1).expand(-1, rows, -1))
+
+    sums = corner(bottom, right) - corner(top, right) - corner(bottom, left) + corner(top, left)
+    inside = (bottom <= rows).unsqueeze(2) & (right <= columns).unsqueeze(1)
+    return sums.masked_fill(~inside, float("nan"))
+
+
+def best_window(scores: Tensor, height: Tensor, width: Tensor, *, largest: bool) -> Tensor:
+    """Top-left corner `(B, 2)` of the window with the largest or smallest score sum; the first one wins a tie."""
+    sums = window_sums(scores, height, width).flatten(1)
+    worst = float("-inf") if largest else float("inf")
+    sums = sums.nan_to_num(nan=worst)
+    index = sums.argmax(1) if largest else sums.argmin(1)
+    return torch.stack([index // scores.shape[2], index % scores.shape[2]], dim=1)
+
+
+def random_window(uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:
+    """Top-left corner `(B, 2)` of a window at a uniform place, from two uniform numbers per sample."""
+    room = torch.stack([grid[0] - height + 1, grid[1] - width + 1], dim=-1)
+    return torch.minimum((uniform * room).long(), room - 1)
+
+
+def window_region(target: Tensor, source: Tensor, height: Tensor, width: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Mask `(B, rows, columns)` of the window at `target` `(B, 2)` and the partner's cells at `source` that fill it."""
+    boxes = torch.stack([target[:, 0], target[:, 0] + height, target[:, 1], target[:, 1] + width], dim=1)
+    row = torch.arange(grid[0], device=target.device) + (source - target)[:, :1]
+    column = torch.arange(grid[1], device=target.device) + (source - target)[:, 1:]
+    # Outside the window the shifted cell may lie beyond the grid; nothing is taken there.
+    row, column = row.clamp(0, grid[0] - 1), column.clamp(0, grid[1] - 1)
+    return box_mask(boxes, grid), (row.unsqueeze(2) * grid[1] + column.unsqueeze(1)).flatten(1)
+
+
+# Settings
+
+
+class _Unguided:
+    """A mask that no attention decides about."""
+
+    @property
+    def guide_blocks(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class NoMask(_Unguided):
+    """Nothing is mixed at the input."""
+
+    name: ClassVar[str] = "nothing"
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return {}
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        return torch.zeros(1, 1, 1, dtype=torch.bool, device=partner.device), None
+
+
+@dataclass(frozen=True)
+class ConstantMask(_Unguided):
+    """The whole image blended with a share from Beta(alpha, alpha): MixUp."""
+
+    name: ClassVar[str] = "constant"
+    alpha: float = 0.8
+    per: Per = "batch"
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_choice("per", self.per, ("batch", "sample"))
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return {"share": beta_share(_count(self.per, frame), self.alpha, generator=generator).float()}
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        return values["share"].view(-1, 1, 1), None
+
+
+@dataclass(frozen=True)
+class BoxMask(_Unguided):
+    """One rectangle whose area follows Beta(alpha, alpha): CutMix.
+
+    `aligned` draws it on the token grid (`grid`, or the attached model's) instead of on pixels.
+    """
+
+    name: ClassVar[str] = "box"
+    alpha: float = 1.0
+    per: Per = "batch"
+    aligned: bool = False
+    grid: Grid | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_choice("per", self.per, ("batch", "sample"))
+        check_grid("grid", self.grid)
+
+    def _size(self, frame: Frame) -> Grid:
+        return _token_grid("an aligned box", self.grid, frame) if self.aligned else frame.size
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        share = beta_share(_count(self.per, frame), self.alpha, generator=generator)
+        return {"box": draw_boxes(self._size(frame), share, generator=generator)}
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        return box_mask(values["box"], self._size(frame)), None
+
+
+@dataclass(frozen=True)
+class BlockMask(_Unguided):
+    """Several rectangles of tokens: TokenMix.
+
+    `share` of the tokens are wanted, or a share from Beta(alpha, alpha) when `alpha` is given. `preset`: "separate"
+    lets blocks be as small as one token; "paper" draws them from a fourteenth of the tokens up; "released" is
+    "separate" with a fourteenth of the tokens added to the wanted count, as the authors' program runs.
+    """
+
+    name: ClassVar[str] = "block"
+    share: float = 0.5
+    alpha: float | None = None
+    preset: Literal["separate", "paper", "released"] = "separate"
+    per: Per = "batch"
+    grid: Grid | None = None
+
+    def __post_init__(self) -> None:
+        _check_token_count(self)
+        check_choice("preset", self.preset, ("separate", "paper", "released"))
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        grid = _token_grid("a block mask", self.grid, frame)
+        wanted = _wanted(self, grid, frame, generator)
+        # Fourteen tokens on the papers' grid of 14 x 14.
+        fourteenth = max(1, round(grid[0] * grid[1] / 14))
+        if self.preset == "released":
+            wanted = (wanted + fourteenth).clamp_max(grid[0] * grid[1])
+        smallest = fourteenth if self.preset == "paper" else 1
+        return {"mask": draw_blocks(grid, wanted, smallest=smallest, generator=generator)}
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        return values["mask"], None
+
+
+@dataclass(frozen=True)
+class ScatteredMask(_Unguided):
+    """Single tokens at random places, exactly `share` of them (or a share from Beta(alpha, alpha))."""
+
+    name: ClassVar[str] = "scattered"
+    share: float = 0.5
+    alpha: float | None = None
+    per: Per = "batch"
+    grid: Grid | None = None
+
+    def __post_init__(self) -> None:
+        _check_token_count(self)
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        grid = _token_grid("a scattered mask", self.grid, frame)
+        wanted = _wanted(self, grid, frame, generator)
+        return {"mask": draw_scattered(grid, wanted, generator=generator)}
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        return values["mask"], None
+
+
+@dataclass(frozen=True)
+class SalientBox:
+    """A window of the partner pasted over a window of the sample, both chosen by attention scores: SMMix.
+
+    The window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high], or with
+    `sizes="discrete"` one of the integer heights in that range with equal odds. `source` is where it is cut from the partner,
+    `destination` where it lands ("same": the source's place). `blocks` are those whose scores are averaged; an empty
+    tuple draws the scores at random.
+    """
+
+    name: ClassVar[str] = "salient_box"
+    source: Place = "max"
+    destination: Place = "min"
+    low: float = 0.25
+    high: float = 0.75
+    sizes: Literal["paper", "discrete"] = "paper"
+    blocks: Blocks = (-1,)
+
+    def __post_init__(self) -> None:
+        check_choice("source", self.source, ("max", "min", "random"))
+        check_choice("destination", self.destination, ("max", "min", "random", "same"))
+        check_fraction("low", self.low)
+        check_fraction("high", self.high)
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
+        check_choice("sizes", self.sizes, ("paper", "discrete"))
+
+    @property
+    def guide_blocks(self) -> Blocks | None:
+        scored = {self.source, self.destination} & {"max", "min"}
+        return self.blocks if scored and self.blocks else None
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        grid = _token_grid("a salient box", None, frame)
+        uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+        if self.sizes == "discrete":
+            first, last = math.floor(self.low * grid[0]), math.floor(self.high * grid[0])
+            side = (first + math.floor(uniform * (last - first + 1))) / grid[0]
+        else:
+            side = self.low + uniform * (self.high - self.low)
+        # An empty or a full window would leave one of the two regions without tokens. The 1e-9 undoes the rounding of
+        # k / rows * rows, which must floor to k.
+        window = [min(max(math.floor(side * cells + 1e-9), 1), max(cells - 1, 1)) for cells in grid]
+        return {
+            "window": torch.tensor([window]),
+            "place": torch.rand(2, frame.batch, 2, generator=generator),
+            "scores": torch.rand(frame.batch, *grid, generator=generator) if not self.blocks else torch.empty(0),
+        }
+
+    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
+        grid = _token_grid("a salient box", None, frame)
+        height, width = values["window"].unbind(1)
+        if not self.blocks:
+            scores = values["scores"]
+
+        def corner(place: Place, of: Tensor | None, uniform: Tensor) -> Tensor:
+            if place == "random" or of is None:
+                return random_window(uniform, grid, height, width)
+            return best_window(of, height, width, largest=place == "max")
+
+        source = corner(self.source, scores[partner] if scores is not None else None, values["place"][0])
+        target = source if self.destination == "same" else corner(self.destination, scores, values["place"][1])
+        return window_region(target, source, height.expand(len(partner)), width.expand(len(partner)), grid)
+
+
+def _count(per: Per, frame: Frame) -> int:
+    return 1 if per == "batch" else frame.batch
+
+
+def _check_token_count(mask: BlockMask | ScatteredMask) -> None:
+    check_fraction("share", mask.share)
+    if mask.alpha is not None:
+        check_positive("alpha", mask.alpha)
+    check_choice("per", mask.per, ("batch", "sample"))
+    check_grid("grid", mask.grid)
+
+
+def _wanted(mask: BlockMask | ScatteredMask, grid: Grid, frame: Frame, generator: torch.Generator | None) -> Tensor:
+    count = _count(mask.per, frame)
+    if mask.alpha is None:
+        share = torch.full((count,), mask.share, dtype=torch.float64)
+    else:
+        share = beta_share(count, mask.alpha, generator=generator)
+    return (share * (grid[0] * grid[1])).floor().long()
+
+
+def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
+    grid = given or frame.grid
+    if grid is None:
+        raise ValueError(
+            f"{what} needs a token grid, and there is none here; attach the mixer to a model that has one, "
+            "or pass grid=(rows, columns)"
+        )
+    return grid

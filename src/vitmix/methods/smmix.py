@@ -1,0 +1,28 @@
+"""SMMix: Self-Motivated Image Mixing for Vision Transformers (Chen et al., ICCV 2023).
+
+Deviations: window sides are clamped to [1, side - 1], since an empty region has no mean; the consistency target
+averages logits, as the released program does, where the paper's words say probabilities (`Consistency(average=...)`).
+"""
+
+from typing import Literal, Unpack
+
+from vitmix.losses import Consistency, Region
+from vitmix.masks import Place, SalientBox
+from vitmix.methods._common import Common
+from vitmix.mixer import Mixer
+
+
+def smmix(
+    num_classes: int,
+    *,
+    source: Place = "max",
+    destination: Place = "min",
+    low: float = 0.25,
+    high: float = 0.75,
+    sizes: Literal["paper", "discrete"] = "paper",
+    blocks: tuple[int, ...] | Literal["all"] = (-1,),
+    **common: Unpack[Common],
+) -> Mixer:
+    """SMMix: the partner's most attended window over the least attended one, with region and consistency losses."""
+    mask = SalientBox(source, destination, low, high, sizes, blocks)
+    return Mixer(num_classes, mask=mask, extra=(Region(), Consistency()), **common)

@@ -1,0 +1,27 @@
+"""TL-Align: Token-Label Alignment for Vision Transformers (Xiao et al., ICCV 2023).
+
+Deviation: boxes are drawn on pixels, as the paper describes CutMix; `aligned=True` draws them on the token grid, as the
+released program does. One number per token is carried instead of a row of K classes; the two are equal because
+attention rows sum to one.
+"""
+
+from typing import Literal, Unpack
+
+from vitmix.masks import BoxMask, Per
+from vitmix.methods._common import Common
+from vitmix.mixer import Mixer
+from vitmix.shares import AlignedShare
+
+
+def tl_align(
+    num_classes: int,
+    *,
+    alpha: float = 1.0,
+    per: Per = "batch",
+    aligned: bool = False,
+    blocks: tuple[int, ...] | Literal["all"] = "all",
+    normalize: bool = True,
+    **common: Unpack[Common],
+) -> Mixer:
+    """TL-Align: a CutMix box, labels carried through every block by its attention."""
+    return Mixer(num_classes, mask=BoxMask(alpha, per, aligned), share=AlignedShare(blocks, normalize), **common)

@@ -1,0 +1,33 @@
+"""TokenMix: Rethinking Image Mixing for Data Augmentation in Vision Transformers (Liu et al., ECCV 2022).
+
+Deviations: blocks may be as small as one token and nothing is added to the wanted count, which keeps the share honest
+and the blocks apart (`preset` has the paper's and the released settings). Labels are by area unless `label="activation"`,
+which needs a teacher's maps with every batch; targets below zero are then set to zero.
+"""
+
+from typing import Literal, Unpack
+
+from vitmix.masks import BlockMask, Per
+from vitmix.methods._common import Common
+from vitmix.mix import Grid
+from vitmix.mixer import Mixer
+from vitmix.shares import ActivationShare, AreaShare
+
+
+def tokenmix(
+    num_classes: int,
+    *,
+    share: float = 0.5,
+    alpha: float | None = None,
+    preset: Literal["separate", "paper", "released"] = "separate",
+    label: Literal["area", "activation"] = "area",
+    per: Per = "batch",
+    grid: Grid | None = None,
+    loss: Literal["ce", "bce"] = "bce",
+    **common: Unpack[Common],
+) -> Mixer:
+    """TokenMix: several blocks of the partner's tokens, labels by area or by what a teacher's maps show of each."""
+    labels = {"area": AreaShare(), "activation": ActivationShare()}
+    if label not in labels:
+        raise ValueError(f"label must be 'area' or 'activation', got {label!r}")
+    return Mixer(num_classes, mask=BlockMask(share, alpha, preset, per, grid), share=labels[label], loss=loss, **common)

@@ -1,0 +1,42 @@
+"""TokenMixup: Efficient Attention-guided Token-level Data Augmentation for Transformers (Choi et al., NeurIPS 2022).
+
+Deviations of the released program that are not ours: it compares every easy sample with the first one's saliency,
+reorders the batch, and with a class token picks vertical tokens one place too early.
+"""
+
+from typing import Literal, Unpack
+
+from vitmix.inner import HTM, VTM
+from vitmix.methods._common import Common
+from vitmix.mixer import Mixer
+
+
+def htm(
+    num_classes: int,
+    *,
+    block: int = 2,
+    tau: float = 0.2,
+    rho: float = 0.005,
+    score_weight: float = 0.001,
+    stop_gradient: bool = False,
+    choose: Literal["salient", "random_samples", "random_tokens"] = "salient",
+    score_at: Literal["block", "last"] = "block",
+    rollout: int = 0,
+    **common: Unpack[Common],
+) -> Mixer:
+    """Horizontal TokenMixup alone: inside one block, easy samples take a partner's more salient tokens."""
+    part = HTM(block, tau, rho, score_weight, stop_gradient, choose, score_at, rollout)
+    return Mixer(num_classes, inner=(part,), **common)
+
+
+def vtm(
+    num_classes: int,
+    *,
+    block: int = 2,
+    tokens: int = 5,
+    choose: Literal["salient", "random"] = "salient",
+    rollout: int = 0,
+    **common: Unpack[Common],
+) -> Mixer:
+    """Vertical TokenMixup alone: one block also attends to the most salient tokens of every earlier block."""
+    return Mixer(num_classes, inner=(VTM(block, tokens, choose, rollout),), **common)

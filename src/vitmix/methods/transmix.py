@@ -1,0 +1,24 @@
+"""TransMix: Attend to Mix for Vision Transformers (Chen et al., CVPR 2022).
+
+Deviation: on models whose classifier reads no class token, the column mean takes the place of the class row.
+"""
+
+from typing import Unpack
+
+from vitmix.masks import BoxMask, Per
+from vitmix.methods._common import Common
+from vitmix.mixer import Mixer
+from vitmix.shares import AttentionShare
+
+
+def transmix(
+    num_classes: int,
+    *,
+    alpha: float = 1.0,
+    per: Per = "batch",
+    blend: float = 0.5,
+    block: int = -1,
+    **common: Unpack[Common],
+) -> Mixer:
+    """TransMix: a CutMix box, labels half by its area and half by the class token's attention to it."""
+    return Mixer(num_classes, mask=BoxMask(alpha, per), share=AttentionShare(blend, block), **common)

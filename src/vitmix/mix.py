@@ -1,0 +1,152 @@
+"""The value that travels: who is mixed with whom, where, and how it is applied to pixels, tokens and targets."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a mask must know of a batch.
+
+    Attributes:
+        size: height and width in pixels.
+        grid: rows and columns of the model's tokens, if there is a model that has them, and `depth` its blocks.
+        dtype: in which shares and targets are computed.
+    """
+
+    batch: int
+    size: Grid
+    grid: Grid | None = None
+    dtype: torch.dtype = torch.float32
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One batch's mixing decision.
+
+    Attributes:
+        partner: `(B,)` long, the batch row each sample is mixed with.
+        mask: `(B or 1, h, w)`, the partner's part of each cell: bool where cells are taken whole, float in 0..1 where
+            they are blended. `(h, w)` may be pixels, tokens or `(1, 1)`; a leading 1 holds for the whole batch.
+        source: `(B, h * w)` long, which of the partner's cells lands here; None is the same cell.
+    """
+
+    partner: Tensor
+    mask: Tensor
+    source: Tensor | None = None
+
+
+def mix_images(images: Tensor, mask: Tensor, partner: Tensor, source: Tensor | None = None) -> Tensor:
+    """Mixed images `(B, C, H, W)`; the input is left as it was."""
+    other = _take_rows(images, partner)
+    if source is not None:
+        other = _move_cells(other, source, (mask.shape[-2], mask.shape[-1]))
+    weight = expand_mask(mask, (images.shape[-2], images.shape[-1])).unsqueeze(1)
+    if mask.dtype == torch.bool:
+        if images.requires_grad or torch.compiler.is_compiling():
+            return torch.where(weight, other, images)
+        return torch.where(weight, other, images, out=other)  # `other` is ours: no third copy of the batch
+    if not images.is_floating_point():
+        raise ValueError(f"blending images needs floating-point pixels, got {images.dtype}; convert them first")
+    return torch.lerp(images, other, weight.to(images.dtype))
+
+
+def mix_tokens(tokens: Tensor, mask: Tensor, partner: Tensor, *, prefix: int = 0) -> Tensor:
+    """Tokens `(B, N, d)` with the patches under `mask` `(B, n)` taken from the partner; prefix tokens stay."""
+    if prefix:
+        mask = torch.cat([mask.new_zeros(mask.shape[0], prefix), mask], dim=1)
+    return torch.where(mask.unsqueeze(-1), tokens[partner], tokens)
+
+
+def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` probabilities as they are."""
+    if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
+        return labels
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        hint = f"; pass num_classes={labels.shape[1]}?" if labels.ndim == 2 else ""
+        raise ValueError(
+            f"labels must be (B,) integers or (B, {num_classes}) probabilities, "
+            f"got {tuple(labels.shape)} {labels.dtype}{hint}"
+        )
+    # Looking at values on a GPU would stall it; there, scatter's own device assertion reports a bad label.
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            wrong = low if low < 0 else high
+            raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {wrong}; check num_classes={num_classes}")
+    rows = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
+    return rows.scatter_(1, labels.long().unsqueeze(1), 1)
+
+
+def smooth_rows(rows: Tensor, smoothing: float) -> Tensor:
+    """Label smoothing: `1 - s + s/K` on the class and `s/K` off it."""
+    return rows * (1 - smoothing) + smoothing / rows.shape[1] if smoothing else rows
+
+
+def mix_targets(rows: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+    """Soft targets `(1 - share) * own + share * partner's`."""
+    return torch.lerp(rows, rows[partner], share.to(rows.dtype).unsqueeze(1))
+
+
+def expand_mask(mask: Tensor, size: Grid) -> Tensor:
+    """A coarse mask repeated up to `size`, whole cells at a time; `(1, 1)` stays, since it broadcasts."""
+    rows, columns = mask.shape[-2:]
+    if (rows, columns) == size or (rows, columns) == (1, 1):
+        return mask
+    tall, wide = _cell(size, (rows, columns))
+    cells = mask[:, :, None, :, None].expand(-1, rows, tall, columns, wide)
+    return cells.reshape(-1, rows * tall, columns * wide)
+
+
+def resample_mask(mask: Tensor, grid: Grid, *, rule: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A mask on another grid, `(B or 1, rows, columns)`.
+
+    Args:
+        rule: "area" gives each cell the partner's fraction of it; "nearest" what its top-left corner is.
+    """
+    rows, columns = mask.shape[-2:]
+    if (rows, columns) == (1, 1):
+        return mask.expand(-1, *grid)
+    if rows <= grid[0] and columns <= grid[1]:
+        return expand_mask(mask, grid)
+    tall, wide = _cell((rows, columns), grid)
+    if rule == "nearest":
+        return mask[:, ::tall, ::wide]
+    if mask.dtype == torch.bool:
+        mask = mask.to(dtype)
+    return mask.unflatten(2, (grid[1], wide)).unflatten(1, (grid[0], tall)).mean((2, 4))
+
+
+def _cell(size: Grid, grid: Grid) -> Grid:
+    if size[0] % grid[0] or size[1] % grid[1]:
+        raise ValueError(
+            f"{size[0]}x{size[1]} does not divide into a {grid[0]}x{grid[1]} grid; "
+            "resize the images or choose a grid that divides them"
+        )
+    return size[0] // grid[0], size[1] // grid[1]
+
+
+def _take_rows(images: Tensor, partner: Tensor) -> Tensor:
+    if images.requires_grad or torch.compiler.is_compiling():
+        return images[partner]
+    # index_select alone would return channels-last batches in the default layout.
+    return torch.index_select(images, 0, partner, out=torch.empty_like(images))
+
+
+def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
+    """Images whose every cell shows what cell `source` of the same image showed."""
+    batch, channels, height, width = images.shape
+    tall, wide = _cell((height, width), grid)
+    source = source.view(batch, *grid)
+    row = torch.arange(tall, device=images.device)[None, None, :, None, None]
+    column = torch.arange(wide, device=images.device)[None, None, None, None, :]
+    top = (source // grid[1])[:, :, None, :, None] * tall
+    left = (source % grid[1])[:, :, None, :, None] * wide
+    pixel = ((top + row) * width + left + column).reshape(batch, 1, height * width)
+    moved = images.flatten(2).gather(2, pixel.expand(-1, channels, -1))
+    return moved.view(images.shape)

@@ -1,0 +1,7 @@
+"""Models that timm does not have. Importing this package registers their names with `timm.create_model`."""
+
+from vitmix.models.cct import CompactBlock as CompactBlock
+from vitmix.models.cct import CompactTransformer as CompactTransformer
+from vitmix.models.cct import ConvTokenizer as ConvTokenizer
+from vitmix.models.cct import checkpoint_filter_fn as checkpoint_filter_fn
+from vitmix.models.cct import sine_positions as sine_positions

@@ -1,0 +1,105 @@
+"""Attention statistics from queries and keys: class row, column mean, carried share.
+
+All are taken from the softmaxed attention before dropout, averaged over heads, without gradient. Queries are
+`(B, H, N, d)`; keys `(B, H, M, d)` with `M >= N`, where keys beyond the first N are tokens of a bank (vertical
+TokenMixup). The first `prefix` tokens are class, distillation and register tokens.
+
+This is the reference path: attention exists for one head at a time, and is computed in float32 at least, so
+half-precision training sees the same statistics as float32 up to the rounding of its queries and keys.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+
+
+def exact(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """Runs `function` without gradient and without autocast, which would round float32 products to half precision."""
+
+    @functools.wraps(function)
+    def wrapped(query: Tensor, *args: P.args, **settings: P.kwargs) -> Tensor:
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            return function(query, *args, **settings)
+
+    return wrapped
+
+
+@exact
+def attention_maps(query: Tensor, key: Tensor) -> Tensor:
+    """Softmaxed attention `(B, H, N, M)`, materialized: for analysis and tests."""
+    return _softmaxed(query, key)
+
+
+@exact
+def class_row(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+    """Attention `(B, n)` of the class token to each of the n patches, not renormalized."""
+    row = _softmaxed(query[:, :, :1], key).mean(1)
+    return row[:, 0, prefix : query.shape[2]]
+
+
+@exact
+def column_mean(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+    """How much each patch is looked at by the patches, `(B, n)`; prefix tokens dropped as query and as key."""
+    patches = query.shape[2] - prefix
+    weight = query.new_full((1, patches), 1 / patches, dtype=_compute_dtype(query))
+    return pulled_weight(query[:, :, prefix:], key, weight)[:, prefix : query.shape[2]]
+
+
+@exact
+def carried_share(query: Tensor, key: Tensor, share: Tensor) -> Tensor:
+    """Attention applied to one number per key token: `mean_h A_h @ share`, `(B, M) -> (B, N)`."""
+    share = share.to(_compute_dtype(query)).unsqueeze(-1)
+    return _head_mean(query, key, lambda attention: (attention @ share).squeeze(-1))
+
+
+@exact
+def pulled_weight(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """Where a weight on the query tokens comes from: `weight @ mean_h A_h`, `(B, N) -> (B, M)`."""
+    weight = weight.to(_compute_dtype(query)).unsqueeze(1)
+    return _head_mean(query, key, lambda attention: (weight @ attention).squeeze(1))
+
+
+def rollout_saliency(layers: list[tuple[Tensor, Tensor]], *, prefix: int, class_token: bool) -> Tensor:
+    """Saliency `(B, n)` of the patches: the last layer's class row or column mean, rolled out through earlier layers.
+
+    Args:
+        layers: (query, key) of successive layers; the last one is the layer asked about. With a single layer this is
+            `class_row` or `column_mean`; each earlier layer acts as `(A + I) / 2`.
+    """
+    (query, key), earlier = layers[-1], layers[:-1]
+    if not earlier:
+        return (class_row if class_token else column_mean)(query, key, prefix=prefix)
+    tokens = query.shape[2]
+    weight = query.new_zeros(query.shape[0], tokens, dtype=_compute_dtype(query))
+    if class_token:
+        weight[:, 0] = 1
+    else:
+        weight[:, prefix:] = 1 / (tokens - prefix)
+    weight = pulled_weight(query, key, weight)[:, :tokens]
+    for query, key in reversed(earlier):
+        weight = (pulled_weight(query, key, weight)[:, :tokens] + weight) / 2
+    return weight[:, prefix:]
+
+
+def _head_mean(query: Tensor, key: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+    # One head at a time: the peak is B*N*M numbers instead of B*H*N*M.
+    heads = query.shape[1]
+    total = statistic(_softmaxed(query[:, 0], key[:, 0]))
+    for head in range(1, heads):
+        total = total + statistic(_softmaxed(query[:, head], key[:, head]))
+    return total / heads
+
+
+def _softmaxed(query: Tensor, key: Tensor) -> Tensor:
+    dtype = _compute_dtype(query)
+    query, key = query.detach().to(dtype), key.detach().to(dtype)
+    return ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).softmax(-1)
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)

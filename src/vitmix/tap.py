@@ -1,0 +1,263 @@
+"""PART 4: attention statistics from chosen blocks, read from outside while fused attention keeps running.
+
+Hooks on a block's `q_norm` and `k_norm` see the queries and keys that go into attention. What they record lands in the
+slots of a `Tape`, one tape per batch. A hook does nothing unless a tape is in place.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmix import statistics
+from vitmix.adapters import Reader, read_model
+
+Blocks = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record in a forward pass, by block.
+
+    Attributes:
+        class_row, column_mean: blocks whose statistic is kept.
+        carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
+        layers: blocks whose queries and keys are kept, for roll-out.
+        tokens: blocks whose input tokens are kept.
+        final: whether the tokens after the final norm are kept.
+        bank: blocks at which extra keys and values may be appended (vertical TokenMixup).
+        mixed: blocks whose input tokens may be replaced (horizontal TokenMixup).
+    """
+
+    class_row: Blocks = frozenset()
+    column_mean: Blocks = frozenset()
+    carry: Blocks = frozenset()
+    residual: bool = True
+    layers: Blocks = frozenset()
+    tokens: Blocks = frozenset()
+    final: bool = False
+    bank: Blocks = frozenset()
+    mixed: Blocks = frozenset()
+
+    def __or__(self, other: "Plan") -> "Plan":
+        merged = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self) if f.name != "residual"}
+        return Plan(residual=self.residual and other.residual, **merged)
+
+    @property
+    def attention(self) -> Blocks:
+        """The blocks whose queries and keys are needed at all."""
+        return self.class_row | self.column_mean | self.carry | self.layers
+
+
+@dataclass
+class Tape:
+    """What one forward pass leaves behind. Slots are overwritten, never appended to.
+
+    `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i. `actors` are the hidden
+    mixings of this batch. Once `closed`, nothing is recorded any more: activation checkpointing runs the blocks a
+    second time during backward, and then only the decisions already taken are applied again.
+    """
+
+    plan: Plan = Plan()
+    actors: tuple[Any, ...] = ()
+    targets: Tensor | None = None
+    queries: dict[int, Tensor] = field(default_factory=dict)
+    class_row: dict[int, Tensor] = field(default_factory=dict)
+    column_mean: dict[int, Tensor] = field(default_factory=dict)
+    token_share: dict[int, Tensor] = field(default_factory=dict)
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    bank_share: dict[int, Tensor] = field(default_factory=dict)
+    final: Tensor | None = None
+    closed: bool = False
+
+    def share_before(self, block: int) -> Tensor:
+        """The token shares `(B, N)` that enter a block."""
+        return self.token_share[max((b for b in self.plan.carry if b < block), default=-1)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tape":
+        # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
+        return Tape(closed=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tape, ()
+
+
+class Recorder:
+    """The hooks on one model for the union of some plans, and the tape they currently write to."""
+
+    def __init__(self, reader: Reader, plan: Plan) -> None:
+        self.reader = reader
+        self.tape: Tape | None = None
+        self._handles: list[Any] = []
+        try:
+            self._install(plan)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, plan: Plan) -> None:
+        add = self._handles.append
+        for index in sorted(plan.attention | plan.tokens | plan.bank | plan.mixed):
+            block, hooks = self.reader.block(index), _BlockHooks(self, index)
+            add(block.register_forward_pre_hook(hooks.enter))
+            if index in plan.bank:
+                add(block.norm1.register_forward_pre_hook(hooks.extend))
+                add(block.attn.register_forward_hook(hooks.shorten))
+            if index in plan.attention:
+                add(block.attn.q_norm.register_forward_hook(hooks.query))
+                add(block.attn.k_norm.register_forward_hook(hooks.key))
+        if plan.final:
+            add(self.reader.final_norm.register_forward_hook(self._final))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.tape = None
+
+    def active(self) -> Tape | None:
+        """The tape hooks should serve now: an open one, or a closed one whose blocks are run again in backward."""
+        tape = self.tape
+        if tape is None or not tape.closed:
+            return tape
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return None
+        return tape
+
+    def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        tape = self.active()
+        if tape is not None and tape.plan.final and not tape.closed:
+            tape.final = output
+
+
+class _BlockHooks:
+    """The hooks of one block. Methods rather than closures, so that a deep copy of the model is wired to itself."""
+
+    def __init__(self, recorder: Recorder, index: int) -> None:
+        self.recorder = recorder
+        self.index = index
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        tape = self.recorder.active()
+        if tape is None:
+            return None
+        tokens = args[0]
+        if module.training:
+            for actor in tape.actors:
+                tokens = actor.at_input(self.index, tokens, tape)
+        if self.index in tape.plan.tokens and not tape.closed:
+            tape.tokens[self.index] = tokens
+        return (tokens, *args[1:])
+
+    def extend(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        tape = self.recorder.active()
+        if tape is None or not module.training:
+            return None
+        tokens = args[0]
+        for actor in tape.actors:
+            bank = actor.bank(self.index, tape)
+            if bank is not None:
+                tokens = torch.cat([tokens, bank], dim=1)
+        return (tokens, *args[1:])
+
+    def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        tape = self.recorder.active()
+        if tape is None or not module.training:
+            return None
+        extra = sum(actor.bank_length(self.index, tape) for actor in tape.actors)
+        return output[:, : output.shape[1] - extra] if extra else None
+
+    def query(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        tape = self.recorder.active()
+        if tape is not None and not tape.closed and self.index in tape.plan.attention:
+            tape.queries[self.index] = output
+
+    def key(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        tape = self.recorder.active()
+        if tape is None or tape.closed or self.index not in tape.plan.attention:
+            return
+        plan, index, prefix = tape.plan, self.index, self.recorder.reader.prefix
+        query, key = tape.queries.pop(index).detach(), output.detach()
+        extra = sum(actor.bank_length(index, tape) for actor in tape.actors) if module.training else 0
+        query = query[:, :, : query.shape[2] - extra]
+        if index in plan.layers:
+            tape.layers[index] = (query, key)
+        if index in plan.class_row:
+            tape.class_row[index] = statistics.class_row(query, key, prefix=prefix)
+        if index in plan.column_mean:
+            tape.column_mean[index] = statistics.column_mean(query, key, prefix=prefix)
+        if index in plan.carry:
+            share = tape.share_before(index)
+            keys = torch.cat([share, tape.bank_share[index]], dim=1) if extra else share
+            carried = statistics.carried_share(query, key, keys).to(share.dtype)
+            tape.token_share[index] = (carried + share) / 2 if plan.residual else carried
+
+
+class AttentionTap:
+    """Attention statistics of chosen blocks for as long as a `with` block lasts.
+
+        with AttentionTap(model, class_row=[-1]) as tap:
+            logits = model(images)
+        tap.class_row(-1)  # (B, n)
+
+    Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
+
+    Args:
+        attention: blocks whose whole softmaxed maps are wanted, for analysis; computed when asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        class_row: Iterable[int] = (),
+        column_mean: Iterable[int] = (),
+        attention: Iterable[int] = (),
+    ) -> None:
+        self.reader = read_model(model)
+        if class_row and not self.reader.model.has_class_token:
+            raise ValueError(f"this {type(self.reader.model).__name__} has no class token; use column_mean instead")
+        self._plan = Plan(
+            class_row=frozenset(map(self.reader.resolve, class_row)),
+            column_mean=frozenset(map(self.reader.resolve, column_mean)),
+            layers=frozenset(map(self.reader.resolve, attention)),
+        )
+        self._tape = Tape(self._plan)
+        self._recorder: Recorder | None = None
+
+    def __enter__(self) -> "AttentionTap":
+        self._recorder = Recorder(self.reader, self._plan)
+        self._recorder.tape = self._tape
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._recorder is not None:
+            self._recorder.remove()
+
+    def class_row(self, block: int) -> Tensor:
+        """Attention `(B, n)` of the class token to the patches."""
+        return self._slot(self._tape.class_row, "class row", block)
+
+    def column_mean(self, block: int) -> Tensor:
+        """How much each patch is looked at, `(B, n)`."""
+        return self._slot(self._tape.column_mean, "column mean", block)
+
+    def attention(self, block: int) -> Tensor:
+        """Softmaxed attention `(B, H, N, N)`."""
+        return statistics.attention_maps(*self._slot(self._tape.layers, "attention", block))
+
+    def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
+        return recorded(slots, what, self.reader.resolve(block))
+
+
+def recorded(slots: dict[int, Any], what: str, block: int) -> Any:
+    """A slot's value; an error where the forward pass did not write it."""
+    if block not in slots:
+        raise RuntimeError(
+            f"the {what} of block {block} was not recorded: it must be asked for when attaching, attaching must come "
+            "before torch.compile's first call, and the model must run on the mixed batch before this"
+        )
+    return slots[block]

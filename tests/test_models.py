@@ -1,0 +1,354 @@
+"""CCT, CVT and ViT-Lite: equal to the authors' programs, and at home in timm."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import timm.optim
+import torch
+from timm.layers import Attention, PatchEmbed
+from torch import nn
+
+from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn, sine_positions
+from vitmix.models.cct import default_cfgs
+
+GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
+NAMES = sorted(default_cfgs)
+NAMES_32 = [name for name in NAMES if name.endswith("_32")]
+# README_tokenmixup.md: the stored values are float64; float32 rounding over a few layers reaches 1e-5
+TOLERANCE = {torch.float64: dict(atol=1e-9, rtol=1e-9), torch.float32: dict(atol=5e-5, rtol=1e-4)}
+POSITION = "sd.classifier.positional_emb"
+
+
+def golden_cases(pattern: str, key: str) -> list[str]:
+    """Returns the golden files of this pattern that hold this key."""
+    return [path.stem for path in sorted(GOLDEN.glob(pattern)) if key in np.load(path)]
+
+
+def load(case: str) -> dict[str, np.ndarray]:
+    return dict(np.load(GOLDEN / f"{case}.npz"))
+
+
+def golden_model(data: dict[str, np.ndarray]) -> CompactTransformer:
+    """Returns the evaluation-mode float64 model that a golden file describes, with the file's weights."""
+    kind = str(data.get("kind", "cct"))
+    if kind == "cct":
+        names = dict(n_conv="n_conv", kernel_size="conv_kernel", stride="conv_stride", padding="conv_padding")
+        names |= dict(pool_size="pool_kernel", pool_stride="pool_stride", pool_padding="pool_padding")
+        settings = {ours: int(data[theirs]) for ours, theirs in names.items() if theirs in data}
+        embed_layer = partial(ConvTokenizer, **settings)
+    else:
+        embed_layer = partial(PatchEmbed, patch_size=int(data["patch_size"]))
+    model = CompactTransformer(
+        img_size=tuple(data["image"].shape[-2:]),
+        in_chans=data["image"].shape[1],
+        num_classes=int(data["num_classes"]),
+        embed_dim=int(data["embed_dim"]),
+        depth=int(data["depth"]),
+        num_heads=int(data["heads"]),
+        mlp_ratio=float(data["mlp_ratio"]),
+        embed_layer=embed_layer,
+        class_token=kind == "vit",
+        positional_embedding=str(data.get("pos_emb", "learnable")),
+        norm_layer=partial(nn.LayerNorm, eps=float(data.get("ln_eps", 1e-5))),
+    )
+    weights = {key.removeprefix("sd."): torch.from_numpy(value) for key, value in data.items() if key.startswith("sd.")}
+    model = model.double().eval()
+    model.load_state_dict(checkpoint_filter_fn(weights, model))
+    return model
+
+
+def assert_golden(actual: torch.Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual.detach().numpy(), expected, **TOLERANCE[actual.dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", golden_cases("cct_*.npz", "block_out"))
+def test_golden_model(case: str, dtype: torch.dtype) -> None:
+    data = load(case)
+    model = golden_model(data).to(dtype)
+    image = torch.from_numpy(data["image"]).to(dtype).requires_grad_()
+
+    assert_golden(model.patch_embed(image), data["patch_tokens"])
+    features, blocks = model.forward_intermediates(image, output_fmt="NLC", return_prefix_tokens=True)
+    if model.has_class_token:
+        blocks = [torch.cat((prefix, patches), dim=1) for patches, prefix in blocks]
+    assert_golden(torch.stack(blocks), data["block_out"])
+    assert_golden(model.forward_head(features, pre_logits=True), data["pooled"])
+    logits = model(image)
+    assert_golden(logits, data["logits"])
+    (gradient,) = torch.autograd.grad((logits * torch.from_numpy(data["cotangent"]).to(dtype)).sum(), image)
+    assert_golden(gradient, data["grad_image"])
+
+
+@pytest.mark.parametrize("case", [c for c in golden_cases("cct_*.npz", POSITION) if load(c)["pos_emb"] == "sine"])
+def test_golden_sine_table(case: str) -> None:
+    data = load(case)
+    expected = data[POSITION]
+    # the stored table was built in float32
+    np.testing.assert_allclose(sine_positions(*expected.shape[1:]).numpy(), expected, atol=1e-5, rtol=0)
+    assert not golden_model(data).pos_embed.requires_grad
+
+
+@pytest.mark.parametrize("case", golden_cases("*.npz", "eval_logits"))
+def test_golden_tokenmixup_checkpoint(case: str) -> None:
+    """Weights with separate query, key and value and with score nets load, and give the plain model's logits."""
+    data = load(case)
+    assert_golden(golden_model(data)(torch.from_numpy(data["image"])), data["eval_logits"])
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "count"),
+    [
+        ("cct_7_3x1_32", 10, 3_760_139),
+        ("cct_7_3x1_32", 100, 3_783_269),
+        ("vit_lite_7_4_32", 10, 3_716_874),
+        ("vit_lite_7_4_32", 100, 3_740_004),
+    ],
+)
+def test_parameter_count(name: str, classes: int, count: int) -> None:
+    model = timm.create_model(name, num_classes=classes)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.fixture
+def on_meta() -> Iterator[None]:
+    with torch.device("meta"):
+        yield
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_builds_with_its_documented_shape(name: str) -> None:
+    kind, depth, _, side = name.rsplit("_", 3)
+    model = timm.create_model(name)
+    cfg = model.pretrained_cfg
+    assert isinstance(model, CompactTransformer)
+    assert len(model.blocks) == int(depth)
+    assert cfg["input_size"] == (3, int(side), int(side))
+    assert cfg["first_conv"] + ".weight" in model.state_dict()
+    assert model.has_class_token == (kind == "vit_lite") == (model.num_prefix_tokens == 1)
+    assert model.global_pool == ("token" if kind == "vit_lite" else "seqpool")
+    assert all(type(block.attn) is Attention for block in model.blocks)
+    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in model.blocks]
+    np.testing.assert_allclose(rates, np.linspace(0, 0.1, int(depth)))
+
+    images = torch.empty(2, *cfg["input_size"])
+    tokens = model.patch_embed(images)
+    assert model.patch_embed.grid_size == model.patch_embed.dynamic_feat_size(images.shape[-2:])
+    assert tokens.shape[1] == model.patch_embed.num_patches == np.prod(model.patch_embed.grid_size)
+    assert model.feature_info[-1]["reduction"] * model.patch_embed.grid_size[0] == int(side)
+    assert model(images).shape == (2, cfg["num_classes"])
+
+
+def test_names_are_listed_and_the_star_import_works() -> None:
+    assert set(NAMES) <= set(timm.list_models(module="cct"))
+    namespace: dict[str, object] = {}
+    exec("from vitmix.models.cct import *", namespace)
+    assert set(NAMES) <= set(namespace)
+
+
+def small(name: str = "cct_2_3x2_32", **settings) -> CompactTransformer:
+    """Returns a model without randomness in its forward pass."""
+    return timm.create_model(name, attn_drop_rate=0.0, drop_path_rate=0.0, **settings)
+
+
+BOTH_POOLS = pytest.mark.parametrize("name", ["cct_2_3x2_32", "vit_lite_7_8_32"])
+
+
+@pytest.mark.parametrize("name", NAMES_32)
+def test_trains(name: str) -> None:
+    model = timm.create_model(name)
+    images = torch.randn(2, 3, 32, 32)
+    assert not torch.equal(model(images), model(images))  # attention dropout and drop path are on
+    model(images).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_initial_weights() -> None:
+    model = timm.create_model("vit_lite_7_4_32")
+    assert model.pos_embed.shape == (1, 65, 256)
+    assert model.pos_embed.std().item() == pytest.approx(0.2, rel=0.05)
+    assert not model.cls_token.any()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.1)
+            assert module.bias is None or not module.bias.any()
+    conv = timm.create_model("cct_7_3x1_32").patch_embed.convs[0].weight
+    assert conv.std().item() == pytest.approx((2 / 27) ** 0.5, rel=0.1)  # fan in 3 * 3 * 3
+
+
+@BOTH_POOLS
+def test_reset_classifier(name: str) -> None:
+    model = small(name).eval()
+    images = torch.randn(2, 3, 32, 32)
+    pooled = model.forward_head(model.forward_features(images), pre_logits=True)
+    model.reset_classifier(5)
+    assert model.num_classes == 5 and model.get_classifier() is model.head
+    torch.testing.assert_close(model(images), model.head(pooled))
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(images), pooled)
+    model.reset_classifier(0, "")
+    torch.testing.assert_close(model(images), model.forward_features(images))
+    native = "token" if model.has_class_token else "seqpool"
+    model.double().reset_classifier(3, native)
+    assert model(images.double()).shape == (2, 3)
+    with pytest.raises(ValueError, match="global_pool must be"):
+        model.reset_classifier(3, "seqpool" if model.has_class_token else "token")
+
+
+def test_features_without_head_or_pooling() -> None:
+    assert timm.create_model("cct_2_3x2_32", num_classes=0)(torch.randn(1, 3, 32, 32)).shape == (1, 128)
+    unpooled = timm.create_model("cct_2_3x2_32", num_classes=0, global_pool="")
+    assert unpooled(torch.randn(1, 3, 32, 32)).shape == (1, 64, 128)
+    assert unpooled.attention_pool is None
+
+
+def test_sequence_pool_weights() -> None:
+    model = small().eval()
+    tokens = model.forward_features(torch.randn(3, 3, 32, 32))
+    weights = model.sequence_pool_weights(tokens)
+    assert weights.shape == tokens.shape[:2]
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(3))
+    expected = torch.stack([sum(w * t for w, t in zip(*row, strict=True)) for row in zip(weights, tokens, strict=True)])
+    torch.testing.assert_close(model.pool(tokens), expected)
+    with pytest.raises(ValueError, match="seqpool"):
+        small("vit_lite_7_8_32").sequence_pool_weights(tokens)
+
+
+@BOTH_POOLS
+def test_forward_intermediates(name: str) -> None:
+    model = small(name, img_size=(32, 64)).eval()
+    images = torch.randn(2, 3, 32, 64)
+    rows, columns = model.patch_embed.grid_size
+    ran: list[int] = []
+    for i, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+
+    features, maps = model.forward_intermediates(images)
+    torch.testing.assert_close(features, model.forward_features(images))
+    assert [tuple(m.shape) for m in maps] == [(2, model.embed_dim, rows, columns)] * len(model.blocks)
+    tokens = model.forward_intermediates(images, indices=[0, -1], output_fmt="NLC", intermediates_only=True, norm=True)
+    assert len(tokens) == 2
+    torch.testing.assert_close(tokens[-1], features[:, model.num_prefix_tokens :])
+    torch.testing.assert_close(maps[0].flatten(2).transpose(1, 2), model.get_intermediate_layers(images, n=[0])[0])
+
+    ran.clear()
+    (first,) = model.forward_intermediates(images, indices=[0], stop_early=True, intermediates_only=True)
+    assert ran == [0]
+    torch.testing.assert_close(first, maps[0])
+
+    result = model.forward_intermediates(images, return_prefix_tokens=True, output_dict=True)
+    torch.testing.assert_close(result["image_features"], features)
+    pairs = model.get_intermediate_layers(images, n=1, reshape=True, return_prefix_tokens=True)
+    if model.has_class_token:
+        assert result["image_intermediates_prefix"][0].shape == (2, 1, model.embed_dim)
+        assert pairs[0][1].shape == (2, 1, model.embed_dim)
+    else:
+        assert "image_intermediates_prefix" not in result
+        torch.testing.assert_close(pairs[0], maps[-1])
+    with pytest.raises(ValueError, match="output_fmt"):
+        model.forward_intermediates(images, output_fmt="NHWC")
+
+
+def test_features_only() -> None:
+    model = timm.create_model("cct_4_3x2_32", features_only=True, out_indices=(1, -1)).eval()
+    assert [tuple(m.shape) for m in model(torch.randn(1, 3, 32, 32))] == [(1, 128, 8, 8)] * 2
+    assert model.feature_info.reduction() == [4, 4]
+
+
+@BOTH_POOLS
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    model = small(name)
+    images = torch.randn(2, 3, 32, 32)
+
+    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+    plain = gradients(model(images).square().sum())
+    plain_features = gradients(model.forward_intermediates(images)[0].square().sum())
+    model.set_grad_checkpointing()
+    assert model.grad_checkpointing
+    torch.testing.assert_close(gradients(model(images).square().sum()), plain)
+    torch.testing.assert_close(gradients(model.forward_intermediates(images)[0].square().sum()), plain_features)
+
+
+@pytest.mark.parametrize("positions", ["learnable", "sine", "none"])
+@BOTH_POOLS
+def test_state_dict_round_trip(name: str, positions: str) -> None:
+    first = small(name, positional_embedding=positions, img_size=(32, 16)).eval()
+    second = small(name, positional_embedding=positions, img_size=(32, 16)).eval()
+    second.load_state_dict(checkpoint_filter_fn(first.state_dict(), second))
+    images = torch.randn(2, 3, 32, 16)
+    assert torch.equal(first(images), second(images))
+    assert ("pos_embed" in first.state_dict()) == (positions != "none")
+
+
+@BOTH_POOLS
+def test_positions_of_another_grid_are_resampled(name: str, tmp_path: Path) -> None:
+    source = small(name)
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    overlay = dict(file=str(path))
+    target = small(name, img_size=64, pretrained=True, pretrained_cfg_overlay=overlay).eval()
+    prefix = source.num_prefix_tokens
+    assert torch.equal(target.pos_embed[:, :prefix], source.pos_embed[:, :prefix])
+
+    def grid(model: CompactTransformer) -> torch.Tensor:
+        return model.pos_embed.detach()[:, prefix:].transpose(1, 2).unflatten(2, model.patch_embed.grid_size)
+
+    expected = nn.functional.interpolate(grid(source), grid(target).shape[-2:], mode="bicubic", antialias=True)
+    torch.testing.assert_close(grid(target), expected)
+    assert target(torch.randn(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_authors_file_loads_through_timm(tmp_path: Path) -> None:
+    """A file with the authors' names fills a model of other classes and other input channels, as timm promises."""
+    ours = timm.create_model("cct_2_3x2_32").state_dict()
+    renames = [(".mlp.fc", ".linear"), (".attn.", ".self_attn."), (".norm1.", ".pre_norm."), (".norm2.", ".norm1.")]
+    theirs = {}
+    for key, value in ours.items():
+        key = "classifier." + key.replace("pos_embed", "positional_emb").replace("head.", "fc.")
+        for new, old in renames:
+            key = key.replace(new, old)
+        if "patch_embed" in key:
+            key = key.replace("classifier.patch_embed.convs.", "tokenizer.conv_layers.").replace(".weight", ".0.weight")
+        theirs[key] = value
+    torch.save(theirs, tmp_path / "weights.pth")
+    overlay = dict(file=str(tmp_path / "weights.pth"))
+    model = timm.create_model("cct_2_3x2_32", pretrained=True, pretrained_cfg_overlay=overlay)
+    torch.testing.assert_close(dict(model.state_dict()), dict(ours))
+    other = timm.create_model(
+        "cct_2_3x2_32", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=7, in_chans=1
+    )
+    torch.testing.assert_close(other.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
+    assert other(torch.randn(1, 1, 32, 32)).shape == (1, 7)
+
+
+@BOTH_POOLS
+def test_wrong_image_size_is_refused(name: str) -> None:
+    model = small(name)
+    for call in (model, model.forward_intermediates):
+        with pytest.raises(ValueError, match=r"expected .* \(32, 32\), got \(32, 48\).*img_size=\(32, 48\)"):
+            call(torch.randn(1, 3, 32, 48))
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="'learnable', 'sine' or 'none', got 'rotary'"):
+        timm.create_model("cct_2_3x2_32", positional_embedding="rotary")
+    with pytest.raises(ValueError, match="global_pool must be 'seqpool' or ''"):
+        timm.create_model("cct_2_3x2_32", global_pool="token")
+
+
+def test_optimizer_groups() -> None:
+    model = timm.create_model("vit_lite_7_8_32")
+    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
+    groups = timm.optim.param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    scales = sorted({group["lr_scale"] for group in groups})
+    assert scales == [0.5**i for i in reversed(range(len(scales)))]
+    assert len(scales) >= len(model.blocks) + 1  # the stem, then each block
