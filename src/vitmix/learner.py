@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
+from vitmix.masks import box_mask
 from vitmix.mix import label_rows
 from vitmix.mixer import AnyMixer
 
@@ -73,7 +74,16 @@ class Learner(nn.Module):
         *,
         maps: Tensor | None = None,
         draw: Draw | None = None,
+        erase: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
+        """An `Output` with labels, the model's logits without.
+
+        Args:
+            maps: `(B, h, w)` activation map of each image's label, for activation shares.
+            draw: this batch's choices, instead of those of (seed, step, rank).
+            erase: random erasing after mixing: boxes `(B, 4)` as `functional.box_mask` takes them, and the pixels to
+                put there, `(B, C, H, W)` or what broadcasts to it.
+        """
         if labels is None:
             return self.model(images)
         if not self.training:
@@ -81,14 +91,24 @@ class Learner(nn.Module):
         if draw is None:
             draw = self.mixing.draw(self.mixing.frame(images))
         draw = draw.to(images.device)
-        return self._step(images, labels, maps, draw.choice, draw.values)
+        return self._step(images, labels, maps, draw.choice, draw.values, erase)
 
     def _forward_mixed(
-        self, images: Tensor, labels: Tensor, maps: Tensor | None, choice: int, values: dict[str, Tensor]
+        self,
+        images: Tensor,
+        labels: Tensor,
+        maps: Tensor | None,
+        choice: int,
+        values: dict[str, Tensor],
+        erase: tuple[Tensor, Tensor] | None,
     ) -> Output:
         mixing = self.mixing
         batch = mixing.apply(images, labels, Draw(choice, values), maps=maps)
-        logits = self.model(batch.images)
+        mixed = batch.images
+        if erase is not None:
+            boxes, fill = erase
+            mixed = torch.where(box_mask(boxes, batch.frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
+        logits = self.model(mixed)
         parts = mixing.losses(logits, batch)
         loss = parts.pop("loss")
         return Output(loss, logits, mixing.targets(batch), {name: part.detach() for name, part in parts.items()})

@@ -290,9 +290,9 @@ class SalientBox:
     """A window of the partner pasted over a window of the sample, both chosen by attention scores: SMMix.
 
     The window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high], or with
-    `sizes="discrete"` one of the integer heights in that range with equal odds. `source` is where it is cut from the partner,
-    `destination` where it lands ("same": the source's place). `blocks` are those whose scores are averaged; an empty
-    tuple draws the scores at random.
+    `sizes="discrete"` one of the integer heights in that range with equal odds. `source` is where it is cut from the
+    partner, `destination` where it lands ("same": the source's place). `blocks` are those whose scores are averaged; an
+    empty tuple draws the scores at random.
     """
 
     name: ClassVar[str] = "salient_box"

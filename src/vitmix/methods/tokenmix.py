@@ -1,8 +1,8 @@
 """TokenMix: Rethinking Image Mixing for Data Augmentation in Vision Transformers (Liu et al., ECCV 2022).
 
 Deviations: blocks may be as small as one token and nothing is added to the wanted count, which keeps the share honest
-and the blocks apart (`preset` has the paper's and the released settings). Labels are by area unless `label="activation"`,
-which needs a teacher's maps with every batch; targets below zero are then set to zero.
+and the blocks apart (`preset` has the paper's and the released settings). Labels are by area unless
+`label="activation"`, which needs a teacher's maps with every batch; targets below zero are then set to zero.
 """
 
 from typing import Literal, Unpack
