@@ -1,8 +1,6 @@
 """CCT, CVT and ViT-Lite: equal to the authors' programs, and at home in timm."""
 
-import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,13 @@ import pytest
 import timm
 import timm.optim
 import torch
-from timm.layers import Attention, PatchEmbed
+from timm.layers import Attention
 from torch import nn
 
-from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn, sine_positions
+from support import golden_cases, golden_compact, load
+from vitmix.models import CompactTransformer, checkpoint_filter_fn, sine_positions
 from vitmix.models.cct import default_cfgs
 
-GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
 NAMES = sorted(default_cfgs)
 NAMES_32 = [name for name in NAMES if name.endswith("_32")]
 # README_tokenmixup.md: the stored values are float64; float32 rounding over a few layers reaches 1e-5
@@ -24,53 +22,15 @@ TOLERANCE = {torch.float64: dict(atol=1e-9, rtol=1e-9), torch.float32: dict(atol
 POSITION = "sd.classifier.positional_emb"
 
 
-def golden_cases(pattern: str, key: str) -> list[str]:
-    """Returns the golden files of this pattern that hold this key."""
-    return [path.stem for path in sorted(GOLDEN.glob(pattern)) if key in np.load(path)]
-
-
-def load(case: str) -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDEN / f"{case}.npz"))
-
-
-def golden_model(data: dict[str, np.ndarray]) -> CompactTransformer:
-    """Returns the evaluation-mode float64 model that a golden file describes, with the file's weights."""
-    kind = str(data.get("kind", "cct"))
-    if kind == "cct":
-        names = dict(n_conv="n_conv", kernel_size="conv_kernel", stride="conv_stride", padding="conv_padding")
-        names |= dict(pool_size="pool_kernel", pool_stride="pool_stride", pool_padding="pool_padding")
-        settings = {ours: int(data[theirs]) for ours, theirs in names.items() if theirs in data}
-        embed_layer = partial(ConvTokenizer, **settings)
-    else:
-        embed_layer = partial(PatchEmbed, patch_size=int(data["patch_size"]))
-    model = CompactTransformer(
-        img_size=tuple(data["image"].shape[-2:]),
-        in_chans=data["image"].shape[1],
-        num_classes=int(data["num_classes"]),
-        embed_dim=int(data["embed_dim"]),
-        depth=int(data["depth"]),
-        num_heads=int(data["heads"]),
-        mlp_ratio=float(data["mlp_ratio"]),
-        embed_layer=embed_layer,
-        class_token=kind == "vit",
-        positional_embedding=str(data.get("pos_emb", "learnable")),
-        norm_layer=partial(nn.LayerNorm, eps=float(data.get("ln_eps", 1e-5))),
-    )
-    weights = {key.removeprefix("sd."): torch.from_numpy(value) for key, value in data.items() if key.startswith("sd.")}
-    model = model.double().eval()
-    model.load_state_dict(checkpoint_filter_fn(weights, model))
-    return model
-
-
 def assert_golden(actual: torch.Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(actual.detach().numpy(), expected, **TOLERANCE[actual.dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", golden_cases("cct_*.npz", "block_out"))
+@pytest.mark.parametrize("case", golden_cases("cct_*", "block_out"))
 def test_golden_model(case: str, dtype: torch.dtype) -> None:
     data = load(case)
-    model = golden_model(data).to(dtype)
+    model = golden_compact(data).to(dtype)
     image = torch.from_numpy(data["image"]).to(dtype).requires_grad_()
 
     assert_golden(model.patch_embed(image), data["patch_tokens"])
@@ -85,20 +45,20 @@ def test_golden_model(case: str, dtype: torch.dtype) -> None:
     assert_golden(gradient, data["grad_image"])
 
 
-@pytest.mark.parametrize("case", [c for c in golden_cases("cct_*.npz", POSITION) if load(c)["pos_emb"] == "sine"])
+@pytest.mark.parametrize("case", [c for c in golden_cases("cct_*", POSITION) if load(c)["pos_emb"] == "sine"])
 def test_golden_sine_table(case: str) -> None:
     data = load(case)
     expected = data[POSITION]
     # the stored table was built in float32
     np.testing.assert_allclose(sine_positions(*expected.shape[1:]).numpy(), expected, atol=1e-5, rtol=0)
-    assert not golden_model(data).pos_embed.requires_grad
+    assert not golden_compact(data).pos_embed.requires_grad
 
 
-@pytest.mark.parametrize("case", golden_cases("*.npz", "eval_logits"))
+@pytest.mark.parametrize("case", golden_cases("*", "eval_logits"))
 def test_golden_tokenmixup_checkpoint(case: str) -> None:
     """Weights with separate query, key and value and with score nets load, and give the plain model's logits."""
     data = load(case)
-    assert_golden(golden_model(data)(torch.from_numpy(data["image"])), data["eval_logits"])
+    assert_golden(golden_compact(data)(torch.from_numpy(data["image"])), data["eval_logits"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,5 @@
+"""`python -m vitmix`: the command without its installed script."""
+
+from vitmix.cli import main
+
+raise SystemExit(main())

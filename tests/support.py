@@ -1,0 +1,118 @@
+"""Golden files and tiny models."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn
+
+GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
+DTYPES = [torch.float64, torch.float32]
+Arrays = dict[str, np.ndarray]
+
+
+def golden_cases(pattern: str, key: str | None = None) -> list[str]:
+    """The golden files of a pattern, if given only those that hold a key."""
+    paths = sorted(GOLDEN.glob(pattern + ".npz"))
+    return [path.stem for path in paths if key is None or key in np.load(path)]
+
+
+def load(case: str) -> Arrays:
+    return dict(np.load(GOLDEN / f"{case}.npz"))
+
+
+def cases_of(data: Arrays) -> list[Arrays]:
+    """The cases `c0_`, `c1_`, ... of a golden file."""
+    count = int(data["n_cases"])
+    return [{k.removeprefix(f"c{n}_"): v for k, v in data.items() if k.startswith(f"c{n}_")} for n in range(count)]
+
+
+def tensor(array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+    value = torch.from_numpy(np.asarray(array))
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+
+def close(actual: Tensor, expected: np.ndarray | Tensor, atol: float, rtol: float = 0.0) -> None:
+    torch.testing.assert_close(actual.detach(), torch.as_tensor(expected).to(actual.dtype), atol=atol, rtol=rtol)
+
+
+def same(actual: Tensor, expected: np.ndarray | Tensor) -> None:
+    assert torch.equal(actual.detach(), torch.as_tensor(expected).to(actual.dtype))
+
+
+def golden_vit(data: Arrays, dtype: torch.dtype, *, prefix: str = "sd.", eps: float = 1e-6) -> VisionTransformer:
+    """The timm ViT that a golden file describes, with its weights, in evaluation mode."""
+    size = tuple(data["images"].shape[-2:])
+    model = VisionTransformer(
+        img_size=size,
+        patch_size=int(data["patch_size"]),
+        in_chans=data["images"].shape[1],
+        embed_dim=int(data["embed_dim"]),
+        depth=int(data["depth"]),
+        num_heads=int(data["num_heads"]),
+        mlp_ratio=float(data.get("mlp_ratio", 4)),
+        num_classes=int(data["num_classes"]),
+        norm_layer=partial(nn.LayerNorm, eps=eps),
+    )
+    weights = {k.removeprefix(prefix): tensor(v) for k, v in data.items() if k.startswith(prefix)}
+    model.load_state_dict({k: v for k, v in weights.items() if not k.startswith("token_head")})
+    return model.to(dtype).eval()
+
+
+def golden_compact(data: Arrays, dtype: torch.dtype = torch.float64) -> CompactTransformer:
+    """The CCT, CVT or ViT-Lite that a golden file describes, with its weights, in evaluation mode, without dropout."""
+    kind = str(data.get("kind", "cct"))
+    if kind == "cct":
+        names = dict(n_conv="n_conv", kernel_size="conv_kernel", stride="conv_stride", padding="conv_padding")
+        names |= dict(pool_size="pool_kernel", pool_stride="pool_stride", pool_padding="pool_padding")
+        settings = {ours: int(data[theirs]) for ours, theirs in names.items() if theirs in data}
+        embed_layer = partial(ConvTokenizer, **settings)
+    else:
+        embed_layer = partial(PatchEmbed, patch_size=int(data["patch_size"]))
+    model = CompactTransformer(
+        img_size=tuple(data["image"].shape[-2:]),
+        in_chans=data["image"].shape[1],
+        num_classes=int(data["num_classes"]),
+        embed_dim=int(data["embed_dim"]),
+        depth=int(data["depth"]),
+        num_heads=int(data["heads"]),
+        mlp_ratio=float(data["mlp_ratio"]),
+        embed_layer=embed_layer,
+        class_token=kind == "vit",
+        positional_embedding=str(data.get("pos_emb", "learnable")),
+        norm_layer=partial(nn.LayerNorm, eps=float(data.get("ln_eps", 1e-5))),
+        attn_drop_rate=0.0,
+        drop_path_rate=0.0,
+    )
+    weights = {key.removeprefix("sd."): torch.from_numpy(value) for key, value in data.items() if key.startswith("sd.")}
+    model = model.double().eval()
+    model.load_state_dict(checkpoint_filter_fn(weights, model))
+    return model.to(dtype)
+
+
+def tiny_vit(name: str = "vit_tiny_patch16_224", **settings: object) -> nn.Module:
+    """A ViT of about 0.1 M parameters on 16 px images with 4 x 4 tokens."""
+    defaults = dict(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, num_classes=10)
+    model = timm.create_model(name, **(defaults | settings))
+    with torch.no_grad():  # wide weights: attention far from uniform, as in a trained model
+        for block in model.blocks:
+            block.attn.qkv.weight.normal_(0, 0.3)
+    return model
+
+
+def tiny_cct(**settings: object) -> nn.Module:
+    """A CCT on 16 px images with 8 x 8 tokens and sequence pooling."""
+    defaults = dict(img_size=16, embed_dim=24, depth=3, num_heads=3, num_classes=10)
+    return timm.create_model("cct_7_3x1_32", **(defaults | settings))
+
+
+def tiny_batch(batch: int = 6, *, size: tuple[int, int] = (16, 16), classes: int = 10) -> tuple[Tensor, Tensor]:
+    """Images and labels that all differ (as far as there are classes), so that a swapped label cannot hide."""
+    return torch.randn(batch, 3, *size), torch.arange(batch) % classes

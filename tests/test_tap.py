@@ -1,0 +1,398 @@
+"""The tap: statistics equal those of materialized attention, and the model does not notice."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import reference
+import vitmix
+from support import close, same, tiny_batch, tiny_cct, tiny_vit
+from vitmix import functional as F
+
+FAMILY = {
+    "class token": dict(),
+    "registers": dict(reg_tokens=3),
+    "pooled": dict(class_token=False, global_pool="avg"),
+    "pooled with class token": dict(global_pool="avg"),
+    "query-key norm": dict(qk_norm=True),
+    "layer scale, no class position": dict(init_values=0.1, no_embed_class=True),
+    "not square": dict(img_size=(16, 24)),
+    "distilled": dict(name="deit_tiny_distilled_patch16_224"),
+}
+
+ALIGNED = ["tl_align", "tl_align(blocks=[1])", "tl_align(normalize=False)", "tl_align(blocks=[])"]
+ON_GPU = ["cutmix", "tokenmix", "transmix", "tl_align", "smmix", "vtm", "mixup | smmix"]  # HTM's assignment waits
+
+
+def build(settings: dict) -> nn.Module:
+    return tiny_vit(**settings).eval()
+
+
+def size_of(model: nn.Module) -> tuple[int, int]:
+    return tuple(model.patch_embed.img_size)
+
+
+@pytest.mark.parametrize("settings", FAMILY.values(), ids=FAMILY)
+def test_statistics_equal_unfused_attention(settings: dict) -> None:
+    model = build(settings)
+    images, _ = tiny_batch(3, size=size_of(model))
+    prefix = 2 if "name" in settings else model.num_prefix_tokens
+    maps = reference.attention_of(model, images)
+    plain, keys = model(images), list(model.state_dict())
+    rows = range(len(maps)) if model.has_class_token else ()
+    with vitmix.AttentionTap(model, class_row=rows, column_mean=range(len(maps)), attention=[0]) as tap:
+        assert all(block.attn.fused_attn for block in model.blocks)
+        logits = model(images)
+        assert list(model.state_dict()) == keys
+    same(logits, plain)
+    for block, attention in enumerate(maps):
+        if rows:
+            close(tap.class_row(block), reference.class_row(attention, prefix), 2e-6)
+        close(tap.column_mean(block), reference.column_mean(attention, prefix), 2e-6)
+    close(tap.attention(0), maps[0], 2e-6)
+
+
+@pytest.mark.parametrize("settings", FAMILY.values(), ids=FAMILY)
+@pytest.mark.parametrize(
+    "text", ["tl_align", "tl_align(blocks=[1])", "tl_align(normalize=False)", "tl_align(blocks=[])"]
+)
+def test_aligned_targets_equal_dense_label_propagation(settings: dict, text: str) -> None:
+    """One number per token against a row of K classes per token, through materialized attention."""
+    model = build(settings).double()
+    images, labels = tiny_batch(3, size=size_of(model))
+    images = images.double()
+    mixer = vitmix.create(text, 10, smoothing=0.1) if text == "tl_align" else vitmix.create(text, 10)
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+    maps = reference.attention_of(model, batch.images)
+    distilled = "name" in settings
+    expected = reference.tl_align_targets(
+        maps,
+        batch.mix.mask,
+        reference.one_hot(labels, 10, mixer.smoothing),
+        batch.mix.partner,
+        model.patch_embed.grid_size,
+        2 if distilled else model.num_prefix_tokens,
+        blocks=None if mixer.share.blocks == "all" else set(mixer.share.blocks),
+        residual=mixer.share.normalize,
+        readout="two" if distilled else "class" if model.global_pool == "token" else "mean",
+    )
+    close(targets, expected, 1e-9)
+
+
+@pytest.mark.parametrize("settings", [FAMILY["class token"], FAMILY["registers"], FAMILY["distilled"]])
+def test_transmix_share_equals_slow_one(settings: dict) -> None:
+    model = build(settings).double()
+    images, labels = tiny_batch(3, size=size_of(model))
+    with vitmix.transmix(10).attach(model) as mixing:
+        batch = mixing.mix(images.double(), labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+    attention = reference.attention_of(model, batch.images)[-1]
+    prefix = attention.shape[-1] - 16
+    share = reference.transmix_share(attention, batch.mix.mask, (4, 4), prefix)
+    expected = F.mix_targets(reference.one_hot(labels, 10, 0.0), batch.mix.partner, share)
+    close(targets, expected, 1e-9)
+
+
+def test_sequence_pooling_reads_shares_by_its_weights() -> None:
+    model = tiny_cct().double().eval()
+    images, labels = tiny_batch(4)
+    images = images.double()
+    with vitmix.tl_align(10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+    final = model.forward_features(batch.images)
+    weight = model.sequence_pool_weights(final).detach()
+    share = F.resample_mask(batch.mix.mask, (8, 8), rule="area", dtype=torch.float64).flatten(1).expand(4, -1)
+    for attention in reference.attention_of(model, batch.images):
+        share = F.align_share(attention, share)
+    expected = F.mix_targets(F.label_rows(labels, 10, dtype=torch.float64), batch.mix.partner, (weight * share).sum(1))
+    close(targets, expected, 1e-9)
+
+
+def test_other_image_sizes() -> None:
+    model = tiny_vit(dynamic_img_size=True).eval()
+    images, labels = tiny_batch(4, size=(24, 32))
+    for text in ("tl_align", "transmix", "smmix", "tokenmix", "vtm"):
+        with vitmix.create(text, 10).attach(model) as mixing:
+            batch = mixing.mix(images, labels)
+            assert batch.frame.grid == (6, 8)
+            assert torch.isfinite(mixing.loss(model(batch.images), batch))
+    with vitmix.AttentionTap(model, class_row=[-1]) as tap:
+        model(images)
+    assert tap.class_row(-1).shape == (4, 48)
+
+
+def test_rollout_equals_multiplied_matrices() -> None:
+    model = tiny_vit().double().eval()
+    images, _ = tiny_batch(2)
+    maps = [attention.mean(1) for attention in reference.attention_of(model, images.double())]
+    with vitmix.AttentionTap(model, attention=[0, 1, 2]) as tap:
+        model(images.double())
+    layers = [tap._tape.layers[block] for block in range(3)]
+    eye = torch.eye(17)
+    product = maps[2] @ ((maps[1] + eye) / 2) @ ((maps[0] + eye) / 2)
+    close(F.rollout_saliency(layers, prefix=1, class_token=True), product[:, 0, 1:], 1e-9)
+    close(F.rollout_saliency(layers, prefix=1, class_token=False), product[:, 1:, 1:].mean(1), 1e-9)
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_nothing_is_left_behind() -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch()
+    for text in ("transmix", "tl_align", "smmix", "(mixup | cutmix) + htm + vtm"):
+        with pytest.raises(KeyError), vitmix.create(text, 10).attach(model) as mixing:
+            assert hooks_on(model) > 0
+            mixing.mix(images, labels)
+            raise KeyError
+        assert hooks_on(model) == 0
+        modes = [module.training for module in model.modules()]
+        with pytest.raises(ValueError, match="out of range"):
+            vitmix.create("transmix(block=7)", 10).attach(model)
+        assert hooks_on(model) == 0 and modes == [module.training for module in model.modules()]
+    with pytest.raises(RuntimeError), vitmix.AttentionTap(model, class_row=[0]):
+        model(torch.randn(1, 5, 16, 16))
+    assert hooks_on(model) == 0
+
+
+def test_the_guide_pass_restores_every_mode() -> None:
+    model = tiny_vit(drop_path_rate=0.5, proj_drop_rate=0.5).train()
+    model.blocks[1].eval()
+    modes = [module.training for module in model.modules()]
+    images, labels = tiny_batch()
+    with vitmix.smmix(10).attach(model) as mixing:
+        one, two = mixing.mix(images, labels), mixing.mix(images, labels)
+        assert modes == [module.training for module in model.modules()]
+        same(one.clean_logits, two.clean_logits)  # evaluation mode: no dropout
+        with pytest.raises(RuntimeError):
+            mixing.mix(torch.randn(2, 5, 16, 16), labels[:2])
+    assert modes == [module.training for module in model.modules()]
+
+
+def test_guide_pass_stops_early_without_consistency() -> None:
+    model = tiny_vit().eval()
+    images, labels = tiny_batch()
+    calls = []
+    for index, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, i=index: calls.append(i))
+    mixer = vitmix.Mixer(10, mask=vitmix.SalientBox(blocks=(1,)), extra=(vitmix.Region(),))
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+    assert calls == [0, 1]
+    maps = reference.attention_of(model, images)
+    close(batch.scores.flatten(1), reference.column_mean(maps[1], 1), 2e-6)
+    with vitmix.smmix(10, blocks="all").attach(model) as mixing:
+        scores = mixing.mix(images, labels).scores
+    close(scores.flatten(1), sum(reference.column_mean(each, 1) for each in maps) / 3, 2e-6)
+
+
+def test_a_guide_of_another_size() -> None:
+    model, guide = tiny_vit(), tiny_vit(patch_size=2, embed_dim=12).eval()
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(model, vitmix.smmix(10), guide=guide)
+    learner(images, labels).loss.backward()
+    assert all(parameter.grad is None for parameter in guide.parameters())
+    batch = learner.mixing.mix(images, labels)
+    fine = reference.column_mean(reference.attention_of(guide, images)[-1], 1).view(-1, 8, 8)
+    close(batch.scores, nn.functional.avg_pool2d(fine, 2), 2e-6)
+    same(batch.clean_logits, guide(images).detach())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "vit_base_patch16_rope_reg1_gap_256"])
+def test_unreadable_models_get_one_error(name: str) -> None:
+    model = timm.create_model(name, num_classes=10)
+    for text in ("transmix", "tl_align", "smmix", "htm", "vtm"):
+        with pytest.raises(ValueError, match="cannot be read|no attention this library can read|can be read"):
+            vitmix.create(text, 10).attach(model)
+    with pytest.raises(ValueError):
+        vitmix.AttentionTap(model, class_row=[-1])
+
+
+def test_unreadable_variants_of_the_family() -> None:
+    for settings, words in (
+        (dict(global_pool="map", class_token=False), "global_pool='map'"),
+        (dict(patch_drop_rate=0.5), "patch dropout"),
+        (dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "ParallelScalingBlock"),
+    ):
+        model = timm.models.vision_transformer.VisionTransformer(
+            img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, **settings
+        )
+        with pytest.raises(ValueError, match=words):
+            vitmix.tl_align(1000).attach(model)
+    with pytest.raises(ValueError, match="no class token"):
+        vitmix.AttentionTap(tiny_cct(), class_row=[-1])
+
+
+def test_a_slot_not_written_is_an_error() -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch()
+    for text, words in (("transmix", "class row of block 2"), ("tl_align", "carried share"), ("htm", "htm mixed")):
+        with vitmix.create(text, 10).attach(model) as mixing:
+            model(images)  # before mixing: belongs to no batch
+            batch = mixing.mix(images, labels)
+            with pytest.raises(RuntimeError, match=words):
+                mixing.targets(batch)
+    with vitmix.AttentionTap(model, class_row=[-1]) as tap, pytest.raises(RuntimeError, match="not recorded"):
+        tap.class_row(-1)
+    with vitmix.smmix(10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        with pytest.raises(RuntimeError, match="final tokens"):
+            mixing.loss(torch.zeros(6, 10), batch)
+
+
+def test_validation_between_steps_is_plain() -> None:
+    """A finished batch's tape does not touch other forward passes, of any size, in any mode."""
+    model = tiny_vit()
+    images, labels = tiny_batch()
+    others = torch.randn(9, 3, 16, 16)
+    plain = model(others)
+    with vitmix.create("cutmix + htm + vtm", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        loss = mixing.loss(model(batch.images), batch)
+        same(model(others), plain)
+        model.eval()
+        same(model(others), plain)
+        model.train()
+        loss.backward()
+
+
+@pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + htm(tau=1) + vtm", "tl_align + vtm"])
+def test_autocast(text: str) -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(model, vitmix.create(text, 10))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = learner(images, labels)
+    output.loss.backward()
+    assert output.logits.dtype == torch.bfloat16 and output.loss.dtype == output.targets.dtype == torch.float32
+    learner.step = 0
+    exact = learner(images, labels)
+    close(output.loss, exact.loss, 0.1)
+    close(output.targets, exact.targets, 0.05)
+
+
+@pytest.mark.parametrize("text", ["tl_align", "smmix", "cutmix + htm(tau=1) + vtm", "tl_align + vtm(block=1)"])
+@pytest.mark.parametrize("build_model", [tiny_vit, tiny_cct])
+def test_activation_checkpointing_changes_nothing(text: str, build_model) -> None:
+    images, labels = tiny_batch()
+    results = []
+    for checkpointing in (False, True):
+        torch.manual_seed(3)
+        model = build_model(drop_path_rate=0.0, attn_drop_rate=0.0).double()
+        model.set_grad_checkpointing(checkpointing)
+        learner = vitmix.Learner(model, vitmix.create(text, 10))
+        output = learner(images.double(), labels)
+        output.loss.backward()
+        results.append((output, [p.grad.clone() for p in learner.parameters()]))
+    (plain, gradients), (kept, again) = results
+    close(kept.loss, plain.loss, 1e-12)
+    close(kept.targets, plain.targets, 1e-12)
+    for one, two in zip(gradients, again, strict=True):
+        close(two, one, 1e-12)
+
+
+def test_copies_are_wired_to_themselves() -> None:
+    images, labels = tiny_batch()
+    for text in ("tl_align", "smmix", "cutmix + htm(tau=1) + vtm"):
+        learner = vitmix.Learner(tiny_vit(), vitmix.create(text, 10))
+        first = learner(images, labels)
+        for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+            other.step = learner.step = 0
+            tape = learner.mixing._recorder.tape
+            again = other(images, labels)
+            close(again.loss, first.loss, 1e-6)
+            assert learner.mixing._recorder.tape is tape
+            again.loss.backward()
+            assert all(parameter.grad is None for parameter in learner.model.parameters())
+    with vitmix.tl_align(10).attach(model := tiny_vit()) as mixing:
+        batch = mixing.mix(images, labels)
+        twin = copy.deepcopy(model)
+        twin(torch.randn(2, 3, 16, 16))
+        mixing.loss(model(batch.images), batch)
+    stream = io.BytesIO()
+    torch.save(learner.model.state_dict(), stream)
+    assert list(learner.model.state_dict()) == list(tiny_vit().state_dict())
+
+
+@pytest.mark.parametrize(
+    "text", ["cutmix", "tokenmix", "transmix", "tl_align", "smmix", "htm(tau=1)", "vtm", "mixup | smmix"]
+)
+def test_compiled_learner_is_one_graph_and_equal(text: str) -> None:
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(tiny_vit(), vitmix.create(text, 10))
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    compiled = copy.deepcopy(learner)
+    torch._dynamo.reset()
+    compiled.compile(fullgraph=True, backend=backend)
+    for _ in range(5):
+        one, two = learner(images, labels), compiled(images, labels)
+        close(two.loss, one.loss, 1e-6)
+        close(two.targets, one.targets, 1e-6)
+        two.loss.backward()
+    assert len(graphs) == len(learner.mixer.mixers)  # no window, box or share recompiles
+    same(compiled(images), learner(images))
+
+
+@pytest.mark.parametrize("text", ["transmix", "tl_align", "cutmix + htm(tau=1) + vtm"])
+def test_compiled_model_in_a_loop_of_ones_own(text: str) -> None:
+    images, labels = tiny_batch()
+    model = tiny_vit()
+    torch._dynamo.reset()
+    with vitmix.create(text, 10).attach(model) as mixing:
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        for _ in range(3):
+            step = mixing.step
+            batch = mixing.mix(images, labels)
+            loss = mixing.loss(compiled(batch.images), batch)
+            mixing.step = step
+            batch = mixing.mix(images, labels)
+            close(mixing.loss(model(batch.images), batch), loss, 1e-6)
+
+
+def test_module_calls_are_not_repeated() -> None:
+    """The tap alone runs no module twice; HTM adds one norm and one query-key product at its block, outside modules."""
+    images, labels = tiny_batch()
+    counts = {}
+    for text in ("cutmix", "transmix", "tl_align", "cutmix + htm + vtm"):
+        model, calls = tiny_vit(), []
+        for module in model.modules():
+            module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        learner = vitmix.Learner(model, vitmix.create(text, 10))
+        learner(images, labels)
+        counts[text] = len(calls)
+    assert len(set(counts.values())) == 1, counts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "text", ["mixup", "cutmix", "tokenmix", "transmix", "tl_align", "smmix", "vtm", "mixup | smmix"]
+)
+def test_no_step_waits_for_the_gpu(text: str) -> None:
+    model = tiny_vit().cuda()
+    images, labels = (each.cuda() for each in tiny_batch())
+    learner = vitmix.Learner(model, vitmix.create(text, 10))
+    for _ in range(2):
+        learner(images, labels).loss.backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            learner(images, labels).loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
