@@ -289,9 +289,9 @@ class Mixing:
         tape = Tape(plan, actors)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
         if isinstance(mixer.share, AlignedShare):
-            tape.token_share[-1] = mixer.share.start(self._evidence(batch))
+            tape.token_share[-1] = mixer.share.start(self.evidence(batch))
         if mixer.share.before_forward:
-            tape.targets = _share_targets(batch, self._evidence(batch))
+            tape.targets = _share_targets(batch, self.evidence(batch))
         for actor in actors:
             if isinstance(actor, Horizontal) and actor.settings.score_at == "last":
                 actor.preview = self._preview(mixed)
@@ -306,7 +306,7 @@ class Mixing:
             if isinstance(actor, Horizontal) and actor.decision is None and unwrap(self.model).training:
                 raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
         if tape.targets is None:
-            tape.targets = _share_targets(batch, self._evidence(batch))
+            tape.targets = _share_targets(batch, self.evidence(batch))
         tape.closed = True
         return tape.targets
 
@@ -335,7 +335,8 @@ class Mixing:
             total = total + 0.0 * torch.stack(idle).sum()
         return {"loss": total, **parts}
 
-    def _evidence(self, batch: MixedBatch) -> Evidence:
+    def evidence(self, batch: MixedBatch) -> Evidence:
+        """What the share policy of a mixed batch may look at."""
         return Evidence(batch.mix, batch.frame, batch.tape, self.reader, batch.maps)
 
     def _module(self, part: Inner) -> nn.Module | None:
@@ -389,7 +390,7 @@ class Mixing:
 
     def _consistency(self, logits: Tensor, batch: MixedBatch, part: Consistency) -> Tensor:
         assert batch.clean_logits is not None
-        share = self._evidence(batch).area
+        share = self.evidence(batch).area
         return losses.consistency_loss(logits, batch.clean_logits, batch.mix.partner, share, average=part.average)
 
     def _read(self) -> Reader:

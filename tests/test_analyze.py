@@ -1,0 +1,82 @@
+"""Label error on cases that can be counted by hand."""
+
+import pytest
+import torch
+
+import vitmix
+from support import close, tiny_vit
+from vitmix import analyze
+from vitmix import functional as F
+
+
+def test_visible_share_by_hand() -> None:
+    objects = torch.zeros(2, 4, 4, dtype=torch.bool)
+    objects[0, :2, :2] = True  # 4 pixels, top left
+    objects[1, 2:, 1:] = True  # 6 pixels, bottom
+    partner, size = F.reversed_pairs(2), (4, 4)
+    bottom = F.box_mask(torch.tensor([[2, 4, 0, 4]]), size)
+    share, counted = analyze.visible_share(objects, vitmix.Mix(partner, bottom))
+    # image 0 keeps its 4 pixels and gets all 6 of image 1; image 1 loses its 6 and gets none of image 0's
+    close(share[:1], torch.tensor([0.6]), 1e-7)
+    assert counted.tolist() == [True, False]
+    half = torch.zeros(1, 4, 4, dtype=torch.bool)
+    half[0, :, 2:] = True
+    share, counted = analyze.visible_share(objects, vitmix.Mix(partner, half))
+    close(share, torch.tensor([4 / 8, 0.0]), 1e-7)
+    assert counted.all()
+
+
+def test_visible_share_follows_the_source() -> None:
+    objects = torch.zeros(2, 4, 4, dtype=torch.bool)
+    objects[0, 0, 0] = True
+    objects[1, :2, :2] = True
+    # cells of 2 x 2 pixels; image 0 gets the partner's top-left cell at its bottom-right
+    mask = torch.tensor([[[False, False], [False, True]]])
+    source = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 3]])
+    share, counted = analyze.visible_share(objects, vitmix.Mix(F.reversed_pairs(2), mask, source))
+    close(share, torch.tensor([4 / 5, 0.0]), 1e-7)
+    assert counted.all()
+    blended = vitmix.Mix(F.reversed_pairs(2), torch.full((1, 1, 1), 0.25))
+    share, _ = analyze.visible_share(objects, blended)
+    close(share[0], torch.tensor(0.25 * 4 / (0.75 * 1 + 0.25 * 4)), 1e-7)
+
+
+def test_empty_and_full_masks_have_no_error() -> None:
+    objects = torch.rand(4, 16, 16) < 0.3
+    for mask in (torch.zeros(1, 4, 4, dtype=torch.bool), torch.ones(1, 4, 4, dtype=torch.bool)):
+        mix = vitmix.Mix(F.reversed_pairs(4), mask)
+        true, counted = analyze.visible_share(objects, mix)
+        assert counted.all()
+        close(true, F.area_share(mask).expand(4), 1e-7)
+
+
+def test_label_error_of_known_rules() -> None:
+    """Objects that fill the image make area shares exact; halves hidden from view make them wrong by a known amount."""
+    model = tiny_vit().train()
+    images, labels = torch.randn(6, 3, 16, 16), torch.arange(6)
+    everything = torch.ones(6, 16, 16, dtype=torch.bool)
+    rules = {text: vitmix.create(text, 10) for text in ("cutmix", "mixup", "tl_align", "smmix", "transmix")}
+    rules["activation"] = vitmix.create("mix(mask=box, share=activation)", 10)
+    errors = analyze.label_error(model, rules, [(images, labels, everything)] * 3)
+    for name in ("cutmix", "mixup", "smmix"):
+        assert errors[name].error < 1e-6 and errors[name].pairs == 18
+    assert errors["tl_align"].error > 0 and errors["activation"].error > 0
+    assert model.training and not model._forward_pre_hooks
+    # Of two objects of one size, MixUp shows share and 1 - share: no error. Only the partner's: truth is 1.
+    first = everything.clone()
+    first[:3] = False
+    lone = analyze.label_error(model, {"mixup": vitmix.mixup(10)}, [(images, labels, first)])["mixup"]
+    assert lone.pairs == 6 and 0 < lone.error <= 1
+    with pytest.raises(ValueError, match="shows any object"):
+        analyze.label_error(model, rules, [(images, labels, ~everything)])
+
+
+def test_rules_with_one_mask_see_the_same_pairs() -> None:
+    model = tiny_vit().eval()
+    images, labels = torch.randn(4, 3, 16, 16), torch.arange(4)
+    boxes = []
+    for text in ("cutmix", "transmix", "tl_align", "mix(mask=box, share=activation)"):
+        with vitmix.create(text, 10).attach(model, seed=5, rank=0) as mixing:
+            boxes.append(mixing.draw(mixing.frame(images)).values["mask.box"].tolist())
+    assert all(box == boxes[0] for box in boxes)
+    assert labels.shape == (4,)
