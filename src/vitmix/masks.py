@@ -340,14 +340,18 @@ class SalientBox:
         if not self.blocks:
             scores = values["scores"]
 
-        def corner(place: Place, of: Tensor | None, uniform: Tensor) -> Tensor:
-            if place == "random" or of is None:
-                return random_window(uniform, grid, height, width)
-            return best_window(of, height, width, largest=place == "max")
-
-        source = corner(self.source, scores[partner] if scores is not None else None, values["place"][0])
-        target = source if self.destination == "same" else corner(self.destination, scores, values["place"][1])
+        theirs = scores[partner] if scores is not None else None
+        source = _corner(self.source, theirs, values["place"][0], grid, height, width)
+        target = source
+        if self.destination != "same":
+            target = _corner(self.destination, scores, values["place"][1], grid, height, width)
         return window_region(target, source, height.expand(len(partner)), width.expand(len(partner)), grid)
+
+
+def _corner(place: Place, scores: Tensor | None, uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:
+    if place == "random" or scores is None:
+        return random_window(uniform, grid, height, width)
+    return best_window(scores, height, width, largest=place == "max")
 
 
 def _count(per: Per, frame: Frame) -> int:

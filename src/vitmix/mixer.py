@@ -1,7 +1,6 @@
 """A method as one value (`Mixer`, `Switch`), and the same method at work on a model (`Mixing`)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -354,7 +353,7 @@ class Mixing:
         wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
         recorder.tape = tape = Tape(plan)
         logits = None
-        with torch.no_grad(), _evaluating(reader.model):
+        with torch.no_grad(), _Evaluating(reader.model):
             if wants_logits:
                 logits = self.guide(images)
             else:
@@ -370,7 +369,7 @@ class Mixing:
         """The final tokens of an unmixed pass."""
         assert self._recorder is not None and self.reader is not None
         self._recorder.tape = tape = Tape(Plan(final=True))
-        with torch.no_grad(), _evaluating(self.reader.model):
+        with torch.no_grad(), _Evaluating(self.reader.model):
             self.model(images)
         tape.closed = True
         assert tape.final is not None
@@ -417,7 +416,7 @@ def _mix_without_model(
     if len(rows) != frame.batch:
         raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
     mixed, mix = _apply_mask(chosen, images, draw, frame, None)
-    batch = MixedBatch(mixed, rows, mix, chosen, frame, Tape(), maps)
+    batch = MixedBatch(mixed, rows, mix, chosen, frame, Tape(Plan()), maps)
     return mixed, _share_targets(batch, Evidence(mix, frame, batch.tape, None, maps))
 
 
@@ -486,16 +485,21 @@ def _fit_scores(scores: Tensor, frame: Frame) -> Tensor:
     return nn.functional.interpolate(scores.unsqueeze(1), frame.grid, mode="area").squeeze(1)
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every module gets its own mode back, frozen ones included."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
+class _Evaluating:
+    """Evaluation mode for a while; every module gets its own mode back, frozen ones included.
+
+    A class rather than a generator, which older versions of `torch.compile` cannot trace.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modes = [(module, module.training) for module in model.modules()]
+
+    def __enter__(self) -> None:
+        for module, _ in self.modes:
+            module.training = False
+
+    def __exit__(self, *error: object) -> None:
+        for module, training in self.modes:
             module.training = training
 
 

@@ -211,7 +211,9 @@ class AlignedShare(_Shared):
 
     def weights(self, evidence: Evidence) -> Weights:
         tape = evidence.tape
-        last = max(tape.plan.carry, default=-1)
+        last = evidence.model.depth - 1
+        while last >= 0 and last not in tape.plan.carry:
+            last -= 1
         return _two_sides(evidence.model.read_share(recorded(tape.token_share, "carried share", last), tape.final))
 
 

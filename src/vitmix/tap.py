@@ -60,7 +60,7 @@ class Tape:
     second time during backward, and then only the decisions already taken are applied again.
     """
 
-    plan: Plan = Plan()
+    plan: Plan
     actors: tuple[Any, ...] = ()
     targets: Tensor | None = None
     queries: dict[int, Tensor] = field(default_factory=dict)
@@ -75,14 +75,18 @@ class Tape:
 
     def share_before(self, block: int) -> Tensor:
         """The token shares `(B, N)` that enter a block."""
-        return self.token_share[max((b for b in self.plan.carry if b < block), default=-1)]
+        while block > 0:
+            block -= 1
+            if block in self.plan.carry:
+                return self.token_share[block]
+        return self.token_share[-1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tape":
         # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
-        return Tape(closed=True)
+        return Tape(Plan(), closed=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tape, ()
+        return Tape, (Plan(),)
 
 
 class Recorder:

@@ -1,0 +1,51 @@
+"""What the documents claim runs: every Python block of the README and the cards, every example, every heading."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitmix.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CARDS = sorted((ROOT / "docs" / "methods").glob("*.md"))
+HEADINGS = [
+    "Use it",
+    "What it computes",
+    "The paper's λ and our share",
+    "Deviations",
+    "Published results",
+    "Cost",
+    "Citation",
+]
+SHORT = {"own_loop": ["--steps", "3"], "label_error": ["--steps", "3", "--pairs", "64"]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)  # blocks of a page build on each other
+
+
+def test_every_method_has_a_card_with_the_same_headings() -> None:
+    assert {card.stem for card in CARDS} == set(METHODS) - {"none"}
+    for card in CARDS:
+        assert re.findall(r"^## (.*)$", card.read_text(), flags=re.MULTILINE) == HEADINGS, card.name
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda script: script.stem)
+def test_examples_run(script: Path) -> None:
+    command = [sys.executable, "-W", "error::DeprecationWarning:vitmix", str(script), *SHORT.get(script.stem, [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_links_between_pages_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
