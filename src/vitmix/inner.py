@@ -16,7 +16,7 @@ from vitmix.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.masks import Values
 from vitmix.mix import Frame, mix_targets, mix_tokens
 from vitmix.pairing import best_assignment, random_derangement
-from vitmix.statistics import rollout_saliency
+from vitmix.statistics import forget_casts, rollout_saliency
 from vitmix.tap import Plan, Tape
 
 RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's table 5 mixes
@@ -269,6 +269,7 @@ class Horizontal:
                 self.decision = horizontal_mix(saliency, easy, rho=settings.rho)
             share = 1 - self.decision.own
             tape.targets = mix_targets(self.incoming, self.decision.partner, share)
+        forget_casts()
 
     def _random_tokens(self, saliency: Tensor, easy: Tensor) -> HorizontalMix:
         partner = torch.where(easy, self.values["pairs"], torch.arange(len(easy), device=easy.device))

@@ -1,7 +1,7 @@
 """A model and a mixer as one module: what data parallelism, `torch.compile` and accumulation wrap."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,7 +91,9 @@ class Learner(nn.Module):
         if draw is None:
             draw = self.mixing.draw(self.mixing.frame(images))
         draw = draw.to(images.device)
-        return self._step(images, labels, maps, draw.choice, draw.values, erase)
+        output = self._step(images, labels, maps, draw.choice, draw.values, erase)
+        # Not in the compiled part: there a loss of one part and that part detached become one tensor, without gradient.
+        return replace(output, parts={name: part.detach() for name, part in output.parts.items()})
 
     def _forward_mixed(
         self,
@@ -111,7 +113,7 @@ class Learner(nn.Module):
         logits = self.model(mixed)
         parts = mixing.losses(logits, batch)
         loss = parts.pop("loss")
-        return Output(loss, logits, mixing.targets(batch), {name: part.detach() for name, part in parts.items()})
+        return Output(loss, logits, mixing.targets(batch), parts)
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
         logits = self.model(images)

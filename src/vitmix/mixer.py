@@ -17,6 +17,7 @@ from vitmix.masks import Mask, NoMask
 from vitmix.mix import Frame, Mix, label_rows, mix_images, resample_mask, smooth_rows
 from vitmix.pairing import Pairing, Reversed
 from vitmix.shares import AlignedShare, AreaShare, Evidence, Share
+from vitmix.statistics import forget_casts
 from vitmix.tap import Plan, Recorder, Tape, recorded
 
 
@@ -327,7 +328,8 @@ class Mixing:
         for actor in batch.tape.actors:
             if isinstance(actor, Horizontal) and (score := actor.score_loss()) is not None:
                 parts["score"] = parts.get("score", 0) + actor.settings.score_weight * score
-        total = sum(parts.values(), torch.zeros((), device=logits.device))
+        total = sum(parts.values())
+        assert isinstance(total, Tensor)
         # Data-parallel training stops on parameters that got no gradient: idle ones enter with weight zero.
         idle = [parameter.sum() for parameter in self.modules.parameters()]
         if idle:
@@ -358,6 +360,7 @@ class Mixing:
                 logits = self.guide(images)
             else:
                 reader.stop_after(max(plan.column_mean), images)
+        forget_casts()
         tape.closed = True
         if not plan.column_mean:
             return None, logits
@@ -371,6 +374,7 @@ class Mixing:
         self._recorder.tape = tape = Tape(Plan(final=True))
         with torch.no_grad(), _Evaluating(self.reader.model):
             self.model(images)
+        forget_casts()
         tape.closed = True
         assert tape.final is not None
         return tape.final

@@ -29,6 +29,16 @@ def exact(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concat
     return wrapped
 
 
+def forget_casts() -> None:
+    """Drops autocast's copies of parameters, to be called after a pass without gradient.
+
+    Older versions of torch keep the half-precision copies that autocast made without gradient and hand them to the
+    training pass, whose parameters then get none.
+    """
+    if not torch.compiler.is_compiling():
+        torch.clear_autocast_cache()
+
+
 @exact
 def attention_maps(query: Tensor, key: Tensor) -> Tensor:
     """Softmaxed attention `(B, H, N, M)`, materialized: for analysis and tests."""

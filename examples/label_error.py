@@ -1,0 +1,71 @@
+"""How wrong is each label rule? Train a small ViT on the built-in data, whose object masks are known, and measure.
+
+The truth is the visible partner object over the visible objects, in pixels.
+
+python examples/label_error.py [--steps 2000] [--pairs 4096]
+"""
+
+import argparse
+
+import timm
+import torch
+
+import vitmix
+from vitmix.analyze import label_error
+from vitmix.data import Shapes
+
+RULES = {
+    "CutMix box, area": "cutmix",
+    "CutMix box, attention (TransMix)": "transmix",
+    "CutMix box, attention alone": "transmix(blend=1.0)",
+    "CutMix box, aligned (TL-Align)": "tl_align",
+    "CutMix box, activation (TokenMix)": "mix(mask=box, share=activation)",
+    "blocks, area (TokenMix)": "tokenmix",
+    "blocks, aligned": "mix(mask=block, share=aligned)",
+    "blocks, activation (TokenMix)": "tokenmix(label=activation)",
+    "salient window, area (SMMix)": "mix(mask=salient_box)",
+    "salient window, attention": "mix(mask=salient_box, share=attention)",
+    "salient window, aligned": "mix(mask=salient_box, share=aligned)",
+    "salient window, activation": "mix(mask=salient_box, share=activation)",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    torch.manual_seed(options.seed)
+    train, test = Shapes(length=20_000), Shapes(length=max(options.pairs, 128), split="test")
+    settings = dict(img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=len(train.classes), **settings)
+    learner = vitmix.Learner(model, vitmix.create("0.5*cutmix | 0.5*none", len(train.classes)), seed=options.seed)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=options.steps + 1, pct_start=0.2)
+    normalize = lambda images: (images - 0.5) / 0.25  # noqa: E731
+    images, labels, _ = train.batch(range(min(len(train), 64 * options.steps)))
+    for _ in range(options.steps):
+        rows = torch.randint(len(images), (64,))
+        learner(normalize(images[rows]), labels[rows]).loss.backward()
+        torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+    images, labels, objects = test.batch(range(len(test)))
+    images = normalize(images)
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(images).argmax(1) == labels).float().mean()
+    print(f"{options.steps} steps, seed {options.seed}: accuracy on {len(labels)} held-out images {accuracy:.1%}\n")
+    rules = {name: vitmix.create(text, len(train.classes)) for name, text in RULES.items()}
+    batches = zip(images.split(64), labels.split(64), objects.split(64), strict=True)
+    print(f"{'rule':36s}{'error':>8s}{'bias':>8s}{'pairs':>8s}")
+    for name, result in label_error(model, rules, batches).items():
+        print(f"{name:36s}{result.error:8.3f}{result.bias:+8.3f}{result.pairs:8d}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Images stored as arrays in `.npz` files: plain pixels, strips of lossless WebP, or JPEG scans with a shared header.
+
+A folder holds `train.npz`, `val.npz`, `test.npz`, or numbered parts of them (`train_0.npz`, `train_1.npz`, ...), and
+may hold `classes.json`. A single file is data without splits. Everything is decoded once, to uint8.
+
+    images (N, H, W, 3) or (N, H, W) uint8, labels (N,)
+    webp, offset, label                         lossless WebP files end to end, each a column of square images
+    scan, offset, gray, header_rgb, header_gray, label      JPEG files end to end without their header
+"""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from .images import ArrayImages, check_pixels, reason_of
+
+SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+
+
+def npz_splits(location: str) -> dict[str, Callable[[], ArrayImages]]:
+    """For each split that is stored at this place, a function that reads it."""
+    place = Path(location)
+    if place.is_file():
+        parts = {"train": [place]}
+    elif place.is_dir():
+        parts = _find_parts(place)
+    else:
+        raise ValueError(f"npz: {location!r} does not exist; give a folder with train.npz, or one .npz file")
+    if not parts:
+        raise ValueError(f"npz: no train.npz, train_0.npz, val.npz or test.npz in {location!r}; name the files so")
+    # The classes are those of the training labels: a list of names may be longer than what is stored here.
+    known = parts.get("train") or next(iter(parts.values()))
+    count = 1 + max(int(_labels(path).max(initial=-1)) for path in known)
+    classes = _class_names(place if place.is_dir() else place.parent, count)
+    return {split: lambda split=split: _read(split, parts[split], classes, location) for split in parts}
+
+
+def _find_parts(folder: Path) -> dict[str, list[Path]]:
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in folder.glob("*.npz"):
+        match = re.fullmatch(r"([a-z]+?)(?:_(\d+))?", path.stem)
+        for split, names in SPLIT_NAMES.items():
+            if match and match[1] in names:
+                found.setdefault(split, []).append((int(match[2] or 0), path))
+    return {split: [path for _, path in sorted(found[split])] for split in SPLIT_NAMES if split in found}
+
+
+def _open(path: Path) -> np.lib.npyio.NpzFile:
+    try:
+        opened = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, zipfile.BadZipFile) as problem:
+        raise ValueError(
+            f"npz: {str(path)!r} is not a readable .npz file ({problem}); write it with numpy.savez"
+        ) from None
+    if not isinstance(opened, np.lib.npyio.NpzFile):
+        raise ValueError(f"npz: {str(path)!r} holds one array without a name; write it with numpy.savez")
+    return opened
+
+
+def _array(path: Path, *names: str) -> np.ndarray:
+    """The first of these arrays that the file has."""
+    with _open(path) as stored:
+        for name in names:
+            if name in stored:
+                try:
+                    return stored[name]
+                except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
+                    raise ValueError(f"npz: array {name!r} of {str(path)!r} cannot be read: {problem}") from None
+        raise ValueError(
+            f"npz: {str(path)!r} must hold images and labels, or webp, offset and label, or scan, offset, gray, "
+            f"header_rgb, header_gray and label; got {', '.join(sorted(stored.files)) or 'nothing'}"
+        )
+
+
+def _labels(path: Path) -> np.ndarray:
+    labels = _array(path, "labels", "label")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"npz: labels of {str(path)!r} must be (N,) integers, got {labels.dtype} {labels.shape}; "
+            "store class numbers from 0"
+        )
+    return labels.astype(np.int64)
+
+
+def _class_names(folder: Path, count: int) -> list[str]:
+    """Names from `classes.json`: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
+    path = folder / "classes.json"
+    if not path.is_file():
+        return [str(label) for label in range(count)]
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(stored, dict):
+            named = {int(label): str(name) for label, name in stored.items()}
+        elif stored and isinstance(stored[0], dict):
+            named = {int(row["label"]): str(row["name"]) for row in stored}
+        else:
+            named = dict(enumerate(map(str, stored)))
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(
+            f"{str(path)!r} must be a JSON list of class names, got {problem!r}; write one name a label"
+        ) from None
+    missing = [label for label in range(count) if label not in named]
+    if missing:
+        raise ValueError(f"{str(path)!r} has no name for label {missing[0]}, but the data has {count} classes; add it")
+    return [named[label] for label in range(count)]
+
+
+def _read(split: str, paths: list[Path], classes: list[str], location: str) -> ArrayImages:
+    pixels, labels, names, broken = [], [], [], {}
+    for path in paths:
+        part, part_broken = _decode(path)
+        part_labels = _labels(path)
+        if len(part) != len(part_labels):
+            raise ValueError(f"npz: {str(path)!r} has {len(part)} images and {len(part_labels)} labels; store one each")
+        if pixels and part.shape[1:] != pixels[0].shape[1:]:
+            raise ValueError(
+                f"npz: parts must hold images of one size, got {pixels[0].shape[1:3]} in {paths[0].name} and "
+                f"{part.shape[1:3]} in {path.name}"
+            )
+        start = sum(map(len, labels))
+        broken |= {start + index: f"{path.name}[{index}]: {reason}" for index, reason in part_broken.items()}
+        pixels.append(part)
+        labels.append(part_labels)
+        names.append((path.name, start))
+    whole = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    return ArrayImages(
+        whole,
+        np.concatenate(labels),
+        classes,
+        f"npz:{location} ({split})",
+        broken=broken,
+        name_of=_PartNames(names),
+    )
+
+
+class _PartNames:
+    """Names such as `train_1.npz[17]`."""
+
+    def __init__(self, parts: list[tuple[str, int]]) -> None:
+        self.parts = parts
+
+    def __call__(self, index: int) -> str:
+        name, start = next(part for part in reversed(self.parts) if part[1] <= index)
+        return f"{name}[{index - start}]"
+
+
+def _decode(path: Path) -> tuple[np.ndarray, dict[int, str]]:
+    """Pixels `(N, H, W, 3)`, and the reasons of those that could not be decoded."""
+    with _open(path) as stored:
+        arrays = set(stored.files)
+    if {"webp", "offset"} <= arrays:
+        return _decode_strips(path), {}
+    if {"scan", "offset", "gray", "header_rgb", "header_gray"} <= arrays:
+        return _decode_scans(path)
+    images = _array(path, "images")
+    if images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 1):
+        images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=3)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise ValueError(
+            f"npz: images of {str(path)!r} must be uint8 (N, height, width, 3) or (N, height, width), "
+            f"got {images.dtype} {images.shape}"
+        )
+    return images, {}
+
+
+def _decode_strips(path: Path) -> np.ndarray:
+    data, offset = _array(path, "webp"), _array(path, "offset")
+    strips = []
+    for number, (start, end) in enumerate(zip(offset[:-1], offset[1:], strict=True)):
+        try:
+            strip = Image.open(io.BytesIO(data[start:end].tobytes()))
+            check_pixels(strip)
+            strips.append(np.asarray(strip.convert("RGB")).reshape(-1, strip.width, strip.width, 3))
+        except (
+            Exception
+        ) as problem:  # a strip holds hundreds of images: without it the data is not what it claims to be
+            raise ValueError(
+                f"npz: strip {number} of {str(path)!r} cannot be read ({problem}); get the file again"
+            ) from None
+    return np.concatenate(strips)
+
+
+def _decode_scans(path: Path) -> tuple[np.ndarray, dict[int, str]]:
+    scan, offset, gray = _array(path, "scan"), _array(path, "offset"), _array(path, "gray")
+    headers = _array(path, "header_rgb").tobytes(), _array(path, "header_gray").tobytes()
+    decoded: dict[int, np.ndarray] = {}
+    broken: dict[int, str] = {}
+    for index in range(len(gray)):
+        try:
+            image = Image.open(
+                io.BytesIO(headers[int(gray[index])] + scan[offset[index] : offset[index + 1]].tobytes())
+            )
+            check_pixels(image)
+            decoded[index] = np.asarray(image.convert("RGB"))
+        except Exception as problem:  # decoders raise nearly anything on damaged bytes
+            broken[index] = reason_of(problem)
+    if not decoded:
+        raise ValueError(f"npz: none of the {len(gray)} images of {str(path)!r} can be read; get the file again")
+    pixels = np.zeros((len(gray), *next(iter(decoded.values())).shape), dtype=np.uint8)
+    for index, image in decoded.items():
+        pixels[index] = image
+    return pixels, broken

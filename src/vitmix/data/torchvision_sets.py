@@ -1,0 +1,128 @@
+"""Data sets of torchvision under one roof: each names its splits, labels and classes in a way of its own."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision import datasets
+
+from vitmix._checks import unknown_name
+
+from .images import ArrayImages, DatasetImages, ImageSet, reason_of
+
+_TRAIN_FLAG = {"train": {"train": True}, "test": {"train": False}}
+_TWO_SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
+_THREE_SPLITS = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
+_TRAIN_AND_VAL = {"train": {"split": "train"}, "val": {"split": "val"}}
+_UNDIVIDED = {"train": {}}
+
+# Constructor arguments of each split.
+SETS: dict[str, dict[str, dict[str, Any]]] = {
+    "CIFAR10": _TRAIN_FLAG,
+    "CIFAR100": _TRAIN_FLAG,
+    "MNIST": _TRAIN_FLAG,
+    "FashionMNIST": _TRAIN_FLAG,
+    "KMNIST": _TRAIN_FLAG,
+    "USPS": _TRAIN_FLAG,
+    "SVHN": _TWO_SPLITS,
+    "STL10": _TWO_SPLITS,
+    "GTSRB": _TWO_SPLITS,
+    "StanfordCars": _TWO_SPLITS,
+    "Food101": _TWO_SPLITS,
+    "Flowers102": _THREE_SPLITS,
+    "DTD": _THREE_SPLITS,
+    "FGVCAircraft": _THREE_SPLITS,
+    "RenderedSST2": _THREE_SPLITS,
+    "OxfordIIITPet": {"train": {"split": "trainval"}, "test": {"split": "test"}},
+    "Country211": {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}},
+    "Imagenette": _TRAIN_AND_VAL,
+    "ImageNet": _TRAIN_AND_VAL,
+    "EuroSAT": _UNDIVIDED,
+    "SUN397": _UNDIVIDED,
+    "Caltech101": _UNDIVIDED,
+    "Caltech256": _UNDIVIDED,
+}
+_NOT_DOWNLOADABLE = ("ImageNet",)
+
+
+def torchvision_splits(argument: str) -> dict[str, Callable[[], ImageSet]]:
+    """For each split of `NAME:ROOT`, a function that reads it."""
+    name, _, root = argument.partition(":")
+    if name not in SETS:
+        raise unknown_name("torchvision data set", name, SETS)
+    if not root:
+        raise ValueError(f"torchvision:{name} names no folder; write torchvision:{name}:ROOT, for example :data")
+    return {split: lambda split=split: _read(name, root, split) for split in SETS[name]}
+
+
+def _read(name: str, root: str, split: str) -> ImageSet:
+    dataset = _construct(name, root, SETS[name][split])
+    labels = _labels(dataset)
+    classes = _class_names(dataset, labels)
+    description = f"torchvision:{name} ({split})"
+    pixels = _pixels(dataset)
+    if pixels is not None:
+        return ArrayImages(pixels, labels, classes, description)
+    return DatasetImages(dataset, labels, classes, description)
+
+
+def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
+    kind = getattr(datasets, name)
+    try:
+        return kind(root, **arguments)
+    except (RuntimeError, FileNotFoundError) as problem:  # torchvision's way to say that the files are not there
+        missing = problem
+    existed = os.path.isdir(root)
+    try:
+        if name in _NOT_DOWNLOADABLE:
+            raise missing
+        return kind(root, **arguments, download=True)
+    except Exception as problem:  # no network, a moved address, a changed file: the user cannot do much else
+        if not existed:
+            _remove_empty_folders(root)
+        raise ValueError(
+            f"torchvision:{name} is not complete in {root!r} and could not be downloaded ({reason_of(problem)}); "
+            "put its files there, or name the folder that has them"
+        ) from None
+
+
+def _remove_empty_folders(root: str) -> None:
+    for folder, _, _ in os.walk(root, topdown=False):
+        try:
+            Path(folder).rmdir()
+        except OSError:  # holds files: leave them to the user
+            return
+
+
+def _labels(dataset: Any) -> np.ndarray:
+    for name in ("targets", "labels", "_labels", "y"):
+        if hasattr(dataset, name):
+            return np.asarray(getattr(dataset, name), dtype=np.int64)
+    for name in ("samples", "_samples"):
+        if hasattr(dataset, name):
+            return np.array([label for _, label in getattr(dataset, name)], dtype=np.int64)
+    raise AssertionError(f"{type(dataset).__name__} has no labels that can be read at once")
+
+
+def _class_names(dataset: Any, labels: np.ndarray) -> list[str]:
+    for name in ("classes", "categories"):
+        names = getattr(dataset, name, None)
+        if names is not None:
+            return [each if isinstance(each, str) else ", ".join(each) for each in names]
+    return [str(label) for label in range(int(labels.max(initial=-1)) + 1)]
+
+
+def _pixels(dataset: Any) -> np.ndarray | None:
+    """`(N, H, W, 3)` uint8 where torchvision keeps the pixels in memory anyway."""
+    if not hasattr(dataset, "data"):
+        return None
+    pixels = np.asarray(dataset.data)
+    if pixels.dtype != np.uint8:
+        return None
+    if pixels.ndim == 3:  # gray
+        return np.repeat(pixels[..., None], 3, axis=3)
+    if pixels.shape[1] == 3 and pixels.shape[3] != 3:  # channels first
+        return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    return pixels

@@ -1,0 +1,507 @@
+"""Sources of images: every kind opens, splits are as described, bad input gets one clear sentence."""
+
+import io
+import json
+import logging
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets
+
+from vitmix.data import images as images_module
+from vitmix.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, in_memory
+from vitmix.data.shapes import Shapes
+from vitmix.data.sources import held_out_mask, open_images
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def picture(color: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
+    return Image.new("RGB", size, (color, 255 - color, 7)).convert(mode)
+
+
+def fill_folder(root: Path, classes=("cat", "dog"), count: int = 5, start: int = 0) -> Path:
+    for label, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            picture(start + 20 * label + number).save(root / name / f"{number}.png")
+    return root
+
+
+# Built-in data
+
+
+def test_shapes_are_the_built_in_data_as_arrays():
+    images = open_images("shapes(size=16, length=50)", "train")
+    assert isinstance(images, ArrayImages)
+    dataset = Shapes(size=16, length=50)
+    assert images.pixels.shape == (50, 16, 16, 3)
+    for index in (0, 7, 49):
+        expected, label = dataset[index]
+        assert np.array_equal(np.asarray(images[index][0]), np.asarray(expected))
+        assert images[index][1] == images.labels[index] == label
+    assert images.classes == list(Shapes.classes)
+
+
+def test_shapes_defaults_and_test_split():
+    test = open_images("shapes(size=8)", "val")
+    assert len(test) == 2000 and "test" in test.description
+    assert len(open_images("shapes(size=8, length=30, test_length=20)", "test")) == 20
+    assert not np.array_equal(
+        open_images("shapes(size=8, length=20, test_length=20)", "train").pixels,  # pyright: ignore
+        open_images("shapes(size=8, length=20, test_length=20)", "test").pixels,  # pyright: ignore
+    )
+
+
+def test_large_shapes_are_drawn_when_asked_for():
+    small = open_images("shapes(size=1200, length=500)", "train")
+    assert not isinstance(small, ArrayImages) and len(small) == 500
+    image, label = small[3]
+    assert image.size == (1200, 1200)
+    assert label == Shapes(size=32, length=500)[3][1]
+
+
+# Image folders
+
+
+def test_folder_with_train_and_val(tmp_path):
+    fill_folder(tmp_path / "train")
+    fill_folder(tmp_path / "val", count=2, start=100)
+    train, val, test = (open_images(f"imagefolder:{tmp_path}", split) for split in ("train", "val", "test"))
+    assert (len(train), len(val), len(test)) == (10, 4, 4)
+    assert train.classes == val.classes == ["cat", "dog"]
+    assert train.labels.tolist() == [0] * 5 + [1] * 5
+    image, label = train[6]
+    assert image.mode == "RGB" and image.size == (12, 10) and label == 1
+    assert image.getpixel((0, 0)) == (21, 234, 7)
+    assert train.name(6) == str(Path("dog", "1.png"))
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "valid", "test", "Test"])
+def test_folder_finds_the_held_out_images_by_any_usual_name(tmp_path, name):
+    fill_folder(tmp_path / "train")
+    fill_folder(tmp_path / name, count=3)
+    assert len(open_images(f"imagefolder:{tmp_path}", "val")) == 6
+
+
+def test_folder_keeps_val_and_test_apart(tmp_path):
+    for name, count in (("train", 6), ("val", 2), ("test", 3)):
+        fill_folder(tmp_path / name, count=count)
+    sizes = {split: len(open_images(f"imagefolder:{tmp_path}", split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 12, "val": 4, "test": 6}
+    held = {split: len(open_images(f"imagefolder:{tmp_path}?holdout=0.5", split)) for split in ("train", "val", "test")}
+    assert held == {"train": 6, "val": 6, "test": 6}
+
+
+@pytest.mark.parametrize("inside", ["", "train"])
+def test_folder_without_splits_is_divided(tmp_path, inside):
+    fill_folder(tmp_path / inside, count=20)
+    train, val, test = (open_images(f"imagefolder:{tmp_path}", split) for split in ("train", "val", "test"))
+    assert (len(train), len(val)) == (36, 4)
+    assert val.labels.tolist() == [0, 0, 1, 1]
+    names = [{images.name(i) for i in range(len(images))} for images in (train, val, test)]
+    assert not names[0] & names[1] and names[1] == names[2]
+    assert "held out" in train.description and "held out" in val.description
+
+
+def test_folder_reads_nested_files_and_leaves_others_alone(tmp_path):
+    fill_folder(tmp_path / "train")
+    (tmp_path / "train" / "cat" / "deep").mkdir()
+    picture(3).save(tmp_path / "train" / "cat" / "deep" / "x.JPG", format="jpeg")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
+    assert len(open_images(f"imagefolder:{tmp_path}", "train")) == 9  # of 11: one of each class is held out
+    assert open_images(f"imagefolder:{tmp_path}", "train").classes == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA", "CMYK", "I;16"])
+def test_pictures_of_every_mode_become_rgb(tmp_path, mode):
+    fill_folder(tmp_path / "train")
+    image = Image.new("I;16", (8, 8), 300) if mode == "I;16" else picture(50, mode=mode)
+    image.save(tmp_path / "train" / "cat" / ("9.jpg" if mode == "CMYK" else "9.png"))
+    images = open_images(f"imagefolder:{tmp_path}?holdout=0.1", "train")
+    index = [images.name(i) for i in range(len(images))].index(str(Path("cat", "9.jpg" if mode == "CMYK" else "9.png")))
+    assert images[index][0].mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: None, "is not a folder"),
+        (lambda root: root.mkdir(), "holds no class folders"),
+        (lambda root: fill_folder(root / "train", classes=("cat",)), "one class folder only"),
+        (lambda root: (fill_folder(root / "train"), (root / "train" / "owl").mkdir()), "owl' holds no images"),
+        (lambda root: (fill_folder(root / "train"), fill_folder(root / "val", classes=("cow",))), "a class 'cow'"),
+        (lambda root: fill_folder(root / "val"), "no training images"),
+    ],
+)
+def test_folder_problems(tmp_path, make, message):
+    make(tmp_path / "data")
+    with pytest.raises(ValueError, match=message):
+        for split in ("train", "val"):
+            open_images(f"imagefolder:{tmp_path / 'data'}", split)
+
+
+# Specs and held-out images
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("imagefoldr:x", "did you mean 'imagefolder'"),
+        ("imagefolder:", "names no place"),
+        ("npz", "names no place"),
+        ("torchvision:CIFAR10", "names no folder"),
+        ("torchvision:CIFAR11:x", "did you mean 'CIFAR10'"),
+        ("shapes(sise=32)", "did you mean 'size'"),
+        ("shapes(size=big)", "whole number"),
+        ("shapes(size=32", "not understood"),
+        ("shapes(length=0)", "length"),
+        ("shapes?holdout=2", "between 0 and 1"),
+        ("shapes?holdout=none", "between 0 and 1"),
+        ("shapes?hold=0.1", "did you mean 'holdout'"),
+        ("npz:nowhere", "does not exist"),
+    ],
+)
+def test_bad_specs(spec, message):
+    with pytest.raises(ValueError, match=message):
+        open_images(spec, "train")
+
+
+def test_unknown_split():
+    with pytest.raises(ValueError, match="unknown split 'training'"):
+        open_images("shapes", "training")  # pyright: ignore
+
+
+def test_holdout_is_stratified_disjoint_and_the_same_every_time():
+    spec = "shapes(size=8, length=600)?holdout=0.1"
+    train, val, test = (open_images(spec, split) for split in ("train", "val", "test"))
+    assert (len(train), len(val), len(test)) == (540, 60, 2000)
+    assert np.bincount(val.labels).tolist() == [5] * 12
+    names = {train.name(i) for i in range(540)} | {val.name(i) for i in range(60)}
+    assert len(names) == 600
+    again = open_images(spec, "val")
+    assert [again.name(i) for i in range(60)] == [val.name(i) for i in range(60)]
+
+
+def test_held_out_mask_never_takes_a_whole_class():
+    mask = held_out_mask(np.array([0, 0, 0, 1, 1, 2]), 0.9)
+    assert mask.tolist().count(True) == 3 and not mask[5]
+    with pytest.raises(ValueError, match="one image only"):
+        held_out_mask(np.array([0, 1, 2]), 0.5)
+
+
+# Arrays
+
+
+def save_plain(path: Path, count: int = 6, labels=None, **arrays) -> np.ndarray:
+    pixels = np.random.default_rng(count).integers(0, 256, (count, 5, 4, 3), dtype=np.uint8)
+    labels = np.arange(count) % 3 if labels is None else labels
+    np.savez(path, **{"images": pixels, "labels": np.asarray(labels), **arrays})
+    return pixels
+
+
+def test_plain_arrays_with_names(tmp_path):
+    pixels = save_plain(tmp_path / "train.npz")
+    save_plain(tmp_path / "val.npz", 4)
+    (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee", "fly", "not used"]))
+    train = open_images(f"npz:{tmp_path}", "train")
+    assert isinstance(train, ArrayImages)
+    assert np.array_equal(train.pixels, pixels)
+    assert train.classes == ["ant", "bee", "fly"]
+    assert len(open_images(f"npz:{tmp_path}", "test")) == 4
+    assert train.name(2) == "train.npz[2]"
+
+
+@pytest.mark.parametrize(
+    "stored", [{"0": "ant", "1": "bee", "2": "fly"}, [{"label": 2 - i, "name": "fba"[i]} for i in range(3)]]
+)
+def test_class_names_in_other_forms(tmp_path, stored):
+    save_plain(tmp_path / "train.npz")
+    (tmp_path / "classes.json").write_text(json.dumps(stored))
+    assert [name[0] for name in open_images(f"npz:{tmp_path}", "train").classes] == ["a", "b", "f"]
+
+
+def test_numbered_parts_are_joined_in_order(tmp_path):
+    parts = [save_plain(tmp_path / f"train_{number}.npz", 3 + number) for number in range(11)]
+    images = open_images(f"npz:{tmp_path}?holdout=0.01", "train")
+    whole = np.concatenate(parts)
+    assert len(images) == len(whole) - 3
+    first = images.name(0)
+    assert np.array_equal(np.asarray(images[0][0]), whole[int(first[first.index("[") + 1 : -1])])
+    assert images.name(len(images) - 1).startswith("train_10.npz[")
+
+
+def test_single_file_is_data_without_splits(tmp_path):
+    save_plain(tmp_path / "all.npz", 30)
+    sizes = [len(open_images(f"npz:{tmp_path / 'all.npz'}", split)) for split in ("train", "val", "test")]
+    assert sizes == [27, 3, 3]
+
+
+def test_gray_arrays_get_three_channels(tmp_path):
+    save_plain(tmp_path / "train.npz", images=np.full((6, 5, 4), 9, dtype=np.uint8))
+    save_plain(tmp_path / "test.npz", images=np.full((6, 5, 4, 1), 9, dtype=np.uint8))
+    for split in ("train", "test"):
+        assert np.asarray(open_images(f"npz:{tmp_path}", split)[0][0]).tolist() == [[[9, 9, 9]] * 4] * 5
+
+
+def test_webp_strips(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    files = []
+    for strip in (pixels[:4], pixels[4:]):
+        file = io.BytesIO()
+        Image.fromarray(strip.reshape(-1, 8, 3)).save(file, format="webp", lossless=True)
+        files.append(file.getvalue())
+    offset = np.cumsum([0, *map(len, files)])
+    data = np.frombuffer(b"".join(files), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", webp=data, offset=offset, label=np.arange(6, dtype=np.uint8) % 2)
+    np.savez(tmp_path / "test.npz", webp=data[100:], offset=offset[:2], label=np.zeros(4, dtype=np.uint8))
+    images = open_images(f"npz:{tmp_path}", "train")
+    assert isinstance(images, ArrayImages) and np.array_equal(images.pixels, pixels)
+    with pytest.raises(ValueError, match="strip 0 of .* cannot be read"):
+        open_images(f"npz:{tmp_path}", "test")
+
+
+def save_scans(path: Path, count: int = 6) -> list[bytes]:
+    """JPEG files that share a header, stored without it."""
+    files = []
+    for number in range(count):
+        file = io.BytesIO()
+        picture(30 * number, (16, 16)).save(file, format="jpeg", quality=90)
+        files.append(file.getvalue())
+    cut = files[0].index(b"\xff\xda")
+    assert all(file[:cut] == files[0][:cut] for file in files)
+    scans = [np.frombuffer(file[cut:], dtype=np.uint8) for file in files]
+    scans[2] = scans[2][:12]  # damaged
+    np.savez(
+        path,
+        scan=np.concatenate(scans),
+        offset=np.cumsum([0, *map(len, scans)]),
+        gray=np.zeros(count, dtype=np.uint8),
+        header_rgb=np.frombuffer(files[0][:cut], dtype=np.uint8),
+        header_gray=np.zeros(0, dtype=np.uint8),
+        label=np.arange(count) % 2,
+        box=np.zeros((count, 4), dtype=np.uint8),
+    )
+    return files
+
+
+def test_jpeg_scans_and_a_damaged_one(tmp_path, caplog):
+    files = save_scans(tmp_path / "train.npz")
+    save_scans(tmp_path / "val.npz")
+    with caplog.at_level(logging.WARNING):
+        images = open_images(f"npz:{tmp_path}", "train")
+    for index in (0, 1, 3, 4, 5):
+        assert np.array_equal(np.asarray(images[index][0]), np.asarray(Image.open(io.BytesIO(files[index]))))
+    assert list(images.broken) == [2] and images.broken[2].startswith("train.npz[2]: ")
+    assert "train.npz[2]" in caplog.text
+    with pytest.raises(BrokenImage, match=r"train.npz\[2\]"):
+        images[2]
+    assert images.readable(2)[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.array([0, 1, -1, 0, 1, 2])}, "labels of .* must lie in 0..2"),
+        ({"labels": np.array([0.5] * 6)}, "must be .* integers, got float64"),
+        ({"labels": np.arange(5) % 2}, "6 images and 5 labels"),
+        ({"images": np.zeros((6, 5, 4, 3))}, "must be uint8"),
+        ({"images": np.zeros((6, 5, 4, 2), dtype=np.uint8)}, "must be uint8 .* got uint8"),
+    ],
+)
+def test_bad_arrays(tmp_path, arrays, message):
+    save_plain(tmp_path / "train.npz", **arrays)
+    save_plain(tmp_path / "val.npz")
+    with pytest.raises(ValueError, match=message):
+        open_images(f"npz:{tmp_path}", "train")
+
+
+def test_npz_without_the_known_arrays(tmp_path):
+    np.savez(tmp_path / "train.npz", x=np.zeros(3), label=np.arange(3))
+    with pytest.raises(ValueError, match="must hold images and labels, .* got label, x"):
+        open_images(f"npz:{tmp_path}", "train")
+
+
+def test_npz_files_of_unknown_origin_are_not_unpickled(tmp_path):
+    np.savez(tmp_path / "train.npz", images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([{}, 1], dtype=object))
+    with pytest.raises(ValueError, match="cannot be read: Object arrays"):
+        open_images(f"npz:{tmp_path}", "train")
+    (tmp_path / "train.npz").write_bytes(b"no zip file")
+    with pytest.raises(ValueError, match="not a readable .npz file"):
+        open_images(f"npz:{tmp_path}", "train")
+
+
+def test_npz_folder_problems(tmp_path):
+    with pytest.raises(ValueError, match=r"no train.npz"):
+        open_images(f"npz:{tmp_path}", "train")
+    save_plain(tmp_path / "train.npz")
+    save_plain(tmp_path / "val.npz", labels=[0, 1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match=r"labels of .* must lie in 0..2 for 3 classes, got 0..5"):
+        open_images(f"npz:{tmp_path}", "val")
+    (tmp_path / "classes.json").write_text('["one", "two"]')
+    with pytest.raises(ValueError, match="no name for label 2"):
+        open_images(f"npz:{tmp_path}", "train")
+    (tmp_path / "classes.json").write_text("{oops")
+    with pytest.raises(ValueError, match="must be a JSON list"):
+        open_images(f"npz:{tmp_path}", "train")
+
+
+@needs_shared
+def test_shared_cifar10():
+    test = open_images(f"npz:{SHARED / 'cifar10'}", "val")
+    assert isinstance(test, ArrayImages)
+    assert test.pixels.shape == (10_000, 32, 32, 3)
+    assert np.bincount(test.labels).tolist() == [1000] * 10
+    assert test.labels[:4].tolist() == [3, 8, 8, 0]  # cat, ship, ship, airplane
+
+
+@needs_shared
+def test_shared_tiny_imagenet():
+    val = open_images(f"npz:{SHARED / 'tinyimagenet100'}", "val")
+    assert len(val) == 5000 and len(val.classes) == 100 and val.classes[0] == "Egyptian cat"
+    assert np.bincount(val.labels).tolist() == [50] * 100 and not val.broken
+
+
+# torchvision
+
+
+def fake_cifar10(root: Path) -> np.ndarray:
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    data = np.random.default_rng(0).integers(0, 256, (24, 3072), dtype=np.uint8)
+    parts = [f"data_batch_{number}" for number in range(1, 6)]
+    for number, name in enumerate([*parts, "test_batch"]):
+        rows = slice(4 * number, 4 * number + 4)
+        (folder / name).write_bytes(pickle.dumps({"data": data[rows], "labels": [number % 10] * 4}))
+    meta = {"label_names": [f"class {number}" for number in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta))
+    return data
+
+
+def test_torchvision_cifar10_is_an_array(tmp_path, monkeypatch):
+    data = fake_cifar10(tmp_path)
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+    train, val, test = (open_images(f"torchvision:CIFAR10:{tmp_path}", split) for split in ("train", "val", "test"))
+    assert isinstance(train, ArrayImages)
+    assert (len(train), len(val), len(test)) == (20, 4, 4)
+    assert np.array_equal(train.pixels, data[:20].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    assert train.classes[3] == "class 3" and test.labels.tolist() == [5] * 4
+    held = open_images(f"torchvision:CIFAR10:{tmp_path}?holdout=0.25", "val")
+    assert len(held) == 5 and "train" in held.description
+
+
+def test_torchvision_food101_reads_files(tmp_path):
+    meta = tmp_path / "food-101" / "meta"
+    meta.mkdir(parents=True)
+    for name, count in (("train", 3), ("test", 1)):
+        rows = {food: [f"{food}/{name}{number}" for number in range(count)] for food in ("pie", "soup")}
+        (meta / f"{name}.json").write_text(json.dumps(rows))
+        for food, files in rows.items():
+            (meta.parent / "images" / food).mkdir(parents=True, exist_ok=True)
+            for file in files:
+                picture(40).save(meta.parent / "images" / f"{file}.jpg")
+    train = open_images(f"torchvision:Food101:{tmp_path}", "train")
+    assert len(train) == 6 and train.labels.tolist() == [0] * 3 + [1] * 3 and train.classes == ["pie", "soup"]
+    assert train[4][0].size == (12, 10) and train[4][1] == 1
+    assert len(open_images(f"torchvision:Food101:{tmp_path}", "val")) == 2
+    half = open_images(f"torchvision:Food101:{tmp_path}?holdout=0.34", "train")
+    assert len(half) == 4 and half[3][1] == 1
+
+
+def test_torchvision_data_that_cannot_be_downloaded(tmp_path, monkeypatch):
+    def no_network(*args, **settings):
+        raise OSError("no\nnetwork.")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", no_network)
+    with pytest.raises(ValueError, match=r"CIFAR100 is not complete in .* could not be downloaded \(no network\)"):
+        open_images(f"torchvision:CIFAR100:{tmp_path / 'new'}", "train")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="ImageNet is not complete"):
+        open_images(f"torchvision:ImageNet:{tmp_path}", "train")
+
+
+# Unreadable pictures
+
+
+def damaged_folder(root: Path) -> ImageSet:
+    """Ten files of two classes, of which number 2 is cut short, 3 is no picture and 9 is gone."""
+    fill_folder(root / "train")
+    fill_folder(root / "val")
+    path = root / "train" / "cat" / "2.png"
+    noise = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    (root / "train" / "cat" / "3.png").write_text("hello")
+    images = open_images(f"imagefolder:{root}", "train")
+    (root / "train" / "dog" / "4.png").unlink()
+    return images
+
+
+def test_unreadable_pictures_are_named_and_stood_in_for(tmp_path, caplog):
+    images = damaged_folder(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        found = [images.readable(index)[2] for index in range(10)] + [images.readable(2)[2]]
+    assert found == [0, 1, 4, 4, 4, 5, 6, 7, 8, 0, 4]
+    assert sorted(images.broken) == [2, 3, 9]
+    for index, name in ((2, "2.png"), (3, "3.png"), (9, "4.png")):
+        assert images.broken[index].startswith(images.name(index)) and name in images.broken[index]
+    assert len(caplog.records) == 3
+    with pytest.raises(BrokenImage, match="3.png"):
+        images[3]
+    with pytest.raises(IndexError):
+        images[10]
+
+
+def test_nothing_readable_is_an_error(tmp_path):
+    fill_folder(tmp_path / "train", count=2)
+    images = open_images(f"imagefolder:{tmp_path}", "train")
+    for file in tmp_path.rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 2 images .* could be read"):
+        images.readable(0)
+
+
+def test_pictures_of_absurd_size_are_unreadable(tmp_path, monkeypatch):
+    fill_folder(tmp_path / "train")
+    monkeypatch.setattr(images_module, "MAX_PIXELS", 100)
+    images = open_images(f"imagefolder:{tmp_path}", "train")
+    with pytest.raises(BrokenImage, match="12 x 10 pixels, more than the 100 allowed"):
+        images[0]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # Pillow's own limit: an error beyond twice this
+    with pytest.raises(BrokenImage, match="decompression bomb"):
+        images[1]
+
+
+def test_in_memory_needs_one_size(tmp_path):
+    images = damaged_folder(tmp_path)
+    arrays = in_memory(images)
+    assert arrays.pixels.shape == (10, 10, 12, 3) and sorted(arrays.broken) == [2, 3, 9]
+    assert arrays.readable(2)[2] == 4 and in_memory(arrays) is arrays
+    picture(1, (9, 9)).save(tmp_path / "train" / "dog" / "2.png")
+    with pytest.raises(ValueError, match="one size, got 12 x 10 .* and 9 x 9"):
+        in_memory(open_images(f"imagefolder:{tmp_path}", "train"))
+
+
+def test_image_sets_travel_between_processes(tmp_path):
+    images = damaged_folder(tmp_path)
+    assert isinstance(images, FileImages)
+    subset = in_memory(images).subset(np.array([4, 2, 0]), "three")
+    for each in (images, subset, open_images("shapes(size=8, length=24)?holdout=0.5", "val")):
+        copy = pickle.loads(pickle.dumps(each))
+        assert np.array_equal(np.asarray(copy[0][0]), np.asarray(each[0][0])) and copy.name(0) == each.name(0)
+    assert list(subset.broken) == [1] and subset.name(1) == images.name(2)

@@ -1,0 +1,347 @@
+"""Loaders: the same batches whatever the number of workers, from wherever an epoch is entered."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data.distributed_sampler import RepeatAugSampler
+
+from vitmix.data.augment import Augmentation, eval_sample, train_sample
+from vitmix.data.images import ArrayImages, FileImages, ImageSet
+from vitmix.data.loader import Batch, EvalLoader, TrainLoader
+from vitmix.data.plan import EpochPlan
+
+FULL = Augmentation(16, erasing=0.5)
+PLAIN = Augmentation(16, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def some_images(count: int = 45) -> ArrayImages:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 20, 18, 3), dtype=np.uint8)
+    return ArrayImages(pixels, np.arange(count) % 5, list("abcde"), "noise")
+
+
+def damaged_images(root: Path, count: int = 12, damaged: tuple[int, ...] = (3, 4, 11)) -> ImageSet:
+    for number in range(count):
+        file = root / f"{number}.png"
+        Image.new("RGB", (20, 20), (number, 0, 0)).save(file)
+        if number in damaged:
+            file.write_bytes(b"damaged")
+    return FileImages(root, [f"{number}.png" for number in range(count)], [0] * count, ["one"], "files")
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def same(first: Batch, second: Batch) -> bool:
+    erase = first.erase is second.erase is None or torch.equal(first.erase, second.erase)  # pyright: ignore
+    return erase and all(
+        torch.equal(getattr(first, name), getattr(second, name)) for name in ("images", "labels", "indices")
+    )
+
+
+# Training batches
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[Batch]]:
+    """Two epochs, uninterrupted and without workers."""
+    loader = TrainLoader(some_images(), FULL, batch=8, seed=3)
+    return [list(loader.epoch(number)) for number in (0, 1)]
+
+
+def test_batches_are_what_train_sample_makes(reference):
+    images = some_images()
+    assert [len(epoch) for epoch in reference] == [5, 5]
+    for batch in reference[1]:
+        assert batch.images.shape == (8, 3, 16, 16) and batch.images.dtype == torch.float32 and batch.erase is None
+        for image, label, index in zip(batch.images, batch.labels.tolist(), batch.indices.tolist(), strict=True):
+            expected = train_sample(images[index][0], FULL, seed_numbers=(3, 1, index, 0))
+            assert torch.equal(image, expected) and label == images.labels[index]
+
+
+def test_an_epoch_shows_each_picture_once_in_an_order_of_its_own(reference):
+    orders = [torch.cat([batch.indices for batch in epoch]).tolist() for epoch in reference]
+    assert all(len(set(order)) == 40 for order in orders) and orders[0] != orders[1]
+    other_seed = TrainLoader(some_images(), PLAIN, batch=8, seed=4)
+    assert torch.cat([batch.indices for batch in other_seed.epoch(0)]).tolist() != orders[0]
+
+
+@WORKERS
+def test_workers_and_resumption_change_nothing(reference, workers):
+    loader = TrainLoader(some_images(), FULL, batch=8, seed=3, workers=workers)
+    for number, epoch in enumerate(reference):
+        assert [same(*pair) for pair in zip(loader.epoch(number), epoch, strict=True)] == [True] * 5
+    fresh = TrainLoader(some_images(), FULL, batch=8, seed=3, workers=workers)
+    resumed = list(fresh.epoch(1, start=3))
+    assert len(resumed) == 2 and all(map(same, resumed, reference[1][3:]))
+    assert list(fresh.epoch(0, start=5)) == []
+    for each in (loader, fresh):
+        each.close()
+
+
+@WORKERS
+def test_an_epoch_left_early_does_not_show_in_the_next(reference, workers):
+    loader = TrainLoader(some_images(), FULL, batch=8, seed=3, workers=workers)
+    next(iter(loader.epoch(0)))
+    assert all(map(same, loader.epoch(1), reference[1]))
+    loader.close()
+
+
+def test_workers_live_through_epochs_and_end_on_close():
+    loader = TrainLoader(some_images(), PLAIN, batch=8, seed=3, workers=2)
+    pids = []
+    for number in range(3):
+        list(loader.epoch(number))
+        pids.append([worker.pid for worker in loader._loader._iterator._workers])  # pyright: ignore
+    assert pids[0] == pids[1] == pids[2]
+    loader.close()
+    assert not any(_alive(pid) for pid in pids[0])
+    with pytest.raises(RuntimeError, match="was closed"):
+        list(loader.epoch(3))
+
+
+@WORKERS
+def test_global_generators_are_left_alone(workers):
+    loader = TrainLoader(some_images(), FULL, batch=8, seed=3, workers=workers)
+    seed_all(1)
+    expected = random.random(), np.random.rand(), torch.rand(1)
+    seed_all(1)
+    list(loader.epoch(0))
+    list(EvalLoader(some_images(), PLAIN, batch=8, workers=workers))
+    assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+    loader.close()
+
+
+def test_boxes_to_erase_after_mixing():
+    later = Augmentation(16, erasing=0.5, erase_after_mixing=True)
+    now, images = Augmentation(16, erasing=0.5), some_images()
+    batches = zip(
+        TrainLoader(images, later, batch=20, seed=0).epoch(0),
+        TrainLoader(images, now, batch=20, seed=0).epoch(0),
+        strict=True,
+    )
+    erased = 0
+    for batch, expected in batches:
+        assert batch.erase is not None and batch.erase.shape == (20, 4) and batch.erase.dtype == torch.long
+        for row, (top, bottom, left, right) in enumerate(batch.erase.tolist()):
+            changed = (batch.images[row] != expected.images[row]).any(0)
+            assert int(changed.sum()) == (bottom - top) * (right - left) == int(changed[top:bottom, left:right].sum())
+            erased += int(changed.any())
+    assert 10 < erased < 30
+
+
+def test_the_last_batch_can_be_kept():
+    loader = TrainLoader(some_images(), PLAIN, batch=8, seed=0, drop_last=False)
+    batches = list(loader.epoch(0))
+    assert len(loader) == 6 and len(batches[-1]) == 5
+    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(45))
+
+
+# Ranks and repeats
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_share_each_global_batch(world):
+    plans = [EpochPlan(45, 12 // world, seed=0, rank=rank, world=world) for rank in range(world)]
+    assert {plan.batches for plan in plans} == {3}
+    whole = EpochPlan(45, 12, seed=0).order(5)[0]
+    for number in range(3):
+        part = 12 // world
+        rows = [set(plan.order(5)[0][number * part : (number + 1) * part].tolist()) for plan in plans]
+        assert set.union(*rows) == set(whole[number * 12 : (number + 1) * 12].tolist())
+
+
+def test_ranks_are_filled_up_when_the_last_batch_is_kept():
+    plans = [EpochPlan(10, 2, seed=0, rank=rank, world=4, drop_last=False) for rank in range(4)]
+    orders = [plan.order(0) for plan in plans]
+    assert {plan.batches for plan in plans} == {2} and {len(indices) for indices, _ in orders} == {3}
+    assert set(np.concatenate([indices for indices, _ in orders]).tolist()) == set(range(10))
+    keys = {pair for indices, repeats in orders for pair in zip(indices.tolist(), repeats.tolist(), strict=True)}
+    assert len(keys) == 12  # the two extra pictures are augmented anew
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_repeats_are_those_of_timm(world):
+    length = 1000
+    sampler = [RepeatAugSampler(range(length), world, rank, shuffle=False) for rank in range(world)]
+    plans = [EpochPlan(length, 16, seed=0, rank=rank, world=world, repeats=3) for rank in range(world)]
+    shuffled = EpochPlan(length, 16, seed=0).order(7)[0]
+    for theirs, plan in zip(sampler, plans, strict=True):
+        indices, repeats = plan.order(7)
+        assert plan.samples == len(theirs)
+        assert indices.tolist() == shuffled[list(theirs)].tolist()
+    # Every copy of a picture has a number of its own, over all ranks.
+    keys = [pair for plan in plans for pair in zip(*(part.tolist() for part in plan.order(7)), strict=True)]
+    assert len(set(keys)) == len(keys) and {repeat for _, repeat in keys} == {0, 1, 2}
+
+
+def test_repeated_pictures_are_augmented_differently():
+    loader = TrainLoader(some_images(), Augmentation(16, erasing=0), batch=9, seed=0, repeats=3)
+    batch = next(loader.epoch(0))
+    assert batch.indices.tolist() == [index for index in batch.indices[::3].tolist() for _ in range(3)]
+    assert not torch.equal(batch.images[0], batch.images[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch": 46}, "a batch of 46 is more than the 45"),
+        ({"batch": 30, "world": 2}, "a batch of 30 is more than the 22"),
+        ({"batch": 0}, "batch must be"),
+        ({"seed": 0.5}, "seed must be"),
+        ({"rank": 2, "world": 2}, "rank must be below"),
+        ({"workers": -1}, "workers must be"),
+        ({"repeats": 0}, "repeats must be"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainLoader(some_images(), PLAIN, **{"batch": 4, "seed": 0, **settings})
+
+
+def test_bad_places_in_an_epoch():
+    loader = TrainLoader(some_images(), PLAIN, batch=8, seed=0)
+    with pytest.raises(ValueError, match="start must be at most the 5 batches"):
+        loader.epoch(0, start=6)
+    with pytest.raises(ValueError, match="epoch must be"):
+        loader.epoch(-1)
+
+
+# Unreadable pictures
+
+
+@WORKERS
+def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, caplog):
+    images = damaged_images(tmp_path)
+    loader = TrainLoader(images, PLAIN, batch=4, seed=0, workers=workers)
+    for number in range(2):
+        order = loader.plan.order(number)[0].tolist()
+        shown = torch.cat([batch.indices for batch in loader.epoch(number)]).tolist()
+        assert shown == [{3: 5, 4: 5, 11: 0}.get(index, index) for index in order]
+    loader.close()
+    assert sorted(images.broken) == [3, 4, 11]
+    assert all(images.broken[index].startswith(f"{index}.png: not an image") for index in images.broken)
+    assert sorted(record.getMessage() for record in caplog.records) == sorted(
+        f"skipped an unreadable image: {reason}" for reason in images.broken.values()
+    )
+
+
+@WORKERS
+def test_evaluation_leaves_unreadable_pictures_out(tmp_path, workers):
+    images = damaged_images(tmp_path, damaged=(0, 1, 5))
+    shown = [batch.indices.tolist() for batch in EvalLoader(images, PLAIN, batch=2, workers=workers)]
+    assert shown == [[2, 3], [4], [6, 7], [8, 9], [10, 11]] and sorted(images.broken) == [0, 1, 5]
+
+
+@WORKERS
+def test_an_error_in_a_worker_reaches_the_caller(tmp_path, workers):
+    loader = TrainLoader(damaged_images(tmp_path, damaged=tuple(range(12))), PLAIN, batch=4, seed=0, workers=workers)
+    with pytest.raises(ValueError, match="none of the 12 images of files could be read"):
+        list(loader.epoch(0))
+    loader.close()
+
+
+# Evaluation
+
+
+@WORKERS
+def test_evaluation_shows_everything_once(workers):
+    images = some_images()
+    seen = []
+    for rank in range(3):
+        loader = EvalLoader(images, PLAIN, batch=4, workers=workers, rank=rank, world=3)
+        batches = list(loader)
+        assert len(loader) == len(batches) == 4 and len(batches[-1]) == 3
+        for batch in batches:
+            seen += batch.indices.tolist()
+            assert torch.equal(batch.images[0], eval_sample(images[int(batch.indices[0])][0], PLAIN))
+            assert batch.labels.tolist() == images.labels[batch.indices].tolist()
+        assert list(map(same, loader, batches)) == [True] * 4
+    assert sorted(seen) == list(range(45))
+
+
+def test_evaluation_of_fewer_images_than_processes():
+    sizes = [sum(map(len, EvalLoader(some_images(2), PLAIN, batch=4, rank=rank, world=3))) for rank in range(3)]
+    assert sizes == [1, 1, 0]
+
+
+# Signals
+
+SCRIPT = """
+    import numpy as np
+    from vitmix.data.augment import Augmentation
+    from vitmix.data.images import ArrayImages
+    from vitmix.data.loader import TrainLoader
+
+    images = ArrayImages(np.zeros((64, 16, 16, 3), np.uint8), [0, 1] * 32, ["a", "b"], "zeros")
+    loader = TrainLoader(images, Augmentation(16), batch=4, seed=0, workers=2)
+    next(loader.epoch(0))
+    print(*(worker.pid for worker in loader._loader._iterator._workers), flush=True)
+    for number in range(10**6):
+        for batch in loader.epoch(number):
+            pass
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_workers_end_with_the_program(tmp_path):
+    # Each in a group of its own, so that the signal goes to it as Ctrl-C goes to everything in a terminal.
+    programs = {}
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with open(tmp_path / f"{sent}.out", "wb") as output, open(tmp_path / f"{sent}.err", "wb") as errors:
+            command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+            programs[sent] = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
+    try:
+        workers = {}
+        for sent, program in programs.items():
+            _wait(lambda sent=sent: (tmp_path / f"{sent}.out").read_text().endswith("\n"))
+            workers[sent] = [int(word) for word in (tmp_path / f"{sent}.out").read_text().split()]
+            assert len(workers[sent]) == 2 and all(map(_alive, workers[sent]))
+            os.killpg(program.pid, sent)
+        for sent, program in programs.items():
+            program.wait(timeout=30)
+            _wait(lambda sent=sent: not any(map(_alive, workers[sent])))  # a worker looks for its parent every 5 s
+        # Ctrl-C shows in the main process alone.
+        assert (tmp_path / f"{signal.SIGINT}.err").read_text().count("KeyboardInterrupt") == 1
+    finally:
+        for program in programs.values():
+            program.kill()
+            program.wait()
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
