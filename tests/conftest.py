@@ -4,6 +4,8 @@ import os
 
 # bfloat16 matrix products raise an illegal instruction on some CPUs unless oneDNN is held to AVX2.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+# Tensors are tiny here, and the threads of parallel test processes would fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -11,6 +13,13 @@ from hypothesis import settings
 
 settings.register_profile("tests", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)

@@ -73,10 +73,19 @@ def test_label_error_of_known_rules() -> None:
 
 def test_rules_with_one_mask_see_the_same_pairs() -> None:
     model = tiny_vit().eval()
-    images, labels = torch.randn(4, 3, 16, 16), torch.arange(4)
-    boxes = []
+    images, boxes = torch.randn(4, 3, 16, 16), []
     for text in ("cutmix", "transmix", "tl_align", "mix(mask=box, share=activation)"):
         with vitmix.create(text, 10).attach(model, seed=5, rank=0) as mixing:
             boxes.append(mixing.draw(mixing.frame(images)).values["mask.box"].tolist())
     assert all(box == boxes[0] for box in boxes)
-    assert labels.shape == (4,)
+
+
+def test_label_error_leaves_the_model_as_it_was() -> None:
+    model = tiny_vit().train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    rules = {"good": vitmix.tl_align(10), "bad": vitmix.transmix(10, block=9)}
+    with pytest.raises(ValueError, match="out of range"):
+        analyze.label_error(model, rules, [])
+    assert modes == [module.training for module in model.modules()]
+    assert not any(module._forward_hooks for module in model.modules())

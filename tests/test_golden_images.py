@@ -19,6 +19,17 @@ def rows_of(data: Arrays, labels: str = "labels", dtype: torch.dtype = torch.flo
     return F.smooth_rows(rows, float(data["smoothing"]) if smoothing is None else smoothing)
 
 
+def test_golden_files_are_all_here() -> None:
+    """A missing folder must not pass as a run without cases."""
+    names = {"smmix_regions", "smmix_mix", "smmix_losses", "smmix_vit_step", "tokenmix_targets", "tokenmix_mix"}
+    names |= {"tokenmix_masks", "transmix_layer", "transmix_vit", "tl_align_layers", "tl_align_vit"}
+    names |= {"tl_align_swin_paper", "vtm_cls", "vtm_nocls", "vtm_model", "htm_model", "htm_vtm_model"}
+    names |= {f"htm_{kind}" for kind in ("layer_cls", "layer_nocls", "scorenet_cls", "scorenet_pool", "cls_all")}
+    names |= {f"htm_{kind}" for kind in ("cls_partial", "nocls_all", "nocls_partial", "nocls_single", "nocls_none")}
+    names |= {"htm_nocls_highrho", "cct_3x1_learnable", "cct_3x1_sine", "cct_3x2_none", "cct_cvt", "cct_vitlite"}
+    assert names <= set(golden_cases("*"))
+
+
 # SMMix
 
 
@@ -34,6 +45,7 @@ def test_golden_smmix_regions(case: str) -> None:
         same(low[:, 0] * valid + low[:, 1], data["argmin_flat"])
         same(high[:, 0] * valid + high[:, 1], data["argmax_flat"])
         same(partner, F.reversed_pairs(batch))
+        assert bool(data["is_tie"]) == bool((scores == scores[:, :1, :1]).all())
         same(low, data["target_topleft"])
         same(high[partner], data["source_topleft"])
         mask, source = F.window_region(low, high[partner], *sizes, (rows, columns))
@@ -191,7 +203,7 @@ def test_golden_tokenmix_targets(case: str, dtype: torch.dtype) -> None:
         close(targets, data[f"dense_target_{key}"], 1e-6)
     logits = tensor(data["dense_logits"], dtype)
     close(F.soft_bce(logits, targets), data["dense_bce_s01"], 1e-6)
-    close(F.soft_cross_entropy(logits, targets), data["dense_softce_s01"], 2e-6)
+    close(F.soft_cross_entropy(logits, targets), data["dense_softce_s01"], 1e-6)
 
     values, indices = tensor(data["topk_values"], dtype), tensor(data["topk_indices"])
     maps = F.class_maps(values, indices, tensor(data["topk_labels"]))
@@ -250,19 +262,26 @@ def test_golden_tokenmix_masks(case: str, ours: str, theirs: str) -> None:
     grid, drawn = tuple(int(side) for side in data["grid"]), 1500
     shares = {key.split("_")[1] for key in data if key.startswith(f"{theirs}_r")}
     for number, name in enumerate(sorted(shares)):
-        share = int(name[1:]) / 10
+        share = float(f"{name[1]}.{name[2:]}")
         stored = {k.removeprefix(f"{theirs}_{name}_"): v for k, v in data.items() if k.startswith(f"{theirs}_{name}_")}
         bits = np.unpackbits(stored["packed"], axis=1)[:, : grid[0] * grid[1]].reshape(-1, *grid)
         for key, value in mask_statistics(bits).items():  # the stored statistics are those of the stored masks
             np.testing.assert_allclose([value.mean(), value.std()], [stored[f"{key}_mean"], stored[f"{key}_std"]])
-        mask = vitmix.BlockMask(share=share, preset=ours, per="sample")
-        frame = vitmix.Frame(drawn, (grid[0] * 16, grid[1] * 16), grid)
-        masks = mask.draw(frame, torch.Generator().manual_seed(number))["mask"].numpy()
+        wanted = torch.full((drawn,), int(stored["wanted_count"]))
+        smallest = 14 if ours == "paper" else 1
+        masks = F.draw_blocks(grid, wanted, smallest=smallest, generator=torch.Generator().manual_seed(number)).numpy()
+        if grid == (14, 14):  # the presets scale the paper's 14 tokens with the grid; here they are those 14
+            frame = vitmix.Frame(drawn, (224, 224), grid)
+            preset = vitmix.BlockMask(share=share, preset=ours, per="sample")
+            drawn_alike = preset.draw(frame, torch.Generator().manual_seed(number))["mask"].numpy()
+            np.testing.assert_array_equal(drawn_alike, masks)
         for key, value in mask_statistics(masks).items():
             spread = 4.5 * np.sqrt(value.var() / drawn + stored[f"{key}_std"] ** 2 / int(data["n_masks"]))
             assert abs(value.mean() - stored[f"{key}_mean"]) < spread + 0.02, (name, key)
         assert np.abs(masks.mean(0) - stored["freq"]).max() < 0.08
         assert masks.sum((1, 2)).max() <= int(stored["wanted_count"])
+        parts = np.bincount(mask_statistics(masks)["ncc4"], minlength=len(stored["ncc4_hist"])) / drawn
+        assert np.abs(np.cumsum(parts - stored["ncc4_hist"] / int(data["n_masks"]))).max() < 0.08
         count = np.bincount(masks.sum((1, 2)), minlength=len(stored["count_hist"])) / drawn
         assert np.abs(np.cumsum(count - stored["count_hist"] / int(data["n_masks"]))).max() < 0.08
 
@@ -272,9 +291,12 @@ def test_golden_tokenmix_random_masks(case: str) -> None:
     data = load(case)
     grid = tuple(int(side) for side in data["grid"])
     for name in sorted(key for key in data if key.startswith("random_asrun_")):
-        wanted = torch.full((50,), int(data[name]))
-        masks = F.draw_scattered(grid, wanted, generator=torch.Generator().manual_seed(0))
-        same(masks.sum((1, 2)), wanted)
+        share = float(f"{name.split('_')[2][1]}.{name.split('_')[2][2:]}")
+        mask = vitmix.ScatteredMask(share=share, per="sample")
+        masks = mask.draw(vitmix.Frame(50, (224, 224), grid), torch.Generator().manual_seed(0))["mask"]
+        # The authors' program adds tokens to the wanted count of either kind of mask; single tokens have no such option.
+        added = int(data[f"asrun_{name.split('_')[2]}_wanted_count"]) - int(share * grid[0] * grid[1] + 1e-9)
+        same(masks.sum((1, 2)) + added, torch.full((50,), int(data[name])))
 
 
 # TransMix
@@ -366,7 +388,6 @@ def golden_step(model: nn.Module, mixer: vitmix.Mixer, data: Arrays, boxes: np.n
 @pytest.mark.parametrize("kind", ["cls", "pool"])
 def test_golden_tl_align_layers(case: str, kind: str) -> None:
     data = load(case)
-    partner = F.reversed_pairs(len(data["label_a"]))
     for suffix, tolerance in (("", 1e-9), ("_f32", 2e-6)):
         dtype = torch.float32 if suffix else torch.float64
         share = 1 - tensor(data[f"{kind}_lam0"], torch.float64).to(dtype)
@@ -381,7 +402,6 @@ def test_golden_tl_align_layers(case: str, kind: str) -> None:
     rows = rows_of(data, "label_a", torch.float64)
     own, theirs = rows, rows_of(data, "label_b", torch.float64)
     close(own + final[:, None] * (theirs - own), data[f"{kind}_dense_final"], 1e-6)
-    assert len(partner) == len(final)
     patches = data["cls_attn"].shape[-1] - 1
     assert patches == int(np.prod(data["grid"])) == data["pool_attn"].shape[-1]
 
@@ -446,5 +466,5 @@ def test_golden_tl_align_swin_input_and_target(case: str) -> None:
     rows = rows_of(data, "label_a", torch.float64)
     share = 1 - tensor(data["lam_final"])
     close(F.mix_targets(rows, partner, share), data["target_smooth01"], 1e-9)
-    last = max(key for key in data if key.startswith("lam_stage"))
+    last = f"lam_stage{len(data['depths']) - 1}_block{int(data['depths'][-1]) - 1}"
     close(tensor(data[last]).mean(1), data["lam_final"], 1e-9)

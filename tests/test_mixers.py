@@ -256,6 +256,14 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("", "non-empty text"),
         ("0*cutmix | mixup", "weights must be a positive"),
         ("cutmix(alpha=box(alpha=1))", "takes a word or a number"),
+        ("-3*cutmix", "nothing to switch with"),
+        ("smmix(blocks=0)", "blocks must be 'all' or block numbers"),
+        ("tl_align(blocks=last)", "blocks must be 'all' or block numbers"),
+        ("cutmix(aligned=no)", "aligned must be True or False, got 'no'"),
+        ("htm(stop_gradient=off)", "stop_gradient must be True or False"),
+        ("mix(mask=none)", "mask must be one of the library's mask settings"),
+        ("cutmix(pairing=3)", "pairing must be one of the library's pairing settings"),
+        ("mix(extra=region)", "extra must be a tuple of extra parts"),
     ],
 )
 def test_bad_text(text: str, words: str) -> None:
@@ -266,6 +274,39 @@ def test_bad_text(text: str, words: str) -> None:
 def test_settings_beside_a_text_are_refused() -> None:
     with pytest.raises(ValueError, match="bare method name"):
         create("cutmix | mixup", 10, alpha=1.0)
+
+
+def test_share_zero_is_the_identity() -> None:
+    images, labels = tiny_batch(5)
+    nothing = {
+        "mixup": {"mask.share": torch.zeros(1)},
+        "cutmix": {"mask.box": torch.zeros(1, 4, dtype=torch.long)},
+        "transmix": {"mask.box": torch.zeros(1, 4, dtype=torch.long)},
+        "tl_align": {"mask.box": torch.zeros(1, 4, dtype=torch.long)},
+        "tokenmix": {"mask.mask": torch.zeros(1, 4, 4, dtype=torch.bool)},
+    }
+    for text, values in nothing.items():
+        draw = Draw(0, {"partner": F.reversed_pairs(5), **values})
+        with create(text, 10).attach(model := tiny_vit().eval()) as mixing:
+            batch = mixing.mix(images, labels, draw=draw)
+            model(batch.images)
+            same(batch.images, images)
+            same(mixing.targets(batch), F.label_rows(labels, 10))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", EVERY)
+def test_gpu_equals_cpu(text: str) -> None:
+    images, labels = tiny_batch(6)
+    maps = maps_for(text, 6)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    learner = vitmix.Learner(tiny_vit().double(), create(text, 10))
+    moved = copy.deepcopy(learner).cuda()
+    for _ in learner.mixer.mixers:
+        one = learner(images.double(), labels, maps=maps)
+        two = moved(images.double().cuda(), labels.cuda(), maps=None if maps is None else maps.cuda())
+        close(two.targets.cpu(), one.targets, 1e-6)
+        close(two.loss.cpu(), one.loss, 1e-6)
 
 
 def test_every_part_has_a_name_of_its_own() -> None:
@@ -415,7 +456,7 @@ def test_erasing_happens_after_mixing() -> None:
         (lambda: create("tl_align + htm", 10), "htm needs its incoming labels before the forward pass"),
         (lambda: create("smmix + htm", 10), "region loss labels tokens by the input mask"),
         (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(4)), (1.0, 1.0)), "same num_classes"),
-        (lambda: vitmix.Switch((), ()), "a switch needs mixers"),
+        (lambda: vitmix.Switch((vitmix.none(3),), (1.0,)), "a switch needs two mixers or more"),
     ],
 )
 def test_bad_settings(make, words: str) -> None:
@@ -461,6 +502,16 @@ def test_bad_batches() -> None:
         vitmix.tokenmix(10, label="activation", grid=(4, 4))(images, labels)
     with pytest.raises(ValueError, match="maps must be \\(4, h, w\\)"):
         vitmix.tokenmix(10, label="activation", grid=(4, 4))(images, labels, maps=torch.rand(3, 4, 4))
+    learner = vitmix.Learner(tiny_vit(), vitmix.cutmix(10))
+    learner.compile(backend="eager")
+    with pytest.raises(ValueError, match="labels must lie in 0..9, got 11"):
+        learner(images, labels + 8)
+    with pytest.raises(ValueError, match="takes images of 16x16, got 18x16"):
+        vitmix.Learner(tiny_vit(), vitmix.cutmix(10))(torch.randn(4, 3, 18, 16), labels)
+    with pytest.raises(ValueError, match="do not divide into patches of 4x4"):
+        vitmix.Learner(tiny_vit(dynamic_img_size=True), vitmix.tl_align(10))(torch.randn(4, 3, 18, 16), labels)
+    with pytest.raises(ValueError, match="they must agree"):
+        vitmix.Learner(tiny_vit(), vitmix.cutmix(10)).eval()(images, labels[:1])
     with pytest.raises(ValueError, match="cannot pick 17 tokens out of 16"):
         vitmix.Learner(tiny_vit(), vitmix.vtm(10, tokens=17))(images, labels)
     with pytest.raises(ValueError, match="must return logits of shape \\(4, 7\\), got \\(4, 10\\)"):

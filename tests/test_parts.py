@@ -58,8 +58,8 @@ def test_box_area_follows_beta_away_from_the_border() -> None:
     assert abs(float(shares.mean()) - 0.5) < 0.02 and abs(float(shares.var()) - 1 / 12) < 0.01
     small = F.beta_share(4000, 0.2, generator=gen(0))
     assert abs(float(small.var()) - 1 / (4 * 1.4)) < 0.01
-    tiny = F.beta_share(4000, 1e-3, generator=gen(0))
-    assert torch.isfinite(tiny).all() and abs(float(tiny.mean()) - 0.5) < 0.05
+    tiny = F.beta_share(4000, 1e-4, generator=gen(0))
+    assert ((tiny < 0.01) | (tiny > 0.99)).float().mean() > 0.99 and abs(float(tiny.mean()) - 0.5) < 0.05
 
 
 @given(st.tuples(sides, sides), st.floats(0, 1), seeds)
@@ -150,8 +150,8 @@ def test_salient_box_sizes_follow_their_rule() -> None:
             heights.append(vitmix.SalientBox(sizes=rule).draw(frame, gen(seed))["window"][0, 0].item())
     # floor(U(.25, .75) * 14): 3 has half the width of the others, 10 the other half; discrete: 3..10 alike
     assert set(seen["paper"]) == set(seen["discrete"]) == set(range(3, 11))
-    assert seen["paper"].count(3) < 70 < 60 + seen["discrete"].count(3)
-    assert abs(seen["discrete"].count(10) - 75) < 40
+    assert 20 < seen["paper"].count(3) < 70 and 20 < seen["paper"].count(10) < 70
+    assert all(50 < seen["discrete"].count(height) < 105 for height in range(3, 11))
 
 
 # Mixing pixels, tokens, labels
@@ -175,6 +175,10 @@ def test_mix_images_is_the_slow_one(batch: int, grid: tuple[int, int], seed: int
 def test_mix_images_keeps_layout_dtype_and_gradient() -> None:
     images = torch.randn(4, 3, 8, 8)
     mask, partner = torch.rand(4, 8, 8) < 0.5, F.reversed_pairs(4)
+    source = torch.randint(0, 64, (4, 64))
+    moved = F.mix_images(images.to(memory_format=torch.channels_last), mask, partner, source)
+    assert moved.is_contiguous(memory_format=torch.channels_last)
+    same(moved, F.mix_images(images, mask, partner, source))
     last = F.mix_images(images.to(memory_format=torch.channels_last), mask, partner)
     assert last.is_contiguous(memory_format=torch.channels_last)
     same(last, F.mix_images(images, mask, partner))
@@ -215,7 +219,8 @@ def test_targets_are_the_slow_ones(batch: int, classes: int, smoothing: float, s
         close(targets[b], (1 - share[b]) * expected[b] + share[b] * expected[partner[b]], 1e-12)
     close(targets.sum(1), torch.ones(batch), 1e-9)
     soft = torch.rand(batch, classes, generator=gen(seed))
-    assert F.label_rows(soft, classes) is soft
+    same(F.label_rows(soft, classes), soft)
+    assert F.label_rows(soft.bfloat16(), classes).dtype == torch.float32
 
 
 # Shares

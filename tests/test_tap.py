@@ -325,6 +325,48 @@ def test_activation_checkpointing_changes_nothing(text: str, build_model) -> Non
         close(two, one, 1e-12)
 
 
+def test_a_block_rerun_for_another_batch_is_refused() -> None:
+    """Two forward passes, then backward, under checkpointing: the first batch's decision is gone."""
+    images, labels = tiny_batch()
+    for text in ("htm(tau=1)", "vtm"):
+        model = tiny_vit()
+        model.set_grad_checkpointing(True)
+        learner = vitmix.Learner(model, vitmix.create(text, 10))
+        first, second = learner(images, labels).loss, learner(images.flip(0) + 1, labels).loss
+        with pytest.raises(RuntimeError, match="run backward for each mixed batch"):
+            (first + second).backward()
+
+
+def test_frozen_blocks_and_norms() -> None:
+    images, labels = tiny_batch()
+    model = tiny_vit()
+    learner = vitmix.Learner(model, vitmix.create("htm(tau=1, block=1) + vtm", 10))
+    model.blocks[2].norm1.eval()
+    assert torch.isfinite(learner(images, labels).loss)
+    model.blocks[1].eval()
+    model.blocks[2].eval()
+    assert torch.isfinite(learner(images, labels).loss)  # neither acts where its block is in evaluation mode
+
+
+def test_the_guide_moves_with_the_learner() -> None:
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(tiny_vit(), vitmix.smmix(10), guide=tiny_vit().eval()).double()
+    assert learner(images.double(), labels).loss.dtype == torch.float64
+    assert not any("guide" in name for name in learner.state_dict())
+
+
+def test_a_copy_of_a_compiled_learner_compiles_its_own() -> None:
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(tiny_vit(), vitmix.cutmix(10))
+    learner.compile(backend="eager")
+    learner(images, labels)
+    twin = copy.deepcopy(learner)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(images, labels).logits.any() and learner(images, labels).logits.any()
+
+
 def test_copies_are_wired_to_themselves() -> None:
     images, labels = tiny_batch()
     for text in ("tl_align", "smmix", "cutmix + htm(tau=1) + vtm"):

@@ -31,6 +31,18 @@ def check_integer(name: str, value: int) -> None:
         raise ValueError(f"{name} must be an integer, got {value!r}")
 
 
+def check_switch(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_blocks(name: str, blocks: object) -> None:
+    if blocks == "all":
+        return
+    if not isinstance(blocks, tuple) or any(not isinstance(each, int) or isinstance(each, bool) for each in blocks):
+        raise ValueError(f"{name} must be 'all' or block numbers such as [-1], got {blocks!r}")
+
+
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     known = tuple(known)
     if value not in known:

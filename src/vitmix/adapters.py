@@ -57,7 +57,21 @@ class Reader:
         return self.model.norm
 
     def grid(self, size: Grid) -> Grid:
-        return self.model.patch_embed.dynamic_feat_size(size)
+        """Rows and columns of tokens for images of a size, which must be one that the model takes."""
+        embed = self.model.patch_embed
+        if getattr(embed, "strict_img_size", True):
+            wanted = tuple(getattr(embed, "img_size", None) or self.model.img_size)
+            if wanted != size:
+                raise ValueError(
+                    f"this model takes images of {wanted[0]}x{wanted[1]}, got {size[0]}x{size[1]}; "
+                    "resize them, or build the model with this img_size"
+                )
+        elif not embed.dynamic_img_pad and (size[0] % embed.patch_size[0] or size[1] % embed.patch_size[1]):
+            raise ValueError(
+                f"images of {size[0]}x{size[1]} do not divide into patches of {embed.patch_size[0]}x"
+                f"{embed.patch_size[1]}; resize them"
+            )
+        return embed.dynamic_feat_size(size)
 
     def resolve(self, block: int) -> int:
         """The index of a block counted from either end."""

@@ -1,13 +1,14 @@
 """How wrong a label rule is, measured where the truth is known: on images whose object masks are given."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vitmix.mix import Mix, expand_mask, mix_images
-from vitmix.mixer import AnyMixer, Mixing
+from vitmix.mixer import AnyMixer, Evaluating, Mixing
 from vitmix.shares import Weights
 from vitmix.tap import Plan, Recorder, Tape
 
@@ -76,11 +77,10 @@ def label_error(
     Args:
         batches: (images, labels, objects) with objects `(B, H, W)` bool.
     """
-    was_training = model.training
-    model.eval()
     gathered: dict[str, list[Tensor]] = {name: [] for name in rules}
-    attached = {name: rule.attach(model, seed=seed, rank=0) for name, rule in rules.items()}
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(Evaluating(model))
+        attached = {name: stack.enter_context(rule.attach(model, seed=seed, rank=0)) for name, rule in rules.items()}
         for images, labels, objects in batches:
             for name, mixing in attached.items():
                 needs_maps = any(mixer.share.name == "activation" for mixer in mixing.mixer.mixers)
@@ -91,10 +91,6 @@ def label_error(
                 mixing.targets(batch)
                 true, counted = visible_share(objects, batch.mix)
                 gathered[name].append((given.to(true.dtype) - true)[counted])
-    finally:
-        for mixing in attached.values():
-            mixing.close()
-        model.train(was_training)
     results = {}
     for name, parts in gathered.items():
         difference = torch.cat(parts) if parts else torch.empty(0)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitmix._checks import check_choice, check_count, check_integer, check_not_negative
+from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
 from vitmix.adapters import Reader
 from vitmix.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.masks import Values
@@ -149,6 +149,7 @@ class HTM:
         check_not_negative("tau", self.tau)
         check_not_negative("rho", self.rho)
         check_not_negative("score_weight", self.score_weight)
+        check_switch("stop_gradient", self.stop_gradient)
         check_choice("choose", self.choose, ("salient", "random_samples", "random_tokens"))
         check_choice("score_at", self.score_at, ("block", "last"))
         check_count("rollout", self.rollout, least=0)
@@ -241,12 +242,15 @@ class Horizontal:
         self.scored: Tensor | None = None
         self.incoming: Tensor | None = None
         self.decision: HorizontalMix | None = None
+        self.entered: Tensor | None = None
 
     def at_input(self, index: int, tokens: Tensor, tape: Tape) -> Tensor:
         if index != self.block:
             return tokens
         if self.decision is None:
             self._decide(tokens, tape)
+            self.entered = tokens.detach()
+        check_replay(tokens, self.entered)
         assert self.decision is not None
         return mix_tokens(tokens, self.decision.take, self.decision.partner, prefix=self.reader.prefix)
 
@@ -300,8 +304,13 @@ class Vertical:
         self.settings, self.reader, self.values = settings, reader, values
         self.block = reader.resolve(settings.block)
         self.positions: list[Tensor] | None = None
+        self.entered: Tensor | None = None
 
     def at_input(self, index: int, tokens: Tensor, tape: Tape) -> Tensor:
+        if index == self.block:
+            if self.entered is None:
+                self.entered = tokens.detach()
+            check_replay(tokens, self.entered)
         return tokens
 
     def bank(self, index: int, tape: Tape) -> Tensor | None:
@@ -328,6 +337,17 @@ class Vertical:
             layers = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
             return rollout_saliency(layers, prefix=self.reader.prefix, class_token=self.reader.class_token)
         return (tape.class_row if self.reader.class_token else tape.column_mean)[index]
+
+
+def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
+    """Refuses to apply one batch's decision to another: activation checkpointing reruns blocks of whatever is next."""
+    if torch.compiler.is_compiling() or entered is None or tokens.data_ptr() == entered.data_ptr():
+        return
+    if tokens.shape != entered.shape or not torch.allclose(tokens, entered, rtol=1e-2, atol=1e-2):
+        raise RuntimeError(
+            "activation checkpointing reran a block of an earlier batch; with htm or vtm, run backward for each mixed "
+            "batch before mixing the next"
+        )
 
 
 def _check_rollout(rollout: int, block: int) -> None:

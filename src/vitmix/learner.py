@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
 from vitmix.masks import box_mask
-from vitmix.mix import label_rows
+from vitmix.mix import check_label_range, label_rows
 from vitmix.mixer import AnyMixer
 
 
@@ -48,7 +48,8 @@ class Learner(nn.Module):
         self.model = model
         self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank)
         self.added = self.mixing.modules
-        self._step: Callable[..., Output] = self._forward_mixed
+        self._compile_settings: dict[str, Any] | None = None
+        self._compiled: Callable[..., Output] | None = None
 
     @property
     def mixer(self) -> AnyMixer:
@@ -65,7 +66,24 @@ class Learner(nn.Module):
 
     def compile(self, **settings: Any) -> None:
         """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph."""
-        self._step = torch.compile(self._forward_mixed, **settings)
+        self._compile_settings, self._compiled = settings, None
+
+    def _step(self, *inputs: Any) -> Output:
+        if self._compile_settings is None:
+            return self._forward_mixed(*inputs)
+        if self._compiled is None:
+            self._compiled = torch.compile(self._forward_mixed, **self._compile_settings)
+        return self._compiled(*inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled function is bound to this learner's weights; a copy compiles its own.
+        return self.__dict__ | {"_compiled": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Learner":
+        # The guide moves with the learner, but is no submodule: it is neither trained nor saved with it.
+        if self.mixing.guide is not self.model:
+            self.mixing.guide._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def forward(
         self,
@@ -88,6 +106,7 @@ class Learner(nn.Module):
             return self.model(images)
         if not self.training:
             return self._forward_plain(images, labels)
+        check_label_range(labels, self.mixer.num_classes)
         if draw is None:
             draw = self.mixing.draw(self.mixing.frame(images))
         draw = draw.to(images.device)
@@ -117,6 +136,8 @@ class Learner(nn.Module):
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
         logits = self.model(images)
-        targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype)
+        targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype).to(images.device)
+        if logits.shape != targets.shape:
+            raise ValueError(f"logits are {tuple(logits.shape)} and labels {tuple(targets.shape)}; they must agree")
         loss = soft_cross_entropy(logits, targets)
         return Output(loss, logits, targets, {"main": loss.detach()})

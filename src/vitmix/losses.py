@@ -60,13 +60,15 @@ def consistency_loss(
     `clean_logits` are constants. `average`: their logits are averaged before the softmax (the authors' program) or
     their probabilities after it (the paper's words).
     """
+    check_choice("average", average, ("logits", "probabilities"))
     logits = _at_least_float(logits)
     clean = clean_logits.detach().to(logits.dtype)
     share = share.to(logits.dtype).unsqueeze(1)
     if average == "logits":
         expected = torch.lerp(clean, clean[partner], share).log_softmax(1)
     else:
-        expected = torch.lerp(clean.softmax(1), clean.softmax(1)[partner], share).log()
+        mixed = torch.lerp(clean.softmax(1), clean.softmax(1)[partner], share)
+        expected = mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
     return functional.kl_div(logits.log_softmax(1), expected, reduction="batchmean", log_target=True)
 
 

@@ -13,13 +13,14 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from vitmix._checks import check_choice, check_fraction, check_grid, check_positive
+from vitmix._checks import check_blocks, check_choice, check_fraction, check_grid, check_positive, check_switch
 from vitmix.mix import Frame, Grid
 
 Values = Mapping[str, Tensor]
 Region = tuple[Tensor, Tensor | None]
 Per = Literal["batch", "sample"]
-Place = Literal["max", "min", "random", "same"]
+Source = Literal["max", "min", "random"]
+Destination = Literal["max", "min", "random", "same"]
 Blocks = tuple[int, ...] | Literal["all"]
 
 
@@ -41,11 +42,12 @@ class Mask(Protocol):
 
 def beta_share(count: int, alpha: float, *, generator: torch.Generator | None = None) -> Tensor:
     """Shares `(count,)` from Beta(alpha, alpha)."""
-    # float64: both gammas of a small alpha underflow to 0 / 0 in float32.
-    concentration = torch.full((count, 2), alpha, dtype=torch.float64)
-    gamma = torch._standard_gamma(concentration, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
-    gamma = gamma.clamp_min(torch.finfo(gamma.dtype).tiny)
-    return gamma[:, 0] / gamma.sum(1)
+    # Gamma(alpha) is Gamma(alpha + 1) * uniform ** (1 / alpha); its logarithm cannot underflow, however small alpha is.
+    above = torch.full((count, 2), alpha + 1, dtype=torch.float64)
+    gamma = torch._standard_gamma(above, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    uniform = torch.rand(count, 2, generator=generator, dtype=torch.float64)
+    log = gamma.log() + uniform.log() / alpha
+    return (log[:, 0] - log[:, 1]).sigmoid()
 
 
 def draw_boxes(size: Grid, share: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -216,6 +218,7 @@ class BoxMask(_Unguided):
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_choice("per", self.per, ("batch", "sample"))
+        check_switch("aligned", self.aligned)
         check_grid("grid", self.grid)
 
     def _size(self, frame: Frame) -> Grid:
@@ -296,8 +299,8 @@ class SalientBox:
     """
 
     name: ClassVar[str] = "salient_box"
-    source: Place = "max"
-    destination: Place = "min"
+    source: Source = "max"
+    destination: Destination = "min"
     low: float = 0.25
     high: float = 0.75
     sizes: Literal["paper", "discrete"] = "paper"
@@ -311,6 +314,7 @@ class SalientBox:
         if self.low > self.high:
             raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
         check_choice("sizes", self.sizes, ("paper", "discrete"))
+        check_blocks("blocks", self.blocks)
 
     @property
     def guide_blocks(self) -> Blocks | None:
@@ -348,7 +352,7 @@ class SalientBox:
         return window_region(target, source, height.expand(len(partner)), width.expand(len(partner)), grid)
 
 
-def _corner(place: Place, scores: Tensor | None, uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:
+def _corner(place: str, scores: Tensor | None, uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:
     if place == "random" or scores is None:
         return random_window(uniform, grid, height, width)
     return best_window(scores, height, width, largest=place == "max")
@@ -372,7 +376,7 @@ def _wanted(mask: BlockMask | ScatteredMask, grid: Grid, frame: Frame, generator
         share = torch.full((count,), mask.share, dtype=torch.float64)
     else:
         share = beta_share(count, mask.alpha, generator=generator)
-    return (share * (grid[0] * grid[1])).floor().long()
+    return (share * (grid[0] * grid[1]) + 1e-9).floor().long()  # 0.29 * 100 is 28.999...
 
 
 def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:

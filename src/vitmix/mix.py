@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitmix._checks import check_choice
+
 Grid = tuple[int, int]
 
 
@@ -66,21 +68,27 @@ def mix_tokens(tokens: Tensor, mask: Tensor, partner: Tensor, *, prefix: int = 0
 def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` probabilities as they are."""
     if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
-        return labels
+        return labels.to(dtype)
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         hint = f"; pass num_classes={labels.shape[1]}?" if labels.ndim == 2 else ""
         raise ValueError(
             f"labels must be (B,) integers or (B, {num_classes}) probabilities, "
             f"got {tuple(labels.shape)} {labels.dtype}{hint}"
         )
-    # Looking at values on a GPU would stall it; there, scatter's own device assertion reports a bad label.
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= num_classes:
-            wrong = low if low < 0 else high
-            raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {wrong}; check num_classes={num_classes}")
+    check_label_range(labels, num_classes)
     rows = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
     return rows.scatter_(1, labels.long().unsqueeze(1), 1)
+
+
+def check_label_range(labels: Tensor, num_classes: int) -> None:
+    """Refuses integers outside 0..num_classes - 1. Not on a GPU, which looking at values would stall: there a bad
+    label ends in a device-side assertion."""
+    if labels.device.type != "cpu" or labels.is_floating_point() or torch.compiler.is_compiling() or not len(labels):
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {wrong}; check num_classes={num_classes}")
 
 
 def smooth_rows(rows: Tensor, smoothing: float) -> Tensor:
@@ -115,6 +123,7 @@ def resample_mask(mask: Tensor, grid: Grid, *, rule: str, dtype: torch.dtype = t
     if rows <= grid[0] and columns <= grid[1]:
         return expand_mask(mask, grid)
     tall, wide = _cell((rows, columns), grid)
+    check_choice("rule", rule, ("area", "nearest"))
     if rule == "nearest":
         return mask[:, ::tall, ::wide]
     if mask.dtype == torch.bool:
@@ -148,5 +157,7 @@ def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
     top = (source // grid[1])[:, :, None, :, None] * tall
     left = (source % grid[1])[:, :, None, :, None] * wide
     pixel = ((top + row) * width + left + column).reshape(batch, 1, height * width)
-    moved = images.flatten(2).gather(2, pixel.expand(-1, channels, -1))
-    return moved.view(images.shape)
+    moved = images.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(images.shape)
+    if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
+        return moved.contiguous(memory_format=torch.channels_last)
+    return moved

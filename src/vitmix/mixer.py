@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitmix import losses
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.adapters import Reader, frame_of, read_model, unwrap
+from vitmix.adapters import Reader, frame_of, read_model
 from vitmix.draws import Draw, generator_for
 from vitmix.inner import HTM, Horizontal, Inner
 from vitmix.losses import Consistency, Extra, Region
@@ -43,6 +43,14 @@ class Mixer:
         check_count("num_classes", self.num_classes)
         check_fraction("smoothing", self.smoothing)
         check_choice("loss", self.loss, ("ce", "bce"))
+        for name, verb in (("mask", "region"), ("share", "weights"), ("pairing", "draw")):
+            part = getattr(self, name)
+            if not hasattr(part, verb):
+                raise ValueError(f"{name} must be one of the library's {name} settings or one like them, got {part!r}")
+        for name, kinds in (("extra", Extra), ("inner", Inner)):
+            parts = getattr(self, name)
+            if not isinstance(parts, tuple) or any(not isinstance(each, kinds) for each in parts):
+                raise ValueError(f"{name} must be a tuple of {name} parts, written [...] in a text, got {parts!r}")
         if not any(isinstance(part, HTM) for part in self.inner):
             return
         if not self.share.before_forward:
@@ -62,8 +70,14 @@ class Mixer:
         """Whether the method needs nothing but images and labels, so that it can be called without a model."""
         return not (self.share.needs_model or self.extra or self.inner or self.mask.guide_blocks is not None)
 
-    def draw(self, frame: Frame, generator: torch.Generator | None = None, **shared: Any) -> Draw:
-        """The choices for one batch; None draws from torch's global CPU generator."""
+    def draw(
+        self,
+        frame: Frame,
+        generator: torch.Generator | None = None,
+        *,
+        shared: torch.Generator | None = None,
+    ) -> Draw:
+        """The choices for one batch; None draws from torch's global CPU generator. `shared` is for switches."""
         values = {"partner": self.pairing.draw(frame.batch, generator)}
         values |= {f"mask.{key}": value for key, value in self.mask.draw(frame, generator).items()}
         for number, part in enumerate(self.inner):
@@ -102,9 +116,10 @@ class Switch:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.choices or len(self.choices) != len(self.weights):
+        if len(self.choices) < 2 or len(self.choices) != len(self.weights):
             raise ValueError(
-                f"a switch needs mixers and as many weights, got {len(self.choices)} and {len(self.weights)}"
+                "a switch needs two mixers or more and as many weights, "
+                f"got {len(self.choices)} and {len(self.weights)}"
             )
         for weight in self.weights:
             check_positive("each of weights", weight)
@@ -187,6 +202,9 @@ class MixedBatch:
 
 class Mixing:
     """A mixer at work on a model. Three verbs: `mix`, then the model runs, then `targets` or `loss`.
+
+    A batch is run through the model once; after its targets are taken the hooks leave the model alone, until the next
+    batch is mixed. Under activation checkpointing, backward must come before the next batch is mixed.
 
     Parameters that a method adds (a score net, a token head) are in `modules`, and `parameters()` lists them for the
     optimizer; the model's own state is never touched.
@@ -303,7 +321,7 @@ class Mixing:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
         tape = batch.tape
         for actor in tape.actors:
-            if isinstance(actor, Horizontal) and actor.decision is None and unwrap(self.model).training:
+            if isinstance(actor, Horizontal) and actor.decision is None and self._read().block(actor.block).training:
                 raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
         if tape.targets is None:
             tape.targets = _share_targets(batch, self.evidence(batch))
@@ -355,7 +373,7 @@ class Mixing:
         wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
         recorder.tape = tape = Tape(plan)
         logits = None
-        with torch.no_grad(), _Evaluating(reader.model):
+        with torch.no_grad(), Evaluating(reader.model):
             if wants_logits:
                 logits = self.guide(images)
             else:
@@ -372,7 +390,7 @@ class Mixing:
         """The final tokens of an unmixed pass."""
         assert self._recorder is not None and self.reader is not None
         self._recorder.tape = tape = Tape(Plan(final=True))
-        with torch.no_grad(), _Evaluating(self.reader.model):
+        with torch.no_grad(), Evaluating(self.reader.model):
             self.model(images)
         forget_casts()
         tape.closed = True
@@ -489,7 +507,7 @@ def _fit_scores(scores: Tensor, frame: Frame) -> Tensor:
     return nn.functional.interpolate(scores.unsqueeze(1), frame.grid, mode="area").squeeze(1)
 
 
-class _Evaluating:
+class Evaluating:
     """Evaluation mode for a while; every module gets its own mode back, frozen ones included.
 
     A class rather than a generator, which older versions of `torch.compile` cannot trace.

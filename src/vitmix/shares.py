@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vitmix._checks import check_choice, check_fraction, check_integer
+from vitmix._checks import check_blocks, check_choice, check_fraction, check_integer, check_switch
 from vitmix.adapters import Reader
 from vitmix.mix import Frame, Mix, mix_targets, resample_mask, smooth_rows
 from vitmix.tap import Plan, Tape, recorded
@@ -93,6 +93,7 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
         maps: `(B, h, w)` activation of each image's own label. Negative activations count as zero; a map without mass
             contributes zero.
     """
+    maps = maps.to(torch.promote_types(maps.dtype, torch.float32))  # 1e-8 is zero in half precision
     grid = (mix.mask.shape[-2], mix.mask.shape[-1])
     if mix.source is not None:
         # The pasted content is cell `source` of the partner, so maps are needed cell by cell.
@@ -194,9 +195,8 @@ class AlignedShare(_Shared):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        if self.blocks != "all":
-            for block in self.blocks:
-                check_integer("each of blocks", block)
+        check_blocks("blocks", self.blocks)
+        check_switch("normalize", self.normalize)
 
     def plan(self, reader: Reader) -> Plan:
         blocks = range(reader.depth) if self.blocks == "all" else map(reader.resolve, self.blocks)
@@ -231,6 +231,7 @@ class ActivationShare:
     empty: Literal["zero", "area"] = "zero"
 
     def __post_init__(self) -> None:
+        check_switch("clamp", self.clamp)
         check_choice("empty", self.empty, ("zero", "area"))
 
     def plan(self, reader: Reader) -> Plan:
@@ -248,7 +249,7 @@ class ActivationShare:
         weights = activation_weights(maps, mix)
         if self.empty == "zero":
             return weights
-        area = evidence.area.to(maps.dtype)
+        area = evidence.area.to(weights.own.dtype)
         blank = maps.clamp_min(0).flatten(1).sum(1) <= 0
         own = torch.where(blank, 1 - area, weights.own)
         return Weights(own, torch.where(blank[mix.partner], area, weights.partner))

@@ -176,10 +176,12 @@ class _Parser:
         terms = [self.term()]
         while self.take("|"):
             terms.append(self.term())
-        return terms[0][1] if len(terms) == 1 else _Either(terms)
+        if len(terms) == 1 and terms[0][0] is not None:
+            raise ValueError(f"a weight is for one of several methods, and {self.text!r} has nothing to switch with")
+        return terms[0][1] if len(terms) == 1 else _Either([(1.0 if w is None else w, term) for w, term in terms])
 
-    def term(self) -> tuple[float, Any]:
-        weight = 1.0
+    def term(self) -> tuple[float | None, Any]:
+        weight = None
         if self.peek()[0] == "number":
             weight = float(self.next()[1])
             if not self.take("*"):

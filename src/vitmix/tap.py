@@ -144,12 +144,16 @@ class _BlockHooks:
         self.recorder = recorder
         self.index = index
 
+    @property
+    def training(self) -> bool:
+        return self.recorder.reader.block(self.index).training
+
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         tape = self.recorder.active()
         if tape is None:
             return None
         tokens = args[0]
-        if module.training:
+        if self.training:
             for actor in tape.actors:
                 tokens = actor.at_input(self.index, tokens, tape)
         if self.index in tape.plan.tokens and not tape.closed:
@@ -158,7 +162,7 @@ class _BlockHooks:
 
     def extend(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         tape = self.recorder.active()
-        if tape is None or not module.training:
+        if tape is None or not self.training:
             return None
         tokens = args[0]
         for actor in tape.actors:
@@ -169,7 +173,7 @@ class _BlockHooks:
 
     def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         tape = self.recorder.active()
-        if tape is None or not module.training:
+        if tape is None or not self.training:
             return None
         extra = sum(actor.bank_length(self.index, tape) for actor in tape.actors)
         return output[:, : output.shape[1] - extra] if extra else None
@@ -185,7 +189,7 @@ class _BlockHooks:
             return
         plan, index, prefix = tape.plan, self.index, self.recorder.reader.prefix
         query, key = tape.queries.pop(index).detach(), output.detach()
-        extra = sum(actor.bank_length(index, tape) for actor in tape.actors) if module.training else 0
+        extra = sum(actor.bank_length(index, tape) for actor in tape.actors) if self.training else 0
         query = query[:, :, : query.shape[2] - extra]
         if index in plan.layers:
             tape.layers[index] = (query, key)

@@ -7,7 +7,7 @@ averages logits, as the released program does, where the paper's words say proba
 from typing import Literal, Unpack
 
 from vitmix.losses import Consistency, Region
-from vitmix.masks import Place, SalientBox
+from vitmix.masks import Destination, SalientBox, Source
 from vitmix.methods._common import Common
 from vitmix.mixer import Mixer
 
@@ -15,8 +15,8 @@ from vitmix.mixer import Mixer
 def smmix(
     num_classes: int,
     *,
-    source: Place = "max",
-    destination: Place = "min",
+    source: Source = "max",
+    destination: Destination = "min",
     low: float = 0.25,
     high: float = 0.75,
     sizes: Literal["paper", "discrete"] = "paper",
