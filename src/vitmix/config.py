@@ -85,14 +85,17 @@ class TrainConfig:
     mixing_off_epoch: int | None = option(None, REGULARIZE, "epoch from which images are mixed no more")
 
     size: int | None = option(None, AUGMENT, "image side in pixels; the model's if none")
-    scale: tuple[float, ...] = option((0.08, 1.0), AUGMENT, "random crop: smallest and largest part of the area")
+    scale: tuple[float, ...] | None = option(
+        (0.08, 1.0), AUGMENT, "random crop: smallest and largest part of the area; none takes the middle"
+    )
     ratio: tuple[float, ...] = option((3 / 4, 4 / 3), AUGMENT, "random crop: smallest and largest aspect ratio")
+    padding: int = option(0, AUGMENT, "random crop of the picture with this black border instead; needs scale none")
     hflip: float = option(0.5, AUGMENT, "probability of a horizontal flip")
     color_jitter: float = option(0.0, AUGMENT, "strength of color jitter")
     auto_augment: str | None = option(
         "rand-m9-mstd0.5-inc1", AUGMENT, "timm's RandAugment or AutoAugment policy, or none"
     )
-    interpolation: str = option("bicubic", AUGMENT, "resampling of images; 'random' is bilinear or bicubic")
+    interpolation: str = option("bicubic", AUGMENT, "resampling of images", choices=("bicubic", "bilinear", "random"))
     erasing: float = option(0.0, AUGMENT, "probability of random erasing")
     erasing_count: int = option(1, AUGMENT, "regions erased at most")
     erase_after_mixing: bool = option(False, AUGMENT, "erase from mixed images instead of before mixing")
@@ -102,13 +105,13 @@ class TrainConfig:
     crop_pct: float | None = option(None, AUGMENT, "evaluation: part of the side that is kept; the model's if none")
 
     eval_every: int = option(1, MEASURE, "epochs between evaluations; the last epoch is always evaluated")
-    eval_split: str = option("test", MEASURE, "split to evaluate on")
+    eval_split: str = option("test", MEASURE, "split to evaluate on", choices=("train", "val", "test"))
     eval_batch: int | None = option(None, MEASURE, "images per evaluation step; those of a training step if none")
     best: str = option(
         "accuracy",
         MEASURE,
         "measure of eval_split by which the best weights are chosen",
-        choices=("accuracy", "accuracy5", "loss", "ema_accuracy", "ema_accuracy5", "ema_loss"),
+        choices=("accuracy", "accuracy5", "eval_loss", "ema_accuracy", "ema_accuracy5", "ema_eval_loss"),
     )
     checkpoint_every: str = option(
         "1 epoch", MEASURE, "between checkpoints: '2 epochs', '500 steps' or '600 seconds'", may_change=True
@@ -144,7 +147,7 @@ class TrainConfig:
         for name in ("num_classes", "lr_per", "size", "eval_batch"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        for name in ("workers", "cooldown_epochs", "seed"):
+        for name in ("workers", "cooldown_epochs", "seed", "padding"):
             check_count(name, getattr(self, name), least=0)
         for name in ("min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "momentum", "color_jitter"):
             check_not_negative(name, getattr(self, name))
@@ -197,7 +200,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     """
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
-    recipe = given.get("recipe", stored.get("recipe"))
+    recipe = _fit(str | None, given.get("recipe", stored.get("recipe")))
     if recipe is None and not {"data", "model", "recipe"} & (given.keys() | stored.keys()):
         recipe = DEFAULT_RECIPE
     layers: list[tuple[str, Mapping[str, Any]]] = [(str(file), stored), ("the flags", given)]
@@ -210,7 +213,8 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
             values.pop("model_args", None)
         arguments = values.get("model_args", {}) | checked.get("model_args", {})
         values |= checked | ({"model_args": arguments} if arguments else {})
-    return TrainConfig(**values | {"recipe": recipe})
+    values["recipe"] = recipe
+    return TrainConfig(**values)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Images per second of the whole training loop, data included, against the bare compiled step, and where time goes.
+
+    python benchmarks/train_loop.py --data npz:DIR --recipe cct_cifar10_1500 --profile profile.txt
+
+Epochs after the first count; the first pays for compilation.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from vitmix.config import resolve
+from vitmix.engine import Trainer
+
+
+def bare_step(trainer: Trainer, updates: int) -> float:
+    """Images per second of forward, backward and optimizer on one batch that stays where it is."""
+    batch = next(iter(trainer.loader.epoch(0))).to(trainer.device)
+    draws = [trainer._draw(batch.images, 0, step) for step in range(16)]
+    erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
+    trainer.learner.train()
+
+    def run(count: int) -> None:
+        for number in range(count):
+            output = trainer.learner(batch.images, batch.labels, draw=draws[number % len(draws)], erase=erase)
+            trainer.accelerator.backward(output.loss)
+            trainer.optimizer.step()
+            trainer.optimizer.zero_grad()
+
+    run(48)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run(updates)
+    torch.cuda.synchronize()
+    return updates * len(batch) / (time.perf_counter() - began)
+
+
+def profile(trainer: Trainer, updates: int) -> str:
+    """A table of the loop's operations, and how often the host waited for the device."""
+    batches = trainer.loader.epoch(1)
+    trainer.learner.train()
+    for _ in range(8):
+        trainer._learn(batches, epoch=1)
+    torch.cuda.synchronize()
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as record:
+        for _ in range(updates):
+            trainer._learn(batches, epoch=1)
+        torch.cuda.synchronize()
+    found = record.key_averages()
+    waits = {event.key: event.count for event in found if "Synchronize" in event.key}
+    tables = [found.table(sort_by=key, row_limit=18) for key in ("self_cuda_time_total", "self_cpu_time_total")]
+    return f"waits in {updates} updates, the last one being ours: {waits}\n" + "\n".join(tables)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", default="shapes(length=50000)")
+    parser.add_argument("--recipe", default="cct_cifar10_1500")
+    parser.add_argument("--method", default="mixup(alpha=0.8) | cutmix")
+    parser.add_argument("--mode", default="reduce-overhead")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--profile", help="file for the profile")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"recipe": given.recipe, "data": given.data, "method": given.method, "batch": given.batch}
+        flags |= {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
+        flags |= {"resident": True, "compile": True, "compile_mode": given.mode, "track": "none", "log_every": 200}
+        trainer = Trainer(resolve({**flags, "output": str(Path(folder) / "run")}))
+        trainer.run()
+        rates = [row["images/s"] for row in trainer.position.history[1:]]
+        loop, bare = statistics.median(rates), bare_step(trainer, 400)
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {given.batch}, {given.mode}")
+        print(f"loop {loop:,.0f} images/s ({', '.join(f'{rate:,.0f}' for rate in rates)}), bare step {bare:,.0f}")
+        print(f"the loop takes {bare / loop:.3f} x the bare step's time", flush=True)
+        if given.profile:
+            Path(given.profile).write_text(profile(trainer, 32))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Checkpoints that are complete or absent, and weights of other origin.
+
+A checkpoint is a folder: tensors as safetensors, everything else as JSON, and a manifest with the size and checksum of
+each file. It is written under a temporary name, forced to disk and renamed, so that a name without a dot stands for a
+complete checkpoint; the checksums find what a disk damaged later.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+MANIFEST = "manifest.json"
+PREFIX, PARTIAL = "update-", ".partial"
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The model's weights, their averaged copy if there is one, and everything else that training needs."""
+
+    model: Tensors
+    ema: Tensors | None
+    training: dict[str, Any]
+
+
+# Files
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file so that it is either complete or not there, or as it was before."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        _write(partial, content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Writes weights as safetensors that timm loads; `about` goes into the file's header."""
+    write_file(path, safetensors.torch.save(_on_host(weights), dict(about or {})))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> Tensors:
+    # A copy, since safetensors refuses tensors that share memory.
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+# Trees of tensors and plain values
+
+
+def pack(tree: Any) -> tuple[Tensors, Any]:
+    """The tensors of a nested value, and the value as JSON can hold it, with the tensors' names in their places."""
+    tensors: Tensors = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return {"tensor": path}
+        if isinstance(value, Mapping):
+            # As pairs: JSON would turn the whole-number keys of an optimizer's state into text.
+            return {"pairs": [[key, walk(each, f"{path}.{key}")] for key, each in value.items()]}
+        if isinstance(value, (list, tuple)):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [walk(each, f"{path}.{number}") for number, each in enumerate(value)]}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"cannot save {path}: a {type(value).__name__} is neither a tensor nor a plain value")
+
+    return tensors, walk(tree, "state")
+
+
+def unpack(tensors: Tensors, skeleton: Any) -> Any:
+    """The value that `pack` took apart."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    ((kind, content),) = skeleton.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "pairs":
+        return {key: unpack(tensors, each) for key, each in content}
+    items = [unpack(tensors, each) for each in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+# Checkpoints
+
+
+def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Writes a checkpoint, then removes all but the newest `keep`. On failure the older ones stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{PREFIX}{update:09d}"
+    partial = folder / f".{target.name}{PARTIAL}"
+    tensors, skeleton = pack(checkpoint.training)
+    files = {
+        "model.safetensors": safetensors.torch.save(_on_host(checkpoint.model)),
+        "training.safetensors": safetensors.torch.save(_on_host(tensors)),
+        "training.json": json.dumps(skeleton).encode(),
+    }
+    if checkpoint.ema is not None:
+        files["ema.safetensors"] = safetensors.torch.save(_on_host(checkpoint.ema))
+    manifest = {name: {"bytes": len(content), "sha256": _checksum(content)} for name, content in files.items()}
+    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name, content in files.items():
+            _write(partial / name, content)
+        _sync_folder(partial)
+        shutil.rmtree(target, ignore_errors=True)  # a damaged one: a good one would have been continued from
+        partial.rename(target)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync_folder(folder)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first, complete or not."""
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint, and a sentence for each newer one that is damaged."""
+    damaged = []
+    for path in reversed(list_checkpoints(folder)):
+        problem = find_damage(path)
+        if problem is None:
+            return path, damaged
+        damaged.append(f"checkpoint {path.name} is damaged and was skipped: {problem}")
+    return None, damaged
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, expected in manifest.items():
+            content = (path / name).read_bytes()
+            if len(content) != expected["bytes"]:
+                return f"{name} has {len(content)} of {expected['bytes']} bytes"
+            if _checksum(content) != expected["sha256"]:
+                return f"{name} has changed since it was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint that `newest_checkpoint` found complete."""
+    skeleton = json.loads((path / "training.json").read_text())
+    ema = path / "ema.safetensors"
+    return Checkpoint(
+        safetensors.torch.load_file(path / "model.safetensors"),
+        safetensors.torch.load_file(ema) if ema.exists() else None,
+        unpack(safetensors.torch.load_file(path / "training.safetensors"), skeleton),
+    )
+
+
+def remove_partial(folder: Path) -> list[str]:
+    """Removes checkpoints whose writing was interrupted; returns their names."""
+    partial = sorted(folder.glob(f".{PREFIX}*{PARTIAL}")) if folder.is_dir() else []
+    for path in partial:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name.removeprefix(".").removesuffix(PARTIAL) for path in partial]
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# Weights to start from
+
+
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Loads weights of a file, or the best ones of a run folder, into a model; returns what was left out.
+
+    A classifier for another number of classes is left out. Any other difference is an error that names the first ones.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "best.safetensors"
+    weights = _adapted(_read_weights(path), model)
+    own = model.state_dict()
+    classifier = _classifier_keys(model)
+    replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
+    if replaced:
+        weights = {key: value for key, value in weights.items() if key not in classifier}
+    kept = own.keys() - (classifier if replaced else set())
+    problems = [
+        f"{key} is {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in kept and key in weights and weights[key].shape != own[key].shape
+    ]
+    problems += [f"{key} is missing" for key in own if key in kept and key not in weights]
+    problems += [f"{key} is not in the model" for key in weights if key not in own]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"the weights in {path} are not of this {type(model).__name__}: {', '.join(problems[:3])}{more}"
+        )
+    model.load_state_dict(weights, strict=not replaced)
+    return sorted(replaced)
+
+
+def _read_weights(path: Path) -> Tensors:
+    if not path.is_file():
+        raise ValueError(f"there is no file of weights {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+            break
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
+    return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
+
+
+def _adapted(weights: Tensors, model: nn.Module) -> Tensors:
+    """The weights as this model has them: its module may know the authors' names, and resample positions."""
+    adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if adapt is None:
+        return weights
+    try:
+        return dict(adapt(dict(weights), model))
+    except (KeyError, RuntimeError, AttributeError, TypeError, ValueError, AssertionError, IndexError):
+        return weights  # of another model: the comparison that follows says so
+
+
+def _classifier_keys(model: nn.Module) -> set[str]:
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    names = (names,) if isinstance(names, str) else names
+    return {key for key in model.state_dict() if any(key.startswith(f"{name}.") for name in names)}

@@ -1,0 +1,329 @@
+"""Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor
+
+from vitmix import checkpoints, prepare, processes, runs, state
+from vitmix.config import TrainConfig, checkpoint_interval
+from vitmix.data.loader import Batch, TrainLoader
+from vitmix.draws import Draw, generator_for
+from vitmix.learner import Learner
+from vitmix.measure import MEASURES, LossTally, score
+from vitmix.optim import make_optimizer, make_schedule
+from vitmix.progress import MetricsFiles, Reporter, Row
+from vitmix.state import Position
+from vitmix.summary import about, is_better, summarize
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss is not a number any more; the text says where, and what is left."""
+
+
+class Trainer:
+    """A training from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.folder = config, runs.folder_for(config)
+        self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
+        self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
+        processes.on_main(accelerator, lambda: self.folder.check(config))
+        torch.manual_seed(config.seed)
+        part = processes.part_of_batch(config, self.world)
+        self.images, self.eval_images, self.classes = prepare.open_data(config)
+        model, self.remarks = prepare.build_model(config, self.classes)
+        model.to(self.device)
+        if config.warmup_epochs >= config.epochs:
+            self.remarks.append(
+                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
+            )
+        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
+        self.method = prepare.build_mixer(config, self.classes)
+        self.quiet = prepare.without_image_mixing(self.method)
+        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet)).to(self.device)
+        if config.compile:
+            self.core.compile(mode=config.compile_mode, dynamic=False)
+        augmentation = prepare.build_augmentation(config, model)
+        place = {"device": self.device, "rank": self.rank, "world": self.world}
+        self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place)
+        self.eval_loader = prepare.eval_loader(config, self.eval_images, augmentation, batch=part, **place)
+        self.updates_per_epoch = len(self.loader) // config.accumulate
+        if self.updates_per_epoch == 0:
+            raise ValueError(
+                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
+            )
+        optimizer = make_optimizer(self.core, config)
+        self.schedule = make_schedule(optimizer, config, self.updates_per_epoch)
+        self.learner, self.optimizer = accelerator.prepare(self.core, optimizer)
+        torch.manual_seed(
+            generator_for(config.seed, self.rank).initial_seed() % 2**63
+        )  # dropout: not alike on all ranks
+        self.position = Position()
+        self.tally = LossTally(["loss", *prepare.loss_parts(self.method)], self.device)
+        measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
+        columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
+        self.metrics = MetricsFiles(self.folder.path, columns)
+        self.reporter = Reporter(
+            enabled=accelerator.is_main_process, epochs=config.total_epochs, updates=self.total_updates, columns=columns
+        )
+        self.stopper = processes.Stopper()
+        processes.on_main(accelerator, lambda: self.folder.open(config))
+
+    @property
+    def total_updates(self) -> int:
+        return self.config.total_epochs * self.updates_per_epoch
+
+    @property
+    def update(self) -> int:
+        """Updates made since the start of training."""
+        return self.position.epoch * self.updates_per_epoch + self.position.step
+
+    # The loop
+
+    def run(self) -> int:
+        """Trains to the end, from the newest checkpoint if there is one. Returns the exit code."""
+        try:
+            summary = self.folder.read_summary()
+            if summary is not None:
+                self.reporter.say(f"This run is finished.\n{summary['text']}")
+                return 0
+            self._start()
+            with self.stopper:
+                for epoch in range(self.position.epoch, self.config.total_epochs):
+                    self._train_epoch(epoch)
+                    self._finish_epoch(epoch)
+            return self._finish()
+        except processes.Stopped as stopped:
+            saved = self._save()
+            self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
+            return stopped.exit_code
+        except NonFiniteLoss as error:
+            self.reporter.say(f"Stopped: {error}.")
+            return 1
+        finally:
+            self.reporter.stop()
+            self.folder.close()
+            if isinstance(self.loader, TrainLoader):
+                self.loader.close()
+            self.accelerator.end_training()
+
+    def _train_epoch(self, epoch: int) -> None:
+        self.learner.train()
+        self._reported = time.perf_counter(), self.update
+        batches = self.loader.epoch(epoch, start=self.position.step * self.config.accumulate)
+        with closing(batches):  # pyright: ignore[reportArgumentType]  an iteration left open keeps its workers waiting
+            self._train_on(batches, epoch)
+
+    def _train_on(self, batches: Iterator[Batch], epoch: int) -> None:
+        while self.position.step < self.updates_per_epoch:
+            self.schedule.step_update(self.update)
+            self._learn(batches, epoch)
+            reading = self.update % self.config.log_every == 0 or self.position.step == self.updates_per_epoch
+            if reading:
+                self._report(epoch)
+            if self.world == 1 or reading:  # several processes need a message to agree
+                self.stopper.check(self.accelerator)
+            if self.position.step < self.updates_per_epoch and self._checkpoint_due(reading):
+                self._save()
+
+    def _learn(self, batches: Iterator[Batch], epoch: int) -> None:
+        """One update, from as many parts of the batch as are accumulated."""
+        accumulate = self.config.accumulate
+        values = torch.zeros_like(self.tally.sums)
+        for part in range(accumulate):
+            batch = self._next(batches).to(self.device)
+            draw = self._draw(batch.images, epoch, self.update * accumulate + part)
+            erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
+            with self.accelerator.accumulate(self.learner):
+                output = self.learner(batch.images, batch.labels, draw=draw, erase=erase)
+                self.accelerator.backward(output.loss)
+            values += self.tally.values({"loss": output.loss.detach(), **output.parts}, accumulate)
+        if self._usable(values):
+            self.tally.add(values)
+            self.optimizer.step()
+        else:
+            self.position.skipped += 1
+        self.optimizer.zero_grad()
+        self.position.step += 1
+        if self.ema is not None:
+            self.ema.update(self.core.model, step=self.update)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        try:
+            return next(batches)
+        except RuntimeError:  # a worker is gone
+            if self.stopper.received:
+                raise processes.Stopped(self.stopper.received) from None
+            raise
+
+    def _draw(self, images: Tensor, epoch: int, step: int) -> Draw:
+        """The batch's choices: a function of (seed, step, rank), the choice of the mixer one of (seed, step)."""
+        frame, seed = self.core.mixing.frame(images), self.config.seed
+        off = self.config.mixing_off_epoch is not None and epoch >= self.config.mixing_off_epoch
+        own, shared = generator_for(seed, step, 1 + self.rank), generator_for(seed, step, 0)
+        draw = (self.quiet if off else self.method).draw(frame, own, shared=shared)
+        return dataclasses.replace(draw, choice=draw.choice + len(self.method.mixers)) if off else draw
+
+    def _usable(self, values: Tensor) -> bool:
+        """Clips the gradients; whether the update may be made. A loss that is not finite is skipped or ends the run."""
+        config = self.config
+        if config.clip_grad is not None or config.skip_nonfinite:
+            norm: Any = self.accelerator.clip_grad_norm_(self.learner.parameters(), config.clip_grad or math.inf)
+            # Gradients are the same on every rank, so all decide alike. A loss scaler skips by itself.
+            if config.skip_nonfinite and self.accelerator.scaler is None:
+                return bool(torch.isfinite(norm))
+        elif self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
+            raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
+        return True
+
+    def _check_finite(self) -> None:
+        if not self.config.skip_nonfinite and processes.any_process(self.accelerator, not bool(self.tally.finite)):
+            raise self._not_finite(self._first_update + int(self.tally.good))
+
+    def _not_finite(self, update: int) -> NonFiniteLoss:
+        newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
+        return NonFiniteLoss(
+            f"the loss was not finite at update {update} with method {self.config.method!r}; the last good checkpoint "
+            f"is {newest or 'the start'}; lower the learning rate, or pass --skip-nonfinite"
+        )
+
+    def _report(self, epoch: int) -> None:
+        """Reads the losses, which makes the host wait for the device, and shows the progress."""
+        means = self.tally.means(self.accelerator)
+        self._check_finite()
+        now = time.perf_counter()
+        elapsed, updates = now - self._reported[0], self.update - self._reported[1]
+        self._reported = now, self.update
+        self.position.seconds += elapsed
+        per_update = elapsed / max(updates, 1)
+        if self.position.step == self.updates_per_epoch and not self.reporter.live:
+            return  # the epoch's row follows
+        self.reporter.update(
+            epoch=epoch + 1,
+            update=self.update,
+            loss=means["loss"],
+            lr=self.optimizer.param_groups[-1]["lr"],
+            rate=self.config.batch / max(per_update, 1e-9),
+            left=per_update * (self.total_updates - self.update),
+        )
+
+    def _finish_epoch(self, epoch: int) -> None:
+        position = self.position
+        row: Row = {"epoch": epoch + 1, "lr": self.optimizer.param_groups[-1]["lr"]}
+        row |= self.tally.means(self.accelerator)
+        last = epoch + 1 == self.config.total_epochs
+        if last or (epoch + 1) % self.config.eval_every == 0:
+            row |= self._measure(self.core.model)
+            if self.ema is not None:
+                row |= {f"ema_{name}": value for name, value in self._measure(self.ema.module).items()}
+        seconds = position.seconds - sum(each["seconds"] for each in position.history)
+        row |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
+        self._keep_best(row)
+        position.history.append(row)
+        self._tell(row)
+        position.epoch, position.step = epoch + 1, 0
+        self.tally.reset()
+        if last or self._checkpoint_due(True):
+            self._save()
+
+    def _measure(self, model: torch.nn.Module) -> dict[str, float]:
+        def between() -> None:
+            if self.world == 1:
+                self.stopper.check(self.accelerator)
+
+        return score(model, self.eval_loader, self.accelerator, between=between)
+
+    # Writing down
+
+    def _keep_best(self, row: Row) -> None:
+        name, best = self.config.best, self.position.best
+        if name not in row or (best is not None and not is_better(name, row[name], best[name])):
+            return
+        self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
+        averaged = self.ema is not None and name.startswith("ema_")
+        model = self.ema.module if averaged and self.ema is not None else self.core.model
+        self._try(lambda: checkpoints.write_weights(self.folder.best, model.state_dict(), about(self)), "best weights")
+
+    def _tell(self, row: Row) -> None:
+        self._try(lambda: self.metrics.append(row), "metrics")
+        self.reporter.row(row)
+        self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=row["epoch"])
+
+    def _try(self, write: Callable[[], object], what: str) -> bool:
+        """Lets the first process write; a full or failing disk is told and does not end the training."""
+        if self.accelerator.is_main_process:
+            try:
+                write()
+            except OSError as error:
+                self.reporter.say(f"The {what} could not be written: {error.strerror or error}.")
+                return False
+        return True
+
+    def _checkpoint_due(self, reading: bool) -> bool:
+        number, unit = checkpoint_interval(self.config.checkpoint_every)
+        if unit == "seconds":
+            due = time.perf_counter() - self._saved >= number
+            return (self.world == 1 or reading) and processes.any_process(self.accelerator, due)
+        every = number if unit == "steps" else number * self.updates_per_epoch
+        return self.update % max(1, round(every)) == 0
+
+    def _save(self) -> str:
+        """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
+        self._check_finite()
+        self._saved = self._count_time()
+        captured, update = state.capture(self), self.update
+
+        def write() -> None:
+            checkpoints.save_checkpoint(self.folder.checkpoints, update, captured, keep=self.config.keep)
+
+        if self._try(write, f"checkpoint of update {update}"):
+            return f"Checkpoint of update {self.update} is written"
+        newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
+        said = f"The newest complete checkpoint is {newest.name if newest else 'none'}"
+        self.reporter.say(said + "; training goes on.")
+        return said
+
+    def _start(self) -> None:
+        for remark in self.remarks:
+            self.reporter.say(remark)
+        for remark in state.resume(self):
+            self.reporter.say(remark)
+        if self.accelerator.is_main_process:
+            self.metrics.start(self.position.history)
+        plain = {
+            name: value if isinstance(value, (int, float, str)) else str(value)
+            for name, value in vars(self.config).items()
+        }
+        self.accelerator.init_trackers("vitmix", config=plain)
+        self._first_update = self.update
+        self._saved = self._counted = time.perf_counter()
+        self.reporter.start(self.update)
+
+    def _count_time(self) -> float:
+        now = time.perf_counter()
+        self.position.wall += now - self._counted
+        self._counted = now
+        return now
+
+    def _finish(self) -> int:
+        self._count_time()
+        summary = summarize(self)
+        text = summary["text"]
+
+        def write() -> None:
+            checkpoints.write_weights(self.folder.last, self.core.model.state_dict(), about(self))
+            self.folder.write_summary(summary)
+
+        if not self._try(write, "final weights and summary"):
+            self.reporter.say("The last checkpoint holds them: make room and run the same command again.")
+            return 1
+        self.reporter.stop()
+        self.reporter.say(text)
+        return 0

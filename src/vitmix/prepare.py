@@ -1,0 +1,172 @@
+"""From a configuration to the parts of a training: images, model, mixer, augmentation."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from vitmix import models as models  # its import registers names with timm
+from vitmix.checkpoints import load_weights
+from vitmix.config import TrainConfig
+from vitmix.data.augment import Augmentation
+from vitmix.data.images import ImageSet
+from vitmix.data.loader import EvalLoader, TrainLoader
+from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
+from vitmix.data.sources import open_images
+from vitmix.inner import HTM
+from vitmix.masks import NoMask
+from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.shares import ActivationShare, AreaShare
+from vitmix.spec import create
+
+
+def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
+    """The training images, those to evaluate on, and the number of classes."""
+    train, held_out = open_images(config.data, "train"), open_images(config.data, config.eval_split)  # pyright: ignore
+    classes = len(train.classes)
+    if classes < 2:
+        raise ValueError(f"{train.description} has {classes} class; a classifier needs at least two")
+    if config.num_classes is not None and config.num_classes < classes:
+        raise ValueError(
+            f"num_classes is {config.num_classes}, but the labels of {train.description} reach {classes - 1}; "
+            f"give at least {classes}, or leave it out"
+        )
+    return train, held_out, config.num_classes or classes
+
+
+def model_settings(config: TrainConfig, num_classes: int) -> dict[str, Any]:
+    """What timm's `create_model` needs besides the name to build the model that a checkpoint fits."""
+    settings: dict[str, Any] = {"num_classes": num_classes, **config.model_args}
+    cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    if config.size is not None and cfg is not None and cfg.fixed_input_size:
+        settings["img_size"] = config.size
+    return settings
+
+
+def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, list[str]]:
+    """The model with its initial weights, and what there is to say about them."""
+    name = config.model.split(".")[0]
+    if ":" not in name and not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown model {config.model!r}, timm.list_models() lists the known ones{hint}")
+    settings = model_settings(config, num_classes)
+    for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)):
+        if value is not None:
+            settings[key] = value
+    try:
+        model = timm.create_model(config.model, pretrained=config.pretrained, **settings)
+    except TypeError as error:
+        raise ValueError(f"model_args do not fit {config.model}: {error}") from None
+    except Exception as error:  # of the network, the hub or the file, in many classes
+        if not config.pretrained:
+            raise
+        raise ValueError(f"cannot get the published weights of {config.model}: {error}") from None
+    if config.grad_checkpointing:
+        switch = getattr(model, "set_grad_checkpointing", None)
+        if switch is None:
+            raise ValueError(f"{config.model} has no activation checkpointing; leave grad_checkpointing out")
+        switch(True)
+    remarks = []
+    if config.checkpoint is not None:
+        replaced = load_weights(model, config.checkpoint)
+        new = "; the classifier is new, since the number of classes differs" if replaced else ""
+        remarks.append(f"Starting from {config.checkpoint}{new}.")
+    return model, remarks
+
+
+def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
+    """The method, with the configuration's smoothing and loss in every mixer of it."""
+    method = create(config.method, num_classes)
+
+    def finished(mixer: Mixer) -> Mixer:
+        if isinstance(mixer.share, ActivationShare):
+            raise ValueError(f"{mixer} needs a teacher's activation maps with every image; use label=area")
+        changes: dict[str, Any] = {"smoothing": mixer.smoothing or config.smoothing}
+        if config.loss is not None:
+            changes["loss"] = config.loss
+        return dataclasses.replace(mixer, **changes)
+
+    return _each(method, finished)
+
+
+def without_image_mixing(method: AnyMixer) -> AnyMixer:
+    """The method with its images left alone: what follows `mixing_off_epoch`. Mixing inside the network goes on."""
+    return _each(method, lambda mixer: dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=()))
+
+
+def all_mixers(config: TrainConfig, method: AnyMixer, quiet: AnyMixer) -> AnyMixer:
+    """What the learner must know: the method's mixers, then those of `quiet` where mixing is switched off one day."""
+    if config.mixing_off_epoch is None:
+        return method
+    mixers = (*method.mixers, *quiet.mixers)
+    return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
+
+
+def loss_parts(method: AnyMixer) -> list[str]:
+    """The names of the parts that the method's loss can have; none where it has only one."""
+    extra = {part.name for mixer in method.mixers for part in mixer.extra}
+    score = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
+    found = ["main", *sorted(extra), *(["score"] if score else [])]
+    return found if len(found) > 1 else []
+
+
+def _each(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
+    if isinstance(method, Switch):
+        return Switch(tuple(map(change, method.choices)), method.weights)
+    return change(method)
+
+
+def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:
+    """The augmentation; what the configuration leaves open is the model's own."""
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    given = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Augmentation)}
+    own = {name: cfg[name] for name in ("mean", "std", "crop_pct") if cfg.get(name) is not None}
+    own["size"] = config.model_args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-1]
+    open_fields = {name for name in own if given[name] is None}
+    settings: dict[str, Any] = {name: own[name] if name in open_fields else given[name] for name in given}
+    return Augmentation(**settings)
+
+
+def train_loader(
+    config: TrainConfig,
+    images: ImageSet,
+    augmentation: Augmentation,
+    *,
+    batch: int,
+    device: torch.device,
+    rank: int,
+    world: int,
+) -> TrainLoader | ResidentLoader:
+    """Batches to train on: read one by one, or from device memory."""
+    place: dict[str, Any] = {
+        "batch": batch,
+        "seed": config.seed,
+        "rank": rank,
+        "world": world,
+        "repeats": config.repeats,
+    }
+    if config.resident:
+        return ResidentLoader(images, augmentation, device=device, compile=config.compile, **place)
+    return TrainLoader(images, augmentation, workers=config.workers, **place)
+
+
+def eval_loader(
+    config: TrainConfig,
+    images: ImageSet,
+    augmentation: Augmentation,
+    *,
+    batch: int,
+    device: torch.device,
+    rank: int,
+    world: int,
+) -> EvalLoader | ResidentEvalLoader:
+    """Batches to evaluate on."""
+    place: dict[str, Any] = {"batch": config.eval_batch or batch, "rank": rank, "world": world}
+    if config.resident:
+        return ResidentEvalLoader(images, augmentation, device=device, **place)
+    return EvalLoader(images, augmentation, workers=config.workers, **place)

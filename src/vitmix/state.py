@@ -1,0 +1,87 @@
+"""The state of a training as a checkpoint holds it, and the way back."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vitmix import checkpoints, processes
+from vitmix.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from vitmix.engine import Trainer
+
+
+@dataclass
+class Position:
+    """Where a training stands: finished epochs, updates of the epoch after them, and what was found so far.
+
+    `seconds` were spent on training alone, `wall` on everything.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    wall: float = 0.0
+    skipped: int = 0
+    best: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def capture(trainer: "Trainer") -> Checkpoint:
+    """Everything that the next update depends on. With several processes, all must call this together.
+
+    Draws and the loaders' order are functions of the position, so they need no state of their own.
+    """
+    scaler = trainer.accelerator.scaler
+    training = {
+        "position": dataclasses.asdict(trainer.position),
+        "update": trainer.update,
+        "world": trainer.world,
+        "tally": trainer.tally.sums,
+        "added": trainer.core.added.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "random": processes.random_states(trainer.accelerator),
+    }
+    ema = None if trainer.ema is None else trainer.ema.module.state_dict()
+    return Checkpoint(trainer.core.model.state_dict(), ema, training)
+
+
+def resume(trainer: "Trainer") -> list[str]:
+    """Puts the trainer where its newest complete checkpoint was written; says what was found and what was lost."""
+    folder = trainer.folder.checkpoints
+    path, remarks = checkpoints.newest_checkpoint(folder)
+    if trainer.accelerator.is_main_process:
+        remarks += [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.remove_partial(folder)]
+    if path is None:
+        if remarks:
+            remarks.append("no complete checkpoint was found: the training starts anew")
+        return remarks
+    checkpoint = checkpoints.load_checkpoint(path)
+    restore(trainer, checkpoint)
+    lost = [int(each.name.removeprefix(checkpoints.PREFIX)) for each in checkpoints.list_checkpoints(folder)]
+    repeated = f"; {max(lost) - trainer.update} updates are computed again" if max(lost) > trainer.update else ""
+    remarks.append(
+        f"resuming at update {trainer.update} of {trainer.total_updates} (epoch {trainer.position.epoch + 1}){repeated}"
+    )
+    if checkpoint.training["world"] != trainer.world:
+        remarks.append(
+            f"the run began on {checkpoint.training['world']} processes and goes on on {trainer.world}: "
+            "its numbers will not be those of an uninterrupted run"
+        )
+    return remarks
+
+
+def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+    """Puts the trainer into the state that `capture` saw."""
+    training = checkpoint.training
+    trainer.core.model.load_state_dict(checkpoint.model)
+    trainer.core.added.load_state_dict(training["added"])
+    if trainer.ema is not None and checkpoint.ema is not None:
+        trainer.ema.module.load_state_dict(checkpoint.ema)
+    trainer.optimizer.load_state_dict(training["optimizer"])
+    if trainer.accelerator.scaler is not None and training["scaler"] is not None:
+        trainer.accelerator.scaler.load_state_dict(training["scaler"])
+    trainer.tally.sums = training["tally"].to(trainer.device)
+    trainer.position = Position(**training["position"])
+    processes.restore_random_states(trainer.accelerator, training["random"])

@@ -1,0 +1,173 @@
+"""Checkpoints: complete or absent, whatever happens; and weights of other origin."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vitmix  # noqa: F401  registers models with timm
+from training import same_weights
+from vitmix import checkpoints
+from vitmix.checkpoints import Checkpoint
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.lists(st.floats(-10, 10, width=32), max_size=3).map(torch.tensor)
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers(0, 9) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict) and list(first) == list(second) and all(equal(first[k], second[k]) for k in first)
+        )
+    if isinstance(first, (list, tuple)):
+        same = type(first) is type(second) and len(first) == len(second)  # type: ignore[arg-type]
+        return same and all(map(equal, first, second))  # type: ignore[call-overload]
+    return type(first) is type(second) and first == second
+
+
+@given(TREES)
+def test_trees_come_back(tree: object) -> None:
+    tensors, skeleton = checkpoints.pack(tree)
+    assert equal(checkpoints.unpack(tensors, json.loads(json.dumps(skeleton))), tree)
+
+
+def test_strange_values_are_refused() -> None:
+    with pytest.raises(TypeError, match="state.a: a builtin_function"):
+        checkpoints.pack({"a": print})
+
+
+def some(number: float) -> Checkpoint:
+    """A checkpoint that can be told from others."""
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.weight, number)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    training = {"optimizer": optimizer.state_dict(), "number": number, "betas": (0.9, 0.99), "state": {3: None}}
+    return Checkpoint(dict(model.state_dict()), None, training)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    saved = some(1.5)
+    path = checkpoints.save_checkpoint(tmp_path, 7, saved, keep=2)
+    loaded = checkpoints.load_checkpoint(path)
+    assert same_weights(loaded.model, saved.model) and loaded.ema is None
+    assert equal(loaded.training, saved.training)
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json", "model.safetensors", "training.json", "training.safetensors",
+    ]  # fmt: skip
+
+
+def test_rotation(tmp_path: Path) -> None:
+    for update in (3, 10, 200):
+        checkpoints.save_checkpoint(tmp_path, update, some(update), keep=2)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["update-000000010", "update-000000200"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["shorter", "gone", "changed"])
+def test_damage_is_found(tmp_path: Path, name: str, damage: str) -> None:
+    checkpoints.save_checkpoint(tmp_path, 1, some(1), keep=2)
+    path = checkpoints.save_checkpoint(tmp_path, 2, some(2), keep=2)
+    content = (path / name).read_bytes()
+    if damage == "gone":
+        (path / name).unlink()
+    elif damage == "shorter":
+        (path / name).write_bytes(content[:-3])
+    else:
+        (path / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    newest, damaged = checkpoints.newest_checkpoint(tmp_path)
+    assert newest is not None and newest.name == "update-000000001"
+    assert len(damaged) == 1 and "update-000000002 is damaged" in damaged[0]
+
+
+@pytest.mark.parametrize("interrupted", range(5))
+def test_failure_at_any_file_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    """An error of the disk is a failure that is told; a kill is one that is not: the folder must be good after both."""
+    old = checkpoints.save_checkpoint(tmp_path, 1, some(1), keep=1)
+    write, count = checkpoints._write, [0]
+
+    def write_some(path: Path, content: bytes) -> None:
+        if count[0] == interrupted:
+            path.write_bytes(content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        count[0] += 1
+        write(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write", write_some)
+    new = Checkpoint(some(2).model, some(2).model, some(2).training)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save_checkpoint(tmp_path, 2, new, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == [old.name]
+    assert checkpoints.find_damage(old) is None
+
+
+def test_files_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.json"
+    checkpoints.write_file(path, b"old")
+
+    def fail(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.write_file(path, b"new")
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_weights_in_every_form(tmp_path: Path) -> None:
+    model = timm.create_model("test_vit", num_classes=5)
+    state = dict(model.state_dict())
+    checkpoints.write_weights(tmp_path / "a.safetensors", state, {"vitmix": "{}"})
+    torch.save(state, tmp_path / "b.pth")
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "c.pth")
+    torch.save({"model_ema": state, "model": {}}, tmp_path / "d.pth")
+    for name in ("a.safetensors", "b.pth", "c.pth", "d.pth"):
+        other = timm.create_model("test_vit", num_classes=5)
+        assert checkpoints.load_weights(other, tmp_path / name) == []
+        assert same_weights(dict(other.state_dict()), state)
+    fresh = timm.create_model("test_vit", num_classes=7)
+    assert checkpoints.load_weights(fresh, tmp_path / "b.pth") == ["head.bias", "head.weight"]
+    larger = timm.create_model("test_vit", num_classes=5, img_size=320)  # positions are resampled
+    checkpoints.load_weights(larger, tmp_path / "b.pth")
+    assert torch.equal(larger.state_dict()["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
+
+
+@pytest.mark.slow
+def test_kill_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL at 20 random moments: every run resumes and ends with the weights of the uninterrupted one."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(here / "kill_runs.py"), str(tmp_path), "20"], capture_output=True, text=True, cwd=here
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 20 and all(each["resumed"] and each["equal"] for each in found), found
+    assert all(each["rows"] == [1, 2, 3, 4, 5, 6] for each in found)
+    assert sum(each["killed"] for each in found) >= 15  # the others were finished before their moment came

@@ -1,0 +1,176 @@
+"""The command: lists, help, and one sentence with exit code 2 for every kind of wrong input."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
+
+from training import TINY, one_thread, train  # noqa: F401
+from vitmix import cli
+from vitmix.config import FIELDS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The sentence with which the command refuses these arguments."""
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err and captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("vitmix: error: ")
+    return captured.err
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return str(path)
+
+
+def pictures(folder: Path, *classes: str) -> Path:
+    for name in classes:
+        (folder / "train" / name).mkdir(parents=True)
+        for index in range(3):
+            Image.fromarray(np.full((16, 16, 3), index, np.uint8)).save(folder / "train" / name / f"{index}.png")
+    return folder
+
+
+def test_training_from_the_command_line(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--config", tiny_file, "--output", str(tmp_path / "run"), "--epochs", "1", "--weight_decay=0.1"]
+    assert cli.main(["train", *arguments, "--model-args", "depth=1", "--scale", "0.5", "1", "--no-compile"]) == 0
+    stored = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert stored["epochs"] == 1 and stored["weight_decay"] == 0.1 and stored["scale"] == [0.5, 1.0]
+    assert stored["model_args"] == {**TINY["model_args"], "depth": 1}
+    assert "timm.create_model" in capsys.readouterr().out
+
+
+def test_missing_folder(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "run")
+    said = refused(capsys, "train", "--config", tiny_file, "--data", f"imagefolder:{tmp_path}/no", "--output", output)
+    assert "is not a folder" in said
+    assert not Path(output).exists()
+
+
+def test_one_class(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = pictures(tmp_path / "data", "cat")
+    assert "one class" in refused(capsys, "train", "--config", tiny_file, "--data", f"imagefolder:{data}")
+
+
+def test_labels_beyond_the_classes(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "train", "--config", tiny_file, "--num-classes", "5")
+    assert "num_classes is 5" in said and "reach 11" in said
+
+
+def test_unwritable_output(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused(capsys, "train", "--config", tiny_file, "--output", str(tmp_path / "file" / "run"))
+    assert "cannot write to the run folder" in said
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    assert "not a run folder" in refused(capsys, "train", "--config", tiny_file, "--output", str(tmp_path / "full"))
+
+
+def test_resuming_another_configuration(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", epochs=1)
+    output = ("--output", str(tmp_path / "run"))
+    said = refused(capsys, "train", "--config", tiny_file, *output, "--epochs", "3", "--lr", "1")
+    assert "lr: 0.003 -> 1.0" in said and "epochs: 1 -> 3" in said
+    said = refused(capsys, "train", "--config", tiny_file, *output, "--epochs", "1", "--no-resume")
+    assert "already holds a run" in said
+    said = refused(capsys, "train", "--config", tiny_file, "--output", str(tmp_path / "new"), "--resume")
+    assert "no run to resume" in said
+
+
+def test_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'deit'?" in refused(capsys, "train", "--recipe", "diet")
+
+
+def test_checkpoint_of_another_model(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resnet = timm.create_model("test_resnet")
+    save_file({key: value.contiguous() for key, value in resnet.state_dict().items()}, tmp_path / "resnet.safetensors")
+    arguments = ("train", "--config", tiny_file, "--checkpoint")
+    said = refused(capsys, *arguments, str(tmp_path / "resnet.safetensors"))
+    assert "not of this VisionTransformer: cls_token is missing" in said and "more" in said
+    wider = timm.create_model(TINY["model"], img_size=16, **{**TINY["model_args"], "embed_dim": 32})
+    torch.save({"state_dict": wider.state_dict()}, tmp_path / "wider.pth")
+    said = refused(capsys, *arguments, str(tmp_path / "wider.pth"))
+    assert "cls_token is (1, 1, 32) instead of (1, 1, 16)" in said
+    assert "no file of weights" in refused(capsys, *arguments, str(tmp_path / "none.pth"))
+    torch.save({"state_dict": print}, tmp_path / "code.pth")
+    assert "cannot be read safely" not in said
+    assert "read safely" in refused(capsys, *arguments, str(tmp_path / "code.pth"))
+
+
+def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "typo.yaml").write_text("epohcs: 3\n")
+    said = refused(capsys, "train", "--config", str(tmp_path / "typo.yaml"))
+    assert "unknown setting 'epohcs'" in said and "typo.yaml" in said and "did you mean 'epochs'?" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epocs", "3"], "did you mean --epochs?"),
+        (["--lr"], "expected one argument"),
+        (["--lr", "fast"], "lr in the flags must be a number"),
+        (["--method", "cutmx"], "did you mean 'cutmix'?"),
+        (["--method", "cutmix("], "expected"),
+        (["--method", "tokenmix(label=activation)"], "activation maps"),
+        (["--model", "deit_smal_patch16_224"], "did you mean 'deit_small"),
+        (["--model-args", "dept=3"], "model_args do not fit"),
+        (["--model-args", "depth"], "KEY=VALUE"),
+        (["--data", "shape"], "unknown kind of data 'shape'"),
+        (["--batch", "100"], "lower"),
+        (["--batch", "9", "--accumulate", "2"], "take 10"),
+        (["--optimizer", "adamm"], "did you mean"),
+        (["--track", "tensorbord"], "tensorbord"),
+        (["--auto-augment", "rnd-m9"], "auto_augment"),
+        (["--method", "tl_align", "--model", "test_resnet", "--model-args", "in_chans=3"], "no attention"),
+    ],
+)
+def test_other_wrong_input(
+    tiny_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    output = tmp_path / "run"
+    assert words in refused(capsys, "train", "--config", tiny_file, "--output", str(output), *arguments)
+    assert not output.exists()
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "vitmix --help" in refused(capsys)
+    assert "tran" in refused(capsys, "tran")
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["methods"]) == 0
+    assert "tl_align" in capsys.readouterr().out
+    for arguments in (["recipes"], ["train", "--recipe", "help"]):
+        assert cli.main(arguments) == 0
+        assert "cct_cifar10_300_both" in capsys.readouterr().out
+    assert cli.main(["recipes", "deit"]) == 0
+    assert "repeats: 3" in capsys.readouterr().out
+    assert "unknown recipe" in refused(capsys, "recipes", "diet")
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["train", "--help"])
+    assert ending.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in said for name in FIELDS)
+
+
+def test_as_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "vitmix", "train", "--epocs=3"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == (
+        "vitmix: error: unknown argument '--epocs'; did you mean --epochs? 'vitmix train --help' lists them all\n"
+    )

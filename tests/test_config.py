@@ -1,0 +1,158 @@
+"""One configuration: layers, types, round trip, recipes."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import timm
+import yaml
+
+import vitmix
+from training import TINY
+from vitmix.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, write_yaml
+from vitmix.prepare import build_mixer, without_image_mixing
+from vitmix.recipes import list_recipes, load_recipe, recipe_header, recipe_text
+
+NAMED = {
+    "shapes", "deit", "deit_tiny", "deit_small", "deit_base", "transmix", "cait_xxs24", "cait_xxs36", "pvt_tiny",
+    "pvt_small", "pvt_medium", "pvt_large", "swin_tiny", "swin_small", "tokenmix", "tokenmix_400", "tl_align",
+    "tl_align_deit_base", "tl_align_swin_base", "smmix", "vit_base_htm", "vit_base_vtm", "vit_base_both",
+    *(f"cct_{data}_{epochs}{kind}" for data in ("cifar10", "cifar100") for epochs in (300, 1500)
+      for kind in ("", "_htm", "_vtm", "_both")),
+    *(f"vit_lite_cifar100_{epochs}{kind}" for epochs in (300, 1500) for kind in ("", "_htm", "_vtm", "_both")),
+}  # fmt: skip
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: deit\nepochs: 50\nlr: 1e-3\n")
+    config = resolve({"epochs": "20"}, file=file)
+    assert config.epochs == 20  # flag over file
+    assert config.lr == 0.001  # file over recipe, and YAML 1.1 reads 1e-3 as a text
+    assert config.batch == 1024  # recipe over default
+    assert config.hflip == TrainConfig().hflip
+    assert config.recipe == "deit"
+
+
+def test_nothing_given_is_the_example() -> None:
+    assert resolve().recipe == "shapes" and resolve({"epochs": 3}).recipe == "shapes"
+    assert resolve({"data": "imagefolder:x"}).recipe is None
+    assert resolve({"model": "deit_tiny_patch16_224"}).recipe is None
+    assert resolve({"recipe": "none", "data": "shapes"}).recipe is None
+
+
+def test_model_args_belong_to_their_model() -> None:
+    example = resolve()
+    assert resolve({"model_args": {"depth": 9}}).model_args == {**example.model_args, "depth": 9}
+    assert resolve({"recipe": "shapes", "model": "deit_tiny_patch16_224"}).model_args == {}
+    assert resolve({"recipe": "shapes", "model": example.model}).model_args == example.model_args
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"epocs": 3}, "unknown setting 'epocs' in the flags; did you mean 'epochs'?"),
+        ({"lr": "fast"}, "lr in the flags must be a number, got 'fast'"),
+        ({"epochs": "2.5"}, "epochs in the flags must be a whole number"),
+        ({"epochs": 2.5}, "epochs in the flags must be a whole number"),
+        ({"compile": "yes"}, "compile in the flags must be true or false"),
+        ({"epochs": None}, "epochs in the flags must be a whole number, got None"),
+        ({"scale": "a b"}, "scale in the flags must be a list of numbers or none"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1"),
+        ({"smoothing": 2}, "smoothing must lie between 0 and 1"),
+        ({"precision": "bf61"}, "did you mean 'bf16'?"),
+        ({"scale": [0.1]}, "scale takes 2 numbers, got 1"),
+        ({"best": "ema_accuracy"}, "set ema"),
+        ({"pretrained": True, "checkpoint": "x"}, "give one of them"),
+        ({"checkpoint_every": "often"}, "'500 steps'"),
+        ({"recipe": "diet"}, "unknown recipe 'diet'; did you mean 'deit'?"),
+    ],
+)
+def test_wrong_settings_are_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=".*") as refusal:
+        resolve(flags)
+    assert words in str(refusal.value)
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no configuration file"):
+        resolve(file=tmp_path / "none.yaml")
+    for text, words in (
+        ("a: [", "not valid YAML"),
+        ("- a", "name: value"),
+        ("wight_decay: 1", "did you mean 'weight_d"),
+    ):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            resolve(file=tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_text("data: !!python/object/apply:os.system ['true']")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        resolve(file=tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("recipe", ["shapes", "transmix", "cct_cifar10_300_both", "tl_align_swin_base"])
+def test_stored_configuration_is_the_same(tmp_path: Path, recipe: str) -> None:
+    config = resolve({"recipe": recipe, "betas": (0.9, 0.95), "output": "somewhere"})
+    write_yaml(config, tmp_path / "config.yaml")
+    assert resolve(file=tmp_path / "config.yaml") == config
+    assert set(read_yaml(tmp_path / "config.yaml")) == set(FIELDS)
+
+
+def test_differences() -> None:
+    config = resolve(TINY)
+    assert differences(config, dataclasses.replace(config, workers=3, output="b", keep=9, log_every=7)) == []
+    assert differences(config, dataclasses.replace(config, lr=1.0, seed=4)) == ["seed: 0 -> 4", "lr: 0.003 -> 1.0"]
+
+
+def test_every_field_is_documented() -> None:
+    assert all(field.metadata["help"] and field.metadata["section"] for field in FIELDS.values())
+
+
+def test_checkpoint_interval() -> None:
+    assert checkpoint_interval("1 epoch") == (1, "epochs")
+    assert checkpoint_interval("500 steps") == (500, "steps")
+    assert checkpoint_interval("0.5 seconds") == (0.5, "seconds")
+
+
+def test_recipes_are_all_there() -> None:
+    assert set(list_recipes()) >= NAMED
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_recipe(name: str) -> None:
+    header = " ".join(recipe_header(name))
+    assert "Expected" in header and "Cost:" in header
+    assert name == "shapes" or " et al.," in header
+    settings = load_recipe(name)
+    assert "base" not in settings
+    config = resolve({"recipe": name})
+    mixer = build_mixer(config, 10)
+    assert build_mixer(config, 10) == mixer and vitmix.create(config.method, 10)
+    without_image_mixing(mixer)
+    if not timm.is_model(config.model):
+        assert config.model in ("pvt_tiny", "pvt_small", "pvt_medium", "pvt_large")
+        pytest.skip(f"{config.model} is not in timm")
+
+
+def test_settings_of_recipes() -> None:
+    """Single facts of the papers, as a guard against slips of the hand."""
+    deit, transmix, swin = (resolve({"recipe": name}) for name in ("deit", "transmix", "swin_small"))
+    assert (deit.epochs, deit.batch, deit.peak_lr, deit.repeats, deit.erasing) == (300, 1024, 0.001, 3, 0.25)
+    assert (transmix.total_epochs, transmix.warmup_epochs, transmix.peak_lr) == (310, 20, 0.001)
+    assert (transmix.weight_decay, transmix.ema, transmix.erasing) == (0.03, 0.99996, 0.0)
+    assert (swin.drop_path, swin.clip_grad, swin.warmup_epochs, swin.repeats) == (0.3, 5.0, 20, 1)
+    tokenmix, tuning = resolve({"recipe": "tokenmix_400"}), resolve({"recipe": "tl_align_deit_base"})
+    assert (tokenmix.epochs, tokenmix.loss, tokenmix.min_lr) == (400, "bce", 1e-6)
+    assert (tuning.epochs, tuning.peak_lr, tuning.weight_decay, tuning.schedule) == (40, 1e-5, 1e-8, "constant")
+    assert tuning.pretrained and tuning.method == "tl_align"
+    cct = resolve({"recipe": "cct_cifar10_300"})
+    assert (cct.peak_lr, cct.weight_decay, cct.erasing, cct.mixing_off_epoch) == (0.00055, 0.06, 0.0, 175)
+    both = resolve({"recipe": "cct_cifar100_1500_both"})
+    assert "htm(block=3, tau=0.2, rho=0.005) + vtm(block=2, tokens=3)" in both.method
+    assert (both.total_epochs, both.batch, both.peak_lr, both.weight_decay) == (1510, 128, 0.0006, 0.06)
+    vit = resolve({"recipe": "vit_base_vtm"})
+    assert (vit.optimizer, vit.batch, vit.peak_lr, vit.min_lr, vit.epochs) == ("momentum", 504, 0.03, 0.003, 30)
+
+
+def test_recipes_are_safe_yaml() -> None:
+    assert all(isinstance(yaml.safe_load(recipe_text(name)), dict) for name in list_recipes())

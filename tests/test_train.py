@@ -1,0 +1,453 @@
+"""The loop: it learns, repeats itself, resumes bit for bit, averages, accumulates, stops and goes on."""
+
+import csv
+import io
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import timm
+import torch
+from accelerate.tracking import GeneralTracker, register_tracker_class
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
+from vitmix import Learner, checkpoints, cli
+from vitmix.config import read_yaml, resolve
+from vitmix.engine import Trainer
+from vitmix.optim import make_optimizer, make_schedule
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def finished(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """An uninterrupted run that others are held against."""
+    output = tmp_path_factory.mktemp("run") / "whole"
+    train(output, ema=0.9)
+    return output
+
+
+def rows(output: Path) -> list[dict[str, str]]:
+    with open(output / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_loss_falls(tmp_path: Path) -> None:
+    still = {"smoothing": 0.0, "drop": 0.0, "drop_path": 0.0, "scale": None, "hflip": 0.0}
+    train(tmp_path / "run", method="none", epochs=8, lr=0.02, **still)
+    losses = [float(row["loss"]) for row in rows(tmp_path / "run")]
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_run_folder(finished: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        ".lock", "config.yaml", "metrics.csv", "metrics.jsonl", "summary.json", "best.safetensors", "last.safetensors",
+        "checkpoints",
+    }  # fmt: skip
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+    assert [row["epoch"] for row in rows(finished)] == ["1", "2"]
+    assert len(checkpoints.list_checkpoints(finished / "checkpoints")) == 2
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["updates"] == 12 and summary["broken_images"] == []
+    assert 0 <= summary["accuracy"] <= 1 and summary["best"]["epoch"] in (1, 2)
+
+
+def test_timm_loads_the_weights(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    settings = summary["model_settings"]
+    model = timm.create_model(summary["model"], checkpoint_path=str(finished / "best.safetensors"), **settings)
+    assert same_weights(dict(model.state_dict()), weights(finished, "best"))
+    assert "timm.create_model" in summary["text"] and "best.safetensors" in summary["text"]
+
+
+def test_same_seed_same_numbers(finished: Path, tmp_path: Path) -> None:
+    train(tmp_path / "again", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "again"))
+    train(tmp_path / "other", ema=0.9, seed=1)
+    assert not same_weights(weights(finished), weights(tmp_path / "other"))
+
+
+def test_stored_configuration_repeats_the_training(finished: Path, tmp_path: Path) -> None:
+    config = resolve({"output": str(tmp_path / "again")}, file=finished / "config.yaml")
+    Trainer(config).run()
+    assert same_weights(weights(finished), weights(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, workers: int) -> None:
+    output, chance = tmp_path / "run", random.Random(workers)
+    for update in sorted(chance.sample(range(1, 12), 3 - workers // 2)):
+        train_until(output, update, ema=0.9, checkpoint_every="1 step" if update % 2 else "2 steps", workers=workers)
+    train(output, ema=0.9, workers=workers)
+    assert same_weights(weights(finished), weights(output))
+    assert same_weights(weights(finished, "best"), weights(output, "best"))
+    newest, damaged = checkpoints.newest_checkpoint(output / "checkpoints")
+    assert newest is not None and not damaged
+    ema = checkpoints.load_checkpoint(newest).ema
+    whole, _ = checkpoints.newest_checkpoint(finished / "checkpoints")
+    assert ema is not None and whole is not None and same_weights(ema, checkpoints.load_checkpoint(whole).ema or {})
+    shown = ("epoch", "lr", "loss", "accuracy", "eval_loss", "ema_accuracy")
+    assert [[row[name] for name in shown] for row in rows(output)] == [[r[n] for n in shown] for r in rows(finished)]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("method", ["(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "mixup | smmix"])
+def test_every_state_is_resumed(tmp_path: Path, method: str, resident: bool) -> None:
+    settings = {"method": method, "resident": resident, "accumulate": 2, "erasing": 0.5, "erase_after_mixing": True}
+    settings |= {"clip_grad": 1.0, "mixing_off_epoch": 1, "repeats": 2, "optimizer": "sgd", "layer_decay": 0.8}
+    train(tmp_path / "whole", **settings)
+    train_until(tmp_path / "parts", 4, checkpoint_every="3 steps", **settings)
+    train_until(tmp_path / "parts", 8, checkpoint_every="3 steps", **settings)
+    train(tmp_path / "parts", **settings)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_finished_run_is_not_repeated(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = shutil.copytree(finished, tmp_path / "copy")
+    before = (output / "last.safetensors").stat().st_mtime_ns
+    train(output, ema=0.9)
+    assert (output / "last.safetensors").stat().st_mtime_ns == before
+    assert "finished" in capsys.readouterr().out
+
+
+def test_truncated_checkpoint_is_passed_over(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    train_until(output, 9, ema=0.9, checkpoint_every="2 steps", keep=3)
+    newest = checkpoints.list_checkpoints(output / "checkpoints")[-1]
+    content = (newest / "model.safetensors").read_bytes()
+    (newest / "model.safetensors").write_bytes(content[: len(content) // 2])
+    (output / "checkpoints" / ".update-000000009.partial").mkdir()
+    train(output, ema=0.9)
+    said = capsys.readouterr().out
+    assert "update-000000008 is damaged" in said and "2 updates are computed again" in said
+    assert "update-000000009 was interrupted" in said
+    assert same_weights(weights(finished), weights(output))
+
+
+def test_full_disk(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, write, full = tmp_path / "run", checkpoints._write, [False]
+
+    def write_until_full(path: Path, content: bytes) -> None:
+        if full[0] and "training.safetensors" in path.name:
+            path.write_bytes(content[:10])
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write", write_until_full)
+    trainer = Trainer(tiny(output, ema=0.9, checkpoint_every="2 steps", keep=1))
+    save = trainer._save
+
+    def save_while_there_is_room() -> str:
+        full[0] = trainer.update > 4
+        return save()
+
+    trainer._save = save_while_there_is_room
+    assert trainer.run() == 0
+    said = capsys.readouterr().out
+    assert "checkpoint of update 6 could not be written: No space left on device" in said
+    assert "newest complete checkpoint is update-000000004" in said
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["update-000000004"]
+    assert same_weights(weights(finished), weights(output))
+
+
+def test_signal_saves_and_exits(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, update, code in ((signal.SIGTERM, 3, 143), (signal.SIGINT, 7, 130)):
+        trainer = Trainer(tiny(tmp_path / "run", ema=0.9))
+        learn = trainer._learn
+
+        def learn_and_stop(*arguments: object, trainer=trainer, learn=learn, update=update, number=number) -> None:
+            learn(*arguments)
+            if trainer.update == update:
+                os.kill(os.getpid(), number)
+
+        trainer._learn = learn_and_stop
+        assert trainer.run() == code
+        assert f"Checkpoint of update {update} is written" in capsys.readouterr().out
+    train(tmp_path / "run", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "run"))
+
+
+def test_signal_to_the_whole_job(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loader's workers end first, as when a scheduler signals every process."""
+    trainer = Trainer(tiny(tmp_path / "run", ema=0.9, workers=2))
+    learn = trainer._learn
+
+    def learn_and_stop(*arguments: object) -> None:
+        learn(*arguments)
+        if trainer.update == 2:
+            workers = multiprocessing.active_children()
+            os.kill(os.getpid(), signal.SIGTERM)
+            for worker in workers:
+                os.kill(worker.pid or 0, signal.SIGKILL)
+            time.sleep(0.2)
+            trainer.stopper.check = lambda accelerator: None  # as if it had come while waiting for a batch
+
+    trainer._learn = learn_and_stop
+    assert trainer.run() == 143
+    assert "is written" in capsys.readouterr().out
+    train(tmp_path / "run", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "run"))
+
+
+class Memo(GeneralTracker):
+    """A tracker that remembers."""
+
+    name, requires_logging_directory = "memo", False
+    seen: ClassVar[list[tuple[int, dict[str, float]]]] = []
+
+    def __init__(self, run_name: str, **settings: object) -> None:
+        super().__init__()
+
+    @property
+    def tracker(self) -> object:
+        return self
+
+    def store_init_configuration(self, values: dict[str, object]) -> None:
+        assert values["lr"] == TINY["lr"]
+
+    def log(self, values: dict[str, float], step: int | None = None, **settings: object) -> None:
+        self.seen.append((step or 0, values))
+
+
+def test_trackers_by_name(tmp_path: Path) -> None:
+    register_tracker_class(Memo)
+    train(tmp_path / "run", track="memo")
+    assert [step for step, _ in Memo.seen] == [1, 2]
+    assert all("accuracy" in values and "loss" in values for _, values in Memo.seen)
+
+
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    trainer = Trainer(tiny(tmp_path / "run"))
+    trainer.reporter.console = Console(file=shown, force_terminal=True, width=140)
+    assert trainer.reporter.live and trainer.run() == 0
+    text = shown.getvalue()
+    assert all(words in text for words in ("epoch 1/2", "images/s  loss", "lr ", " left", "accuracy", "Trained"))
+
+
+def _poison(trainer: Trainer, update: int) -> None:
+    """Makes the loss of one update infinite."""
+    forward = trainer.core._forward_mixed
+
+    def poisoned(*arguments: object) -> object:
+        output = forward(*arguments)  # type: ignore[arg-type]
+        if trainer.update == update:
+            object.__setattr__(output, "loss", output.loss * math.inf)
+        return output
+
+    trainer.core._step = poisoned  # type: ignore[assignment]
+
+
+def test_nonfinite_loss_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps"))
+    _poison(trainer, 5)
+    assert trainer.run() == 1
+    said = capsys.readouterr().out
+    assert "not finite at update 5" in said and "tl_align" in said and "update-000000004" in said
+    assert "--skip-nonfinite" in said
+    assert checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "update-000000004"
+
+
+def test_nonfinite_loss_is_skipped(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", skip_nonfinite=True))
+    _poison(trainer, 5)
+    assert trainer.run() == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["skipped_updates"] == 1 and "Skipped   1 updates" in summary["text"]
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+    assert all(math.isfinite(float(row["loss"])) for row in rows(tmp_path / "run"))
+
+
+def test_nonfinite_loss_found_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a GPU, which is asked only now and then."""
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps", log_every=4))
+    _poison(trainer, 5)
+    trainer._usable = lambda values: True
+    assert trainer.run() == 1
+    said = capsys.readouterr().out
+    assert "not finite at update 5" in said and "update-000000004" in said
+
+
+def test_accumulation_gives_the_large_batch_s_gradient(tmp_path: Path) -> None:
+    settings = {"method": "none", "drop": 0.0, "drop_path": 0.0, "optimizer": "momentum", "momentum": 0.0, "epochs": 1}
+    train(tmp_path / "whole", **settings)
+    train(tmp_path / "parts", accumulate=4, **settings)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for key in whole:
+        torch.testing.assert_close(parts[key], whole[key], atol=1e-6, rtol=1e-5)  # sums in another order
+
+
+def test_averaged_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: dict[str, Tensor] = {}
+    learn = Trainer._learn
+
+    def learn_and_average(trainer: Trainer, *arguments: object) -> None:
+        learn(trainer, *arguments)  # type: ignore[arg-type]
+        for key, value in trainer.core.model.state_dict().items():
+            expected[key] = value.clone() if trainer.update == 1 else 0.9 * expected[key] + 0.1 * value
+
+    monkeypatch.setattr(Trainer, "_learn", learn_and_average)
+    trainer = train(tmp_path / "run", ema=0.9, best="ema_accuracy", epochs=1)
+    assert trainer.ema is not None
+    for key, value in trainer.ema.module.state_dict().items():
+        torch.testing.assert_close(value, expected[key])
+    assert same_weights(weights(tmp_path / "run", "best"), dict(trainer.ema.module.state_dict()))
+    assert not same_weights(weights(tmp_path / "run", "best"), weights(tmp_path / "run"))
+
+
+def test_mixing_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    draw = Trainer._draw
+
+    def noted(trainer: Trainer, images: Tensor, epoch: int, step: int) -> object:
+        drawn = draw(trainer, images, epoch, step)
+        seen.append((epoch, drawn.choice))
+        return drawn
+
+    monkeypatch.setattr(Trainer, "_draw", noted)
+    trainer = train(tmp_path / "run", method="cutmix + vtm(block=1, tokens=2)", mixing_off_epoch=1)
+    assert {choice for epoch, choice in seen if epoch == 0} == {0}
+    assert {choice for epoch, choice in seen if epoch == 1} == {1}
+    off = trainer.core.mixer.mixers[1]
+    assert str(off) == "vtm(block=1, tokens=2, smoothing=0.1)"
+
+
+def test_schedule(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", epochs=4, cooldown_epochs=1, warmup_epochs=1, lr=0.01, min_lr=0.001))
+    schedule, found = trainer.schedule, []
+    for update in range(trainer.total_updates):
+        schedule.step_update(update)
+        found.append(trainer.optimizer.param_groups[0]["lr"])
+    assert len(found) == 30 and found[0] == 1e-6 and max(found) == found[6]
+    assert found[24:] == [0.001] * 6
+    expected = 0.001 + 0.5 * 0.009 * (1 + math.cos(math.pi * 12 / 24))
+    assert found[12] == pytest.approx(expected)
+    constant = make_schedule(trainer.optimizer, tiny(tmp_path, schedule="constant", warmup_epochs=0, lr=0.01), 6)
+    for update in (0, 5, 11):
+        constant.step_update(update)
+        assert trainer.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_optimizer_groups(tmp_path: Path) -> None:
+    config = tiny(tmp_path, layer_decay=0.5, weight_decay=0.1, method="htm(block=1)")
+    model = timm.create_model("test_vit", num_classes=12)
+    from vitmix import create
+
+    learner = Learner(model, create("htm(block=1)", num_classes=12))
+    optimizer = make_optimizer(learner, config)
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(each) for each in listed} == {id(each) for each in learner.parameters()}
+    assert len(listed) == len(list(learner.parameters()))
+    scales = {group.get("lr_scale", 1.0) for group in optimizer.param_groups}
+    assert 1.0 in scales and 0.5 in scales
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.1}
+
+
+def test_fine_tuning(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Trainer(tiny(tmp_path / "same", checkpoint=str(finished)))
+    assert same_weights(dict(trainer.core.model.state_dict()), weights(finished, "best"))
+    trainer = Trainer(tiny(tmp_path / "more", checkpoint=str(finished / "last.safetensors"), num_classes=20, epochs=1))
+    own, old = trainer.core.model.state_dict(), weights(finished)
+    assert own["head.weight"].shape[0] == 20
+    assert all(torch.equal(own[key], old[key]) for key in old if not key.startswith("head."))
+    assert trainer.run() == 0
+    assert "the classifier is new" in capsys.readouterr().out
+
+
+def test_broken_images_are_counted(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 4)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = numbers.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+    (tmp_path / "data/train/cat/3.png").write_bytes(b"not a picture")
+    (tmp_path / "data/val/dog/1.png").write_bytes(b"")
+    train(tmp_path / "run", data=f"imagefolder:{tmp_path / 'data'}", workers=1, epochs=1)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(summary["broken_images"]) == 2
+    assert any("cat/3.png" in each for each in summary["broken_images"])
+    assert "Unread    2 images" in summary["text"]
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"grad_checkpointing": True, "method": "htm(block=1)"}])
+def test_other_ways_to_compute(tmp_path: Path, changes: dict[str, object]) -> None:
+    train(tmp_path / "run", epochs=1, **changes)
+    assert math.isfinite(float(rows(tmp_path / "run")[0]["loss"]))
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager(tmp_path: Path) -> None:
+    settings = {"method": "tl_align", "drop": 0.0, "drop_path": 0.0, "epochs": 1}
+    train(tmp_path / "eager", **settings)
+    train(tmp_path / "compiled", compile=True, **settings)
+    eager, compiled = weights(tmp_path / "eager"), weights(tmp_path / "compiled")
+    for key in eager:
+        torch.testing.assert_close(compiled[key], eager[key], atol=2e-4, rtol=1e-3)  # Adam magnifies rounding
+
+
+@pytest.mark.slow
+def test_example_without_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accuracy"] >= 0.85
+    assert read_yaml(run / "config.yaml")["recipe"] == "shapes"
+
+
+def test_settings_of_the_tests_are_known() -> None:
+    assert resolve(TINY).peak_lr == TINY["lr"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "method", ["none", "mixup | cutmix", "tl_align", "transmix", "tokenmix", "smmix", "vtm(block=1)"]
+)
+@pytest.mark.parametrize("resident", [False, True])
+def test_no_update_waits_for_the_gpu(tmp_path: Path, method: str, resident: bool) -> None:
+    erasing = {"erasing": 0.5, "erase_after_mixing": True}
+    trainer = Trainer(tiny(tmp_path / "run", method=method, resident=resident, cpu=False, ema=0.9, **erasing))
+    trainer.learner.train()
+    batches = trainer.loader.epoch(0)
+    trainer._learn(batches, epoch=0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer._learn(batches, epoch=0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resuming_on_a_gpu(tmp_path: Path, precision: str) -> None:
+    settings = {"precision": precision, "cpu": False, "resident": True, "optimizer": "momentum", "lr": 0.1}
+    train(tmp_path / "whole", **settings)
+    train_until(tmp_path / "parts", 7, checkpoint_every="3 steps", **settings)
+    train(tmp_path / "parts", **settings)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for key in whole:
+        torch.testing.assert_close(parts[key], whole[key], atol=1e-3, rtol=1e-2)  # kernels may add in any order
+    newest, _ = checkpoints.newest_checkpoint(tmp_path / "parts" / "checkpoints")
+    assert newest is not None
+    assert (checkpoints.load_checkpoint(newest).training["scaler"] is None) == (precision != "fp16")

@@ -1,0 +1,84 @@
+"""Trainings small enough for tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitmix.config import TrainConfig, resolve
+from vitmix.engine import Trainer
+
+TINY: dict[str, Any] = {
+    "data": "shapes(size=16, length=48, test_length=24)",
+    "model": "vit_tiny_patch16_224",
+    "model_args": {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    "size": 16,
+    "method": "mixup(alpha=0.8) | tl_align",
+    "epochs": 2,
+    "batch": 8,
+    "lr": 0.003,
+    "lr_per": None,
+    "warmup_epochs": 0.5,
+    "drop": 0.1,
+    "drop_path": 0.2,
+    "auto_augment": None,
+    "crop_pct": 1.0,
+    "workers": 0,
+    "log_every": 2,
+    "track": "none",
+    "cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second thread, and lose much where processes share the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(output: Path | str, **changes: Any) -> TrainConfig:
+    return resolve({**TINY, "output": str(output), **changes})
+
+
+def train(output: Path | str, **changes: Any) -> Trainer:
+    """A finished training."""
+    trainer = Trainer(tiny(output, **changes))
+    assert trainer.run() == 0
+    return trainer
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+def train_until(output: Path | str, update: int, **changes: Any) -> None:
+    """A training that ends abruptly after this many updates."""
+    trainer = Trainer(tiny(output, **changes))
+    learn = trainer._learn
+
+    def learn_and_crash(*arguments: Any) -> None:
+        learn(*arguments)
+        if trainer.update >= update:
+            raise Crash
+
+    trainer._learn = learn_and_crash
+    try:
+        trainer.run()
+    except Crash:
+        return
+    raise AssertionError(f"the training ended before update {update}")
+
+
+def weights(output: Path | str, name: str = "last") -> dict[str, Tensor]:
+    return load_file(Path(output) / f"{name}.safetensors")
+
+
+def same_weights(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
