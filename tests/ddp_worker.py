@@ -37,7 +37,7 @@ def first_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
             if parameter.grad is not None:
                 found[name] = parameter.grad.clone()
 
-    trainer.optimizer.step = note
+    trainer.apply_gradients = note
     trainer.learner.train()
     trainer._learn(trainer.loader.epoch(0), epoch=0)
     return found

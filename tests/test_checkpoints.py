@@ -171,3 +171,15 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
     assert len(found) == 20 and all(each["resumed"] and each["equal"] for each in found), found
     assert all(each["rows"] == [1, 2, 3, 4, 5, 6] for each in found)
     assert sum(each["killed"] for each in found) >= 15  # the others were finished before their moment came
+
+
+def test_a_checkpoint_written_but_not_renamed_is_put_in_place(tmp_path: Path) -> None:
+    """A kill between removing the old folder of an update and renaming the new one."""
+    saved = checkpoints.save_checkpoint(tmp_path, 7, some(1), keep=1)
+    saved.rename(tmp_path / f".{saved.name}{checkpoints.PARTIAL}")
+    assert checkpoints.newest_checkpoint(tmp_path) == (None, [])
+    assert checkpoints.settle_partial(tmp_path) == []
+    assert checkpoints.newest_checkpoint(tmp_path) == (saved, [])
+    half = tmp_path / f".{checkpoints.PREFIX}000000009{checkpoints.PARTIAL}"
+    half.mkdir()
+    assert checkpoints.settle_partial(tmp_path) == [f"{checkpoints.PREFIX}000000009"] and not half.exists()

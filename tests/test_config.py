@@ -9,7 +9,7 @@ import yaml
 
 import vitmix
 from training import TINY
-from vitmix.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, write_yaml
+from vitmix.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
 from vitmix.prepare import build_mixer, without_image_mixing
 from vitmix.recipes import list_recipes, load_recipe, recipe_header, recipe_text
 
@@ -19,7 +19,8 @@ NAMED = {
     "tl_align_deit_base", "tl_align_swin_base", "smmix", "vit_base_htm", "vit_base_vtm", "vit_base_both",
     *(f"cct_{data}_{epochs}{kind}" for data in ("cifar10", "cifar100") for epochs in (300, 1500)
       for kind in ("", "_htm", "_vtm", "_both")),
-    *(f"vit_lite_cifar100_{epochs}{kind}" for epochs in (300, 1500) for kind in ("", "_htm", "_vtm", "_both")),
+    *(f"vit_lite_{data}_{epochs}{kind}" for data in ("cifar10", "cifar100") for epochs in (300, 1500)
+      for kind in ("", "_htm", "_vtm", "_both")),
 }  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["shapes", "transmix", "cct_cifar10_300_both", "tl_align_swin_base"])
 def test_stored_configuration_is_the_same(tmp_path: Path, recipe: str) -> None:
     config = resolve({"recipe": recipe, "betas": (0.9, 0.95), "output": "somewhere"})
-    write_yaml(config, tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert resolve(file=tmp_path / "config.yaml") == config
     assert set(read_yaml(tmp_path / "config.yaml")) == set(FIELDS)
 

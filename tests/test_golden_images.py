@@ -294,7 +294,7 @@ def test_golden_tokenmix_random_masks(case: str) -> None:
         share = float(f"{name.split('_')[2][1]}.{name.split('_')[2][2:]}")
         mask = vitmix.ScatteredMask(share=share, per="sample")
         masks = mask.draw(vitmix.Frame(50, (224, 224), grid), torch.Generator().manual_seed(0))["mask"]
-        # The authors' program adds tokens to the wanted count of either kind of mask; single tokens have no such option.
+        # The authors' program adds tokens to the wanted count of either kind of mask; ours has no such option here.
         added = int(data[f"asrun_{name.split('_')[2]}_wanted_count"]) - int(share * grid[0] * grid[1] + 1e-9)
         same(masks.sum((1, 2)) + added, torch.full((50,), int(data[name])))
 

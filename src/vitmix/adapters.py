@@ -66,10 +66,10 @@ class Reader:
                     f"this model takes images of {wanted[0]}x{wanted[1]}, got {size[0]}x{size[1]}; "
                     "resize them, or build the model with this img_size"
                 )
-        elif not embed.dynamic_img_pad and (size[0] % embed.patch_size[0] or size[1] % embed.patch_size[1]):
+        patch = getattr(embed, "patch_size", None)
+        if patch is not None and not embed.dynamic_img_pad and (size[0] % patch[0] or size[1] % patch[1]):
             raise ValueError(
-                f"images of {size[0]}x{size[1]} do not divide into patches of {embed.patch_size[0]}x"
-                f"{embed.patch_size[1]}; resize them"
+                f"images of {size[0]}x{size[1]} do not divide into patches of {patch[0]}x{patch[1]}; resize them"
             )
         return embed.dynamic_feat_size(size)
 

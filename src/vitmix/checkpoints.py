@@ -137,7 +137,8 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
         for name, content in files.items():
             _write(partial / name, content)
         _sync_folder(partial)
-        shutil.rmtree(target, ignore_errors=True)  # a damaged one: a good one would have been continued from
+        # If the process ends between these two lines, `settle_partial` puts the new one in place.
+        shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
@@ -192,12 +193,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def remove_partial(folder: Path) -> list[str]:
-    """Removes checkpoints whose writing was interrupted; returns their names."""
-    partial = sorted(folder.glob(f".{PREFIX}*{PARTIAL}")) if folder.is_dir() else []
-    for path in partial:
-        shutil.rmtree(path, ignore_errors=True)
-    return [path.name.removeprefix(".").removesuffix(PARTIAL) for path in partial]
+def settle_partial(folder: Path) -> list[str]:
+    """Puts checkpoints in place that were written but not renamed; removes unfinished ones and returns their names."""
+    removed = []
+    for path in sorted(folder.glob(f".{PREFIX}*{PARTIAL}")) if folder.is_dir() else []:
+        name = path.name.removeprefix(".").removesuffix(PARTIAL)
+        if not (folder / name).exists() and find_damage(path) is None:
+            path.rename(folder / name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(name)
+    return removed
 
 
 def _checksum(content: bytes) -> str:

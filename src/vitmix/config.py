@@ -147,6 +147,8 @@ class TrainConfig:
         for name in ("num_classes", "lr_per", "size", "eval_batch"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        if self.mixing_off_epoch is not None:
+            check_count("mixing_off_epoch", self.mixing_off_epoch, least=0)
         for name in ("workers", "cooldown_epochs", "seed", "padding"):
             check_count(name, getattr(self, name), least=0)
         for name in ("min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "momentum", "color_jitter"):
@@ -230,8 +232,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def write_yaml(config: TrainConfig, path: Path) -> None:
-    """Writes every setting, section by section, so that the file alone repeats the training."""
+def to_yaml(config: TrainConfig) -> str:
+    """Every setting, section by section, so that the text alone repeats the training."""
     lines = ["# The resolved configuration; `vitmix train --config THIS_FILE --output OTHER` repeats the training."]
     section = None
     for name, each in FIELDS.items():
@@ -240,7 +242,7 @@ def write_yaml(config: TrainConfig, path: Path) -> None:
             lines += ["", f"# {section}"]
         value = getattr(config, name)
         lines.append(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=1000).rstrip())
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
@@ -263,14 +265,14 @@ def _checked(name: Any, value: Any, source: str) -> Any:
         raise unknown_setting(str(name), source)
     try:
         return _fit(KINDS[name], value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} in {source} must be {_described(KINDS[name])}, got {value!r}") from None
 
 
 def _fit(kind: Any, value: Any) -> Any:
     """`value`, from YAML or a flag's text, as a value of the annotated type."""
     if isinstance(kind, types.UnionType):
-        if value is None or value == "none":
+        if value is None or value == "none" or value == ["none"]:
             return None
         return _fit(next(each for each in typing.get_args(kind) if each is not types.NoneType), value)
     if typing.get_origin(kind) is tuple:

@@ -22,6 +22,8 @@ from vitmix.progress import MetricsFiles, Reporter, Row
 from vitmix.state import Position
 from vitmix.summary import about, is_better, summarize
 
+DROPOUT = 1  # names a stream of random numbers
+
 
 class NonFiniteLoss(RuntimeError):
     """The loss is not a number any more; the text says where, and what is left."""
@@ -38,7 +40,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         part = processes.part_of_batch(config, self.world)
         self.images, self.eval_images, self.classes = prepare.open_data(config)
-        model, self.remarks = prepare.build_model(config, self.classes)
+        fresh = checkpoints.newest_checkpoint(self.folder.checkpoints)[0] is None
+        model, self.remarks = prepare.build_model(config, self.classes, initial_weights=fresh)
         model.to(self.device)
         if config.warmup_epochs >= config.epochs:
             self.remarks.append(
@@ -51,6 +54,7 @@ class Trainer:
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
+        prepare.check_size(self.core, augmentation)
         place = {"device": self.device, "rank": self.rank, "world": self.world}
         self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place)
         self.eval_loader = prepare.eval_loader(config, self.eval_images, augmentation, batch=part, **place)
@@ -59,14 +63,16 @@ class Trainer:
             raise ValueError(
                 f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
             )
-        optimizer = make_optimizer(self.core, config)
-        self.schedule = make_schedule(optimizer, config, self.updates_per_epoch)
-        self.learner, self.optimizer = accelerator.prepare(self.core, optimizer)
-        torch.manual_seed(
-            generator_for(config.seed, self.rank).initial_seed() % 2**63
-        )  # dropout: not alike on all ranks
+        self.optimizer = make_optimizer(self.core, config)
+        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+        self.learner, scaling = accelerator.prepare(self.core, self.optimizer)
+        # Accelerate's optimizer scales losses; elsewhere it only costs time, looking for other packages at each step.
+        self.apply_gradients = self.optimizer.step if accelerator.scaler is None else scaling.step
+        # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
+        torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.position = Position()
-        self.tally = LossTally(["loss", *prepare.loss_parts(self.method)], self.device)
+        parts = ["loss", *prepare.loss_parts(self.method)]
+        self.tally = LossTally(parts, self.device, capacity=config.log_every)
         measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
         self.metrics = MetricsFiles(self.folder.path, columns)
@@ -90,6 +96,19 @@ class Trainer:
     def run(self) -> int:
         """Trains to the end, from the newest checkpoint if there is one. Returns the exit code."""
         try:
+            return self._run()
+        except NonFiniteLoss as error:
+            self.reporter.say(f"Stopped: {error}.")
+            return 1
+        finally:
+            self.reporter.stop()
+            self.folder.close()
+            if isinstance(self.loader, TrainLoader):
+                self.loader.close()
+            self.accelerator.end_training()
+
+    def _run(self) -> int:
+        try:
             summary = self.folder.read_summary()
             if summary is not None:
                 self.reporter.say(f"This run is finished.\n{summary['text']}")
@@ -104,15 +123,6 @@ class Trainer:
             saved = self._save()
             self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
             return stopped.exit_code
-        except NonFiniteLoss as error:
-            self.reporter.say(f"Stopped: {error}.")
-            return 1
-        finally:
-            self.reporter.stop()
-            self.folder.close()
-            if isinstance(self.loader, TrainLoader):
-                self.loader.close()
-            self.accelerator.end_training()
 
     def _train_epoch(self, epoch: int) -> None:
         self.learner.train()
@@ -136,7 +146,7 @@ class Trainer:
     def _learn(self, batches: Iterator[Batch], epoch: int) -> None:
         """One update, from as many parts of the batch as are accumulated."""
         accumulate = self.config.accumulate
-        values = torch.zeros_like(self.tally.sums)
+        values = []
         for part in range(accumulate):
             batch = self._next(batches).to(self.device)
             draw = self._draw(batch.images, epoch, self.update * accumulate + part)
@@ -144,10 +154,11 @@ class Trainer:
             with self.accelerator.accumulate(self.learner):
                 output = self.learner(batch.images, batch.labels, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
-            values += self.tally.values({"loss": output.loss.detach(), **output.parts}, accumulate)
-        if self._usable(values):
-            self.tally.add(values)
-            self.optimizer.step()
+            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
+        mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
+        if self._usable(mean):
+            self.tally.add(mean)
+            self.apply_gradients()
         else:
             self.position.skipped += 1
         self.optimizer.zero_grad()
@@ -179,13 +190,15 @@ class Trainer:
             # Gradients are the same on every rank, so all decide alike. A loss scaler skips by itself.
             if config.skip_nonfinite and self.accelerator.scaler is None:
                 return bool(torch.isfinite(norm))
-        elif self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
+        if self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
             raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
         return True
 
     def _check_finite(self) -> None:
-        if not self.config.skip_nonfinite and processes.any_process(self.accelerator, not bool(self.tally.finite)):
-            raise self._not_finite(self._first_update + int(self.tally.good))
+        self.tally.flush()
+        bad = self.tally.first_bad >= 0
+        if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
+            raise self._not_finite(self._first_update + self.tally.first_bad)
 
     def _not_finite(self, update: int) -> NonFiniteLoss:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
@@ -246,10 +259,11 @@ class Trainer:
         name, best = self.config.best, self.position.best
         if name not in row or (best is not None and not is_better(name, row[name], best[name])):
             return
-        self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
         averaged = self.ema is not None and name.startswith("ema_")
         model = self.ema.module if averaged and self.ema is not None else self.core.model
-        self._try(lambda: checkpoints.write_weights(self.folder.best, model.state_dict(), about(self)), "best weights")
+        write = lambda: checkpoints.write_weights(self.folder.best, model.state_dict(), about(self))  # noqa: E731
+        if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
+            self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
 
     def _tell(self, row: Row) -> None:
         self._try(lambda: self.metrics.append(row), "metrics")

@@ -14,34 +14,53 @@ MEASURES = ("accuracy", "accuracy5", "eval_loss")
 
 
 class LossTally:
-    """Sums of the loss and its parts over an epoch's updates, and whether every loss so far was finite."""
+    """Sums of the loss and its parts over an epoch's updates, and the first update whose loss was not finite.
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+    Values wait on the device, a row for each update, until somebody asks; then they are added one by one, so that the
+    sums do not depend on when that was.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device, *, capacity: int) -> None:
         self.names = tuple(names)
-        self.dtype = torch.float32 if device.type == "mps" else torch.float64
-        self.sums = torch.zeros(len(names) + 1, dtype=self.dtype, device=device)  # the last counts the updates
-        self.finite = torch.ones((), dtype=torch.bool, device=device)
-        self.good = torch.zeros((), dtype=torch.long, device=device)  # updates before the first one that was not
-        self._zero, self._one = torch.zeros_like(self.sums[0]), torch.ones_like(self.sums[0])
+        self.sums, self.count = [0.0] * len(names), 0
+        self.seen, self.first_bad = 0, -1  # updates since the start of this process
+        self._rows = torch.zeros(capacity, len(names), device=device)
+        self._waiting = 0
+        self._zero = torch.zeros((), device=device)
 
-    def values(self, losses: dict[str, Tensor], parts: int) -> Tensor:
-        """One of several parts of an update as a vector; parts of a loss that this batch has not are zero."""
-        found = [losses.get(name, self._zero).to(self.dtype) for name in self.names]
-        return torch.stack([*found, self._one]) / parts
+    def values(self, losses: dict[str, Tensor]) -> Tensor:
+        """The losses of a batch as a vector; parts that this batch has not are zero."""
+        return torch.stack([losses.get(name, self._zero).float() for name in self.names])
 
     def add(self, values: Tensor) -> None:
-        self.finite = self.finite & torch.isfinite(values[0])
-        self.good = self.good + self.finite
-        self.sums = self.sums + values
+        """Adds an update without waiting for the device, until the capacity is used up."""
+        if self._waiting == len(self._rows):
+            self.flush()
+        self._rows[self._waiting] = values
+        self._waiting += 1
+
+    def flush(self) -> None:
+        """Adds up what waits on the device."""
+        for row in self._rows[: self._waiting].tolist():
+            if self.first_bad < 0 and not math.isfinite(row[0]):
+                self.first_bad = self.seen
+            self.sums = [total + value for total, value in zip(self.sums, row, strict=True)]
+            self.seen, self.count = self.seen + 1, self.count + 1
+        self._waiting = 0
 
     def means(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means since `reset`, over all processes. Waits for the device."""
-        total: Any = accelerator.reduce(self.sums.clone(), "sum")
+        """Means since `reset`, over all processes."""
+        self.flush()
+        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        total: Any = torch.tensor([*self.sums, self.count], dtype=dtype)
+        if accelerator.num_processes > 1:
+            total = accelerator.reduce(total.to(accelerator.device), "sum")
         *sums, count = total.tolist()
         return {name: value / count if count else math.nan for name, value in zip(self.names, sums, strict=True)}
 
     def reset(self) -> None:
-        self.sums = torch.zeros_like(self.sums)
+        self.flush()
+        self.sums, self.count = [0.0] * len(self.names), 0
 
 
 @torch.no_grad()

@@ -29,9 +29,11 @@ def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimiz
         settings["eps"] = config.eps
     if name in ("adamw", "adam", "sgd", "momentum") and next(learner.parameters()).is_cuda:
         settings["fused"] = True  # one launch for all parameters
-    return create_optimizer_v2(
-        groups, config.optimizer, lr=config.peak_lr, weight_decay=0.0, momentum=config.momentum, **settings
-    )
+    settings |= {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
+    try:
+        return create_optimizer_v2(groups, config.optimizer, **settings)
+    except (AssertionError, ImportError, TypeError) as error:  # of packages that are not installed
+        raise ValueError(f"optimizer {config.optimizer!r} cannot be had here: {error}") from None
 
 
 def _groups(module: nn.Module, config: TrainConfig, *, scaled: bool = True) -> list[dict[str, Any]]:

@@ -18,7 +18,9 @@ from vitmix.data.loader import EvalLoader, TrainLoader
 from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.data.sources import open_images
 from vitmix.inner import HTM
+from vitmix.learner import Learner
 from vitmix.masks import NoMask
+from vitmix.mix import expand_mask
 from vitmix.mixer import AnyMixer, Mixer, Switch
 from vitmix.shares import ActivationShare, AreaShare
 from vitmix.spec import create
@@ -40,15 +42,20 @@ def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
 
 def model_settings(config: TrainConfig, num_classes: int) -> dict[str, Any]:
     """What timm's `create_model` needs besides the name to build the model that a checkpoint fits."""
+    if "num_classes" in config.model_args:
+        raise ValueError("num_classes is a setting of its own; give --num-classes instead of naming it in model_args")
     settings: dict[str, Any] = {"num_classes": num_classes, **config.model_args}
-    cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    try:
+        cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    except RuntimeError as error:
+        raise ValueError(f"unknown model {config.model!r}: {error}") from None
     if config.size is not None and cfg is not None and cfg.fixed_input_size:
         settings["img_size"] = config.size
     return settings
 
 
-def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, list[str]]:
-    """The model with its initial weights, and what there is to say about them."""
+def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool = True) -> tuple[nn.Module, list[str]]:
+    """The model, with its initial weights unless a checkpoint will replace them, and what there is to say of them."""
     name = config.model.split(".")[0]
     if ":" not in name and not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=1)
@@ -58,25 +65,36 @@ def build_model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, list[
     for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)):
         if value is not None:
             settings[key] = value
+    pretrained = config.pretrained and initial_weights
     try:
-        model = timm.create_model(config.model, pretrained=config.pretrained, **settings)
-    except TypeError as error:
-        raise ValueError(f"model_args do not fit {config.model}: {error}") from None
-    except Exception as error:  # of the network, the hub or the file, in many classes
-        if not config.pretrained:
-            raise
-        raise ValueError(f"cannot get the published weights of {config.model}: {error}") from None
+        model = timm.create_model(config.model, pretrained=pretrained, **settings)
+    except Exception as error:  # timm asserts, divides and looks up; the network and the hub fail in many classes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if pretrained:
+            raise ValueError(f"cannot get the published weights of {config.model}: {reason}") from None
+        raise ValueError(f"model_args do not fit {config.model}: {reason}") from None
     if config.grad_checkpointing:
         switch = getattr(model, "set_grad_checkpointing", None)
         if switch is None:
             raise ValueError(f"{config.model} has no activation checkpointing; leave grad_checkpointing out")
         switch(True)
     remarks = []
-    if config.checkpoint is not None:
+    if config.checkpoint is not None and initial_weights:
         replaced = load_weights(model, config.checkpoint)
         new = "; the classifier is new, since the number of classes differs" if replaced else ""
         remarks.append(f"Starting from {config.checkpoint}{new}.")
     return model, remarks
+
+
+def check_size(learner: Learner, augmentation: Augmentation) -> None:
+    """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
+    size = augmentation.size if isinstance(augmentation.size, tuple) else (augmentation.size, augmentation.size)
+    frame = learner.mixing.frame(torch.empty(1, 3, *size))
+    for mixer in learner.mixer.mixers:
+        values = mixer.draw(frame, torch.Generator()).part("mask")
+        mask = values.get("mask")
+        if mask is not None:
+            expand_mask(mask, size)
 
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:

@@ -39,6 +39,8 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
         raise ValueError(
             f"precision {config.precision!r} or track {config.track!r} cannot be had here: {error}"
         ) from None
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU, where gradients are scaled; use fp32 or bf16")
     missing = set(trackers) - {str(each) for each in accelerator.log_with}
     if missing:
         raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
@@ -109,7 +111,7 @@ class Stopped(Exception):
 
 
 class Stopper:
-    """Remembers SIGTERM and SIGINT until the training is at a place where it can stop; a second one acts at once."""
+    """Remembers SIGTERM and SIGINT until the training can stop; a SIGINT after either acts at once."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -127,8 +129,11 @@ class Stopper:
         self._before.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGTERM:
+            return  # a scheduler and a launcher may both pass it on
         self.received = number
-        self.__exit__()
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
         # Whoever stops a whole job stops its loader workers too; torch would raise an error for them anywhere.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ class Reporter:
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
         if self.enabled:
-            self.console.print(text, markup=False)
-            self.console.file.flush()
+            with suppress(OSError):  # a log on a full disk is no reason to stop
+                self.console.print(text, markup=False)
+                self.console.file.flush()
 
     def update(self, *, epoch: int, update: int, loss: float, lr: float, rate: float, left: float) -> None:
         """Progress within an epoch: loss since its start, images per second, seconds to the end of training."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix.checkpoints import write_file
-from vitmix.config import FIELDS, TrainConfig, differences, resolve, write_yaml
+from vitmix.config import FIELDS, TrainConfig, differences, resolve, to_yaml
 
 try:
     import fcntl
@@ -79,7 +79,7 @@ class RunFolder:
             except OSError:
                 raise ValueError(f"another process is training in {self.path}; give another --output") from None
         if not self.exists:
-            write_yaml(replace(config, resume=None), self.config)
+            write_file(self.config, to_yaml(replace(config, resume=None)).encode())
 
     def close(self) -> None:
         if self._lock is not None:

@@ -23,6 +23,7 @@ class Position:
     seconds: float = 0.0
     wall: float = 0.0
     skipped: int = 0
+    broken: list[str] = field(default_factory=list)
     best: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -32,12 +33,15 @@ def capture(trainer: "Trainer") -> Checkpoint:
 
     Draws and the loaders' order are functions of the position, so they need no state of their own.
     """
+    trainer.tally.flush()
     scaler = trainer.accelerator.scaler
+    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values()}
+    trainer.position.broken = sorted(found | set(trainer.position.broken))
     training = {
         "position": dataclasses.asdict(trainer.position),
         "update": trainer.update,
         "world": trainer.world,
-        "tally": trainer.tally.sums,
+        "tally": {"sums": trainer.tally.sums, "count": trainer.tally.count},
         "added": trainer.core.added.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
@@ -50,9 +54,12 @@ def capture(trainer: "Trainer") -> Checkpoint:
 def resume(trainer: "Trainer") -> list[str]:
     """Puts the trainer where its newest complete checkpoint was written; says what was found and what was lost."""
     folder = trainer.folder.checkpoints
-    path, remarks = checkpoints.newest_checkpoint(folder)
+    remarks = []
     if trainer.accelerator.is_main_process:
-        remarks += [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.remove_partial(folder)]
+        remarks += [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
+    trainer.accelerator.wait_for_everyone()
+    path, damaged = checkpoints.newest_checkpoint(folder)
+    remarks += damaged
     if path is None:
         if remarks:
             remarks.append("no complete checkpoint was found: the training starts anew")
@@ -82,6 +89,6 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     trainer.optimizer.load_state_dict(training["optimizer"])
     if trainer.accelerator.scaler is not None and training["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(training["scaler"])
-    trainer.tally.sums = training["tally"].to(trainer.device)
+    trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
     trainer.position = Position(**training["position"])
     processes.restore_random_states(trainer.accelerator, training["random"])

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def summarize(trainer: "Trainer") -> dict[str, Any]:
     """The results as plain values; `text` is what a person reads. With several processes, all must call this."""
     config, position = trainer.config, trainer.position
-    broken = sorted({*trainer.images.broken.values(), *trainer.eval_images.broken.values()})
+    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values()}
+    broken = sorted(found | set(trainer.position.broken))
     if trainer.world > 1:
         broken = sorted(set(gather_object(broken)))
     last = position.history[-1]

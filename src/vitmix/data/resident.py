@@ -6,6 +6,7 @@ batches at once and copied over without waiting; the device does the rest.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,12 +87,21 @@ class ResidentLoader:
         # Whole chunks wherever the epoch is entered: vectorized functions may round differently by place.
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             numbers_of = range(first, min(first + per_chunk, self.plan.batches))
-            chunk = self._draw(epoch, numbers_of)
-            for number in numbers_of:
-                if number >= start:
-                    rows = order[number * size : (number + 1) * size]
-                    offset = (number - first) * size
-                    yield self._batch(epoch, number, rows, chunk[offset : offset + len(rows)])
+            rows = order[first * size : (first + per_chunk) * size]
+            numbers = self._draw(epoch, numbers_of)[: len(rows)]
+            if self.device.type == "cpu":
+                for number in range(max(start, first), numbers_of.stop):
+                    part = slice((number - first) * size, (number - first + 1) * size)
+                    yield self._batch(rows[part], numbers[part], self._noise(epoch, number, len(rows[part])))
+                continue
+            # A GPU's time is small beside the host's for each call: a whole chunk at once, always of the same length.
+            noise = [self._noise(epoch, number, size) for number in numbers_of]
+            noise = None if noise[0] is None else torch.cat([part for part in noise if part is not None])
+            whole = self._batch(*(_filled(part, per_chunk * size) for part in (rows, numbers, noise)))
+            for number in range(max(start, first), numbers_of.stop):
+                part = slice((number - first) * size, min((number - first + 1) * size, len(rows)))
+                boxes = None if whole.erase is None else whole.erase[part]
+                yield Batch(whole.images[part], whole.labels[part], whole.indices[part], boxes)
 
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
@@ -104,15 +114,17 @@ class ResidentLoader:
     def _generator(self, stream: int, epoch: int, batch: int) -> torch.Generator:
         return generator_for(stream, self.plan.seed, epoch, batch, self.plan.rank)
 
-    def _batch(self, epoch: int, number: int, rows: Tensor, numbers: Tensor) -> Batch:
-        augmentation = self.augmentation
+    def _noise(self, epoch: int, number: int, count: int) -> Tensor | None:
+        """What a batch's erased boxes are filled with, unless that is left to the training step."""
+        if not self.augmentation.erasing or self.augmentation.erase_after_mixing:
+            return None
+        generator = torch.Generator(self.device)
+        generator.manual_seed(self._generator(NOISE, epoch, number).initial_seed())
+        return torch.randn(count, 3, *self.augmentation.sides, generator=generator, device=self.device)
+
+    def _batch(self, rows: Tensor, numbers: Tensor, noise: Tensor | None) -> Batch:
         images = self._pixels[rows].permute(0, 3, 1, 2)
-        boxes = numbers[:, self.settings.boxes].long() if augmentation.erase_after_mixing else None
-        noise = None
-        if augmentation.erasing and not augmentation.erase_after_mixing:
-            generator = torch.Generator(self.device)
-            generator.manual_seed(self._generator(NOISE, epoch, number).initial_seed())
-            noise = torch.randn(len(rows), 3, *augmentation.sides, generator=generator, device=self.device)
+        boxes = numbers[:, self.settings.boxes].long() if self.augmentation.erase_after_mixing else None
         with torch.autocast(self.device.type, enabled=False):
             images = self._augment(images, numbers, noise, self.settings)
         return Batch(images, self._labels[rows], rows, boxes)
@@ -168,6 +180,13 @@ def _resized(images: ArrayImages, augmentation: Augmentation, *, crop_pct: float
     for row in range(len(images)):
         pixels[row] = eval_pixels(images.read(row), augmentation).permute(1, 2, 0)
     return pixels
+
+
+def _filled(values: Any, length: int) -> Any:
+    """Rows up to this length, the missing ones copies of the first: a compiled program is made for one length."""
+    if values is None or len(values) == length:
+        return values
+    return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 
 def _move(values: Tensor, device: torch.device) -> Tensor:
