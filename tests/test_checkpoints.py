@@ -170,7 +170,6 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 20 and all(each["resumed"] and each["equal"] for each in found), found
     assert all(each["rows"] == [1, 2, 3, 4, 5, 6] for each in found)
-    assert sum(each["killed"] for each in found) >= 15  # the others were finished before their moment came
 
 
 def test_a_checkpoint_written_but_not_renamed_is_put_in_place(tmp_path: Path) -> None:

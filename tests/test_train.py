@@ -421,7 +421,7 @@ def test_settings_of_the_tests_are_known() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "method", ["none", "mixup | cutmix", "tl_align", "transmix", "tokenmix", "smmix", "vtm(block=1)"]
+    "method", ["none", "mixup | cutmix", "tl_align", "transmix", "tokenmix", "smmix", "vtm(block=1, tokens=2)"]
 )
 @pytest.mark.parametrize("resident", [False, True])
 def test_no_update_waits_for_the_gpu(tmp_path: Path, method: str, resident: bool) -> None:
