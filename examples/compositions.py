@@ -59,7 +59,8 @@ COMPOSITIONS = {
     "random tokens, horizontal (TokenMixup table 6)": "htm(choose=random_tokens)",
     "random tokens, vertical (TokenMixup table 6)": "vtm(choose=random)",
     "score net at the last layer (TokenMixup table 7)": "htm(score_at=last)",
-    "saliency rolled out (TokenMixup algorithms 1, 2)": "htm(rollout=2)",
+    "saliency rolled out, horizontal (TokenMixup algorithm 1)": "htm(rollout=2)",
+    "saliency rolled out, vertical (TokenMixup algorithm 2)": "vtm(rollout=1)",
     "ImageNet fine-tuning (TokenMixup)": "htm(block=3, tau=0.1, rho=0.01, score_weight=1.0, stop_gradient=True)",
     "what no paper has": "mix(mask=block, share=aligned, pairing=derangement) + consistency + vtm",
 }
@@ -83,7 +84,8 @@ def main() -> None:
     learner = vitmix.Learner(model, vitmix.create("smmix", num_classes=10), guide=teacher.eval())
     print(f"{'a frozen guide (SMMix table 9)':52s} {'smmix, guide=teacher':88s} {learner(images, labels).loss:.3f}")
     convnet = timm.create_model("resnet18", num_classes=10)
-    for text in ("tokenmix(grid=[8, 8])", "tokenmix(grid=[8, 8], label=activation)", "cutmix"):
+    masks = ("box", "scattered(grid=[8, 8])", "block(grid=[8, 8])")
+    for text in (f"mix(mask={mask}, share={share}, loss=bce)" for mask in masks for share in ("area", "activation")):
         output = vitmix.Learner(convnet, vitmix.create(text, num_classes=10))(images, labels, maps=maps)
         print(f"{'on a ResNet (TokenMix tables 7, 8)':52s} {text:88s} {output.loss:.3f}")
 
