@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from vitmix.config import resolve
-from vitmix.engine import Trainer
+from vitmix.train.config import resolve
+from vitmix.train.engine import Trainer
 
 
 def bare_step(trainer: Trainer, updates: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from training import tiny
-from vitmix.engine import Trainer
+from vitmix.train.engine import Trainer
 
 # Every method, and those whose added parameters are idle in some batches.
 METHODS = [

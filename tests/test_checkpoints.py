@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import vitmix  # noqa: F401  registers models with timm
 from training import same_weights
-from vitmix import checkpoints
-from vitmix.checkpoints import Checkpoint
+from vitmix.train import checkpoints
+from vitmix.train.checkpoints import Checkpoint
 
 LEAVES = (
     st.none()

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix import cli
-from vitmix.config import FIELDS
+from vitmix.train.config import FIELDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

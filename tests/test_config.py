@@ -9,9 +9,9 @@ import yaml
 
 import vitmix
 from training import TINY
-from vitmix.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
-from vitmix.prepare import build_mixer, without_image_mixing
-from vitmix.recipes import list_recipes, load_recipe, recipe_header, recipe_text
+from vitmix.train.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
+from vitmix.train.prepare import build_mixer, without_image_mixing
+from vitmix.train.recipes import list_recipes, load_recipe, recipe_header, recipe_text
 
 NAMED = {
     "shapes", "deit", "deit_tiny", "deit_small", "deit_base", "transmix", "cait_xxs24", "cait_xxs36", "pvt_tiny",

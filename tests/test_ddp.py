@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ddp_worker import EXACT, METHODS, gradient_settings
 from training import one_thread, tiny, train, weights  # noqa: F401
 from vitmix.draws import generator_for
-from vitmix.engine import Trainer
+from vitmix.train.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

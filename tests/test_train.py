@@ -23,10 +23,11 @@ from rich.console import Console
 from torch import Tensor
 
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
-from vitmix import Learner, checkpoints, cli
-from vitmix.config import read_yaml, resolve
-from vitmix.engine import Trainer
-from vitmix.optim import make_optimizer, make_schedule
+from vitmix import Learner, cli
+from vitmix.train import checkpoints
+from vitmix.train.config import read_yaml, resolve
+from vitmix.train.engine import Trainer
+from vitmix.train.optim import make_optimizer, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

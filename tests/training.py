@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitmix.config import TrainConfig, resolve
-from vitmix.engine import Trainer
+from vitmix.train.config import TrainConfig, resolve
+from vitmix.train.engine import Trainer
 
 TINY: dict[str, Any] = {
     "data": "shapes(size=16, length=48, test_length=24)",

@@ -1,8 +1,12 @@
 """Attention statistics from queries and keys: class row, column mean, carried share.
 
 All are taken from the softmaxed attention before dropout, averaged over heads, without gradient. Queries are
-`(B, H, N, d)`; keys `(B, H, M, d)` with `M >= N`, where keys beyond the first N are tokens of a bank (vertical
-TokenMixup). The first `prefix` tokens are class, distillation and register tokens.
+`(B, H, N, d)`; keys `(B, H, M, d)`, where keys beyond the first N may be tokens of a bank (vertical TokenMixup). The
+first `prefix` tokens are class, distillation and register tokens.
+
+Every function takes what attention itself may add to the products: `bias` `(G, H or 1, N, M)`, of which row b of the
+batch gets `bias[b % G]` (relative positions; the masks of shifted windows, which follow each other within an image),
+and `scale`, by default `d ** -0.5`.
 
 This is the reference path: attention exists for one head at a time, and is computed in float32 at least, so
 half-precision training sees the same statistics as float32 up to the rounding of its queries and keys.
@@ -40,38 +44,48 @@ def forget_casts() -> None:
 
 
 @exact
-def attention_maps(query: Tensor, key: Tensor) -> Tensor:
+def attention_maps(query: Tensor, key: Tensor, *, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Softmaxed attention `(B, H, N, M)`, materialized: for analysis and tests."""
-    return _softmaxed(query, key)
+    return _softmaxed(query, key, bias, scale)
 
 
 @exact
-def class_row(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+def class_row(
+    query: Tensor, key: Tensor, *, prefix: int, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Attention `(B, n)` of the class token to each of the n patches, not renormalized."""
-    row = _softmaxed(query[:, :, :1], key).mean(1)
+    row = _softmaxed(query[:, :, :1], key, None if bias is None else bias[:, :, :1], scale).mean(1)
     return row[:, 0, prefix : query.shape[2]]
 
 
 @exact
-def column_mean(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+def column_mean(
+    query: Tensor, key: Tensor, *, prefix: int, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """How much each patch is looked at by the patches, `(B, n)`; prefix tokens dropped as query and as key."""
     patches = query.shape[2] - prefix
     weight = query.new_full((1, patches), 1 / patches, dtype=_compute_dtype(query))
-    return pulled_weight(query[:, :, prefix:], key, weight)[:, prefix : query.shape[2]]
+    bias = None if bias is None else bias[:, :, prefix:]
+    pulled = pulled_weight(query[:, :, prefix:], key, weight, bias=bias, scale=scale)
+    return pulled[:, prefix : query.shape[2]]
 
 
 @exact
-def carried_share(query: Tensor, key: Tensor, share: Tensor) -> Tensor:
+def carried_share(
+    query: Tensor, key: Tensor, share: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Attention applied to one number per key token: `mean_h A_h @ share`, `(B, M) -> (B, N)`."""
     share = share.to(_compute_dtype(query)).unsqueeze(-1)
-    return _head_mean(query, key, lambda attention: (attention @ share).squeeze(-1))
+    return _head_mean(query, key, bias, scale, lambda attention: (attention @ share).squeeze(-1))
 
 
 @exact
-def pulled_weight(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Where a weight on the query tokens comes from: `weight @ mean_h A_h`, `(B, N) -> (B, M)`."""
+def pulled_weight(
+    query: Tensor, key: Tensor, weight: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Where a weight on the query tokens comes from: `weight @ mean_h A_h`, `(B or 1, N) -> (B, M)`."""
     weight = weight.to(_compute_dtype(query)).unsqueeze(1)
-    return _head_mean(query, key, lambda attention: (weight @ attention).squeeze(1))
+    return _head_mean(query, key, bias, scale, lambda attention: (weight @ attention).squeeze(1))
 
 
 def rollout_saliency(layers: list[tuple[Tensor, Tensor]], *, prefix: int, class_token: bool) -> Tensor:
@@ -96,19 +110,28 @@ def rollout_saliency(layers: list[tuple[Tensor, Tensor]], *, prefix: int, class_
     return weight[:, prefix:]
 
 
-def _head_mean(query: Tensor, key: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+def _head_mean(
+    query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None, statistic: Callable[[Tensor], Tensor]
+) -> Tensor:
     # One head at a time: the peak is B*N*M numbers instead of B*H*N*M.
     heads = query.shape[1]
-    total = statistic(_softmaxed(query[:, 0], key[:, 0]))
-    for head in range(1, heads):
-        total = total + statistic(_softmaxed(query[:, head], key[:, head]))
+    total: Tensor | None = None
+    for head in range(heads):
+        one = slice(head, head + 1)
+        head_bias = bias if bias is None or bias.shape[1] == 1 else bias[:, one]
+        value = statistic(_softmaxed(query[:, one], key[:, one], head_bias, scale).squeeze(1))
+        total = value if total is None else total + value
+    assert total is not None
     return total / heads
 
 
-def _softmaxed(query: Tensor, key: Tensor) -> Tensor:
+def _softmaxed(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
     dtype = _compute_dtype(query)
     query, key = query.detach().to(dtype), key.detach().to(dtype)
-    return ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).softmax(-1)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if bias is not None:
+        scores = (scores.unflatten(0, (-1, len(bias))) + bias.detach().to(dtype)).flatten(0, 1)
+    return scores.softmax(-1)
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-_FOLDER = files("vitmix") / "recipes"
+_FOLDER = files("vitmix.train") / "recipes"
 
 
 def list_recipes() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from vitmix.checkpoints import write_file
+from vitmix.train.checkpoints import write_file
 
 Row = dict[str, Any]
 

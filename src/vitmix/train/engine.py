@@ -11,16 +11,16 @@ import torch
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor
 
-from vitmix import checkpoints, prepare, processes, runs, state
-from vitmix.config import TrainConfig, checkpoint_interval
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.draws import Draw, generator_for
 from vitmix.learner import Learner
-from vitmix.measure import MEASURES, LossTally, score
-from vitmix.optim import make_optimizer, make_schedule
-from vitmix.progress import MetricsFiles, Reporter, Row
-from vitmix.state import Position
-from vitmix.summary import about, is_better, summarize
+from vitmix.train import checkpoints, prepare, processes, runs, state
+from vitmix.train.config import TrainConfig, checkpoint_interval
+from vitmix.train.measure import MEASURES, LossTally, score
+from vitmix.train.optim import make_optimizer, make_schedule
+from vitmix.train.progress import MetricsFiles, Reporter, Row
+from vitmix.train.state import Position
+from vitmix.train.summary import about, is_better, summarize
 
 DROPOUT = 1  # names a stream of random numbers
 

@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitmix import checkpoints, processes
-from vitmix.checkpoints import Checkpoint
+from vitmix.train import checkpoints, processes
+from vitmix.train.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
-    from vitmix.engine import Trainer
+    from vitmix.train.engine import Trainer
 
 
 @dataclass

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 
-from vitmix import __version__, prepare
-from vitmix.progress import duration
+from vitmix import __version__
+from vitmix.train import prepare
+from vitmix.train.progress import duration
 
 if TYPE_CHECKING:
-    from vitmix.engine import Trainer
+    from vitmix.train.engine import Trainer
 
 
 def summarize(trainer: "Trainer") -> dict[str, Any]:

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.checkpoints import load_weights
-from vitmix.config import TrainConfig
 from vitmix.data.augment import Augmentation
 from vitmix.data.images import ImageSet
 from vitmix.data.loader import EvalLoader, TrainLoader
@@ -24,6 +22,8 @@ from vitmix.mix import expand_mask
 from vitmix.mixer import AnyMixer, Mixer, Switch
 from vitmix.shares import ActivationShare, AreaShare
 from vitmix.spec import create
+from vitmix.train.checkpoints import load_weights
+from vitmix.train.config import TrainConfig
 
 
 def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:

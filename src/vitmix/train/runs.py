@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitmix.checkpoints import write_file
-from vitmix.config import FIELDS, TrainConfig, differences, resolve, to_yaml
+from vitmix.train.checkpoints import write_file
+from vitmix.train.config import FIELDS, TrainConfig, differences, resolve, to_yaml
 
 try:
     import fcntl
@@ -22,7 +22,7 @@ class RunFolder:
 
     config.yaml         the resolved configuration
     metrics.csv, .jsonl one row per epoch
-    checkpoints/        the newest complete ones, see `vitmix.checkpoints`
+    checkpoints/        the newest complete ones, see `vitmix.train.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
     summary.json        written at the end: the results in short
     """

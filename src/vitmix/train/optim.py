@@ -11,8 +11,8 @@ from timm.scheduler.step_lr import StepLRScheduler
 from torch import nn
 
 from vitmix._checks import unknown_name
-from vitmix.config import TrainConfig
 from vitmix.learner import Learner
+from vitmix.train.config import TrainConfig
 
 
 def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
-from vitmix.recipes import load_recipe
+from vitmix.train.recipes import load_recipe
 
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
 TRAIN, SCHEDULE, REGULARIZE, AUGMENT, MEASURE, RUN = (

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from vitmix.config import TrainConfig
+from vitmix.train.config import TrainConfig
 
 
 def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:

@@ -1,0 +1,77 @@
+"""`vitmix train`: its flags are the fields of `TrainConfig`."""
+
+import argparse
+import traceback
+import typing
+from typing import Any
+
+import yaml
+
+from vitmix.commands._command import Command
+from vitmix.commands.recipes import list_all
+from vitmix.train import config
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "vitmix train [--config FILE] [--SETTING VALUE ...]"
+    parser.epilog = "Later layers win: defaults, --recipe, --config, flags. Without arguments it trains the example."
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings, such as a run's config.yaml")
+    sections: dict[str, Any] = {}
+    for name, field in config.FIELDS.items():
+        section = sections.setdefault(field.metadata["section"], None)
+        if section is None:
+            section = sections[field.metadata["section"]] = parser.add_argument_group(field.metadata["section"])
+        section.add_argument("--" + name.replace("_", "-"), **_argument(name))
+
+
+def _argument(name: str) -> dict[str, Any]:
+    """How argparse takes a setting: as text, which the configuration turns into a value, as it does for YAML."""
+    field, kind = config.FIELDS[name], config.KINDS[name]
+    inner = next((each for each in typing.get_args(kind) if each is not type(None)), kind)
+    described = str(field.metadata["help"])
+    if field.metadata["choices"]:
+        described += ": " + ", ".join(field.metadata["choices"])
+    default = _default(name)
+    if default not in (None, False, {}):
+        shown = " ".join(f"{each:.4g}" for each in default) if isinstance(default, tuple) else default
+        described += f" (default: {shown})"
+    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": described.replace("%", "%%"), "dest": name}
+    if bool in (kind, inner):
+        return settings | {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kind) is dict:
+        return settings | {"nargs": "+", "metavar": "KEY=VALUE"}
+    if tuple in (typing.get_origin(kind), typing.get_origin(inner)):
+        return settings | {"nargs": "+", "metavar": "NUMBER"}
+    words = {int: "N", float: "NUMBER"}
+    return settings | {"metavar": words.get(kind if kind in words else inner, "TEXT")}
+
+
+def _default(name: str) -> Any:
+    return getattr(config.TrainConfig(), name)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(namespace).items() if name in config.FIELDS}
+    if flags.get("recipe") == "help":
+        return list_all()
+    if "model_args" in flags:
+        flags["model_args"] = dict(map(_key_and_value, flags["model_args"]))
+    settings = config.resolve(flags, namespace.config)
+    from vitmix.train.engine import Trainer
+
+    trainer = Trainer(settings)
+    try:
+        return trainer.run()
+    except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
+        traceback.print_exc()
+        return 1
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise ValueError(f"model_args takes KEY=VALUE, such as depth=6, got {text!r}")
+    return key, yaml.safe_load(value)
+
+
+COMMAND = Command("Train a model, or continue a training.", _add_arguments, _run)
