@@ -136,7 +136,7 @@ def test_golden_htm_layer(case: str, dtype: torch.dtype) -> None:
     actor, plan = settings.actor(reader, {}, net), settings.plan(reader)
     plan = plan | Plan(layers=frozenset([0]))
     tokens, labels, order = tensor(data["tokens"], dtype).requires_grad_(), tensor(data["labels"], dtype), data["order"]
-    before = F.attention_maps(*reader.queries_keys(0, tokens))
+    before = reader.block(0).attend(tokens, (), {}).maps()
     close(before, data["attn_before"])
     saliency = saliency_of(before, bool(data["has_cls"]))
     close(saliency, data["saliency"])
@@ -156,7 +156,7 @@ def test_golden_htm_layer(case: str, dtype: torch.dtype) -> None:
         data["mixed_tokens"],
     )
     close(tape.targets[order], data["mixed_labels"])
-    close(F.attention_maps(*tape.layers[0])[order], data["attn_after"])
+    close(tape.layers[0].maps()[order], data["attn_after"])
     close(out[order], data["out"])
     (out[order] * tensor(data["cotangent"], dtype)).sum().backward()
     close(tokens.grad, data["grad_tokens"])
@@ -195,9 +195,9 @@ def test_golden_htm_vtm_model(case: str, dtype: torch.dtype) -> None:
             check_decision(actor.decision, data)
             close(actor.score_net(actor.scored), data["score_logits"])
             close(F.sample_difficulty(actor.score_net(actor.scored), labels), data["difficulty"])
-            prefix, has_class = learner.mixing.reader.prefix, learner.mixing.reader.class_token
-            layers = [learner.mixing.reader.queries_keys(actor.block, actor.scored)]
-            close(F.rollout_saliency(layers, prefix=prefix, class_token=has_class), data["saliency"])
+            block = learner.mixing.reader.block(actor.block)
+            flow = block.attend(actor.scored, (), {})
+            close(F.rollout_saliency([flow], class_token=block.class_token), data["saliency"])
         if isinstance(actor, Vertical):
             same(torch.stack(actor.positions), data["sel_idx"])
     losses["loss"].backward()
@@ -242,14 +242,14 @@ def vertical_setup(data: Arrays, model: nn.Module, dtype: torch.dtype) -> tuple[
 
 def check_vertical(data: Arrays, model: nn.Module, dtype: torch.dtype) -> None:
     reader, recorder, tape, prior = vertical_setup(data, model, dtype)
-    block = reader.block(reader.depth - 1)
+    block = model.blocks[reader.depth - 1]
     tokens = tensor(data["tokens"], dtype).requires_grad_()
     cross = block.attn(block.norm1(tokens))
     close(cross, data["cross_out"])
     (actor,) = tape.actors
     same(torch.stack(actor.positions), data["sel_idx"])
     close(actor.bank(reader.depth - 1, tape), data["bank"])
-    maps = F.attention_maps(*tape.layers[reader.depth - 1])
+    maps = tape.layers[reader.depth - 1].maps()
     if "attn_full" in data:
         close(maps, data["attn_full"])
         same(torch.stack(actor.positions) - 1, data["sel_patch_idx"])
@@ -322,6 +322,6 @@ def load_block(block: nn.Module, data: Arrays, names: dict[str, str]) -> None:
 
 def test_golden_draw_is_unused_by_plain_htm() -> None:
     """The salient form of HTM and VTM draws nothing: the golden decisions depend on no random number."""
-    frame = vitmix.Frame(4, (16, 16), (4, 4), depth=3)
+    frame = vitmix.Frame(4, (16, 16), (4, 4), grids=((4, 4),) * 3)
     drawn = vitmix.create("htm + vtm", 10).draw(frame, torch.Generator())
     assert isinstance(drawn, Draw) and set(drawn.values) == {"partner"}

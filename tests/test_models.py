@@ -1,5 +1,6 @@
 """CCT, CVT and ViT-Lite: equal to the authors' programs, and at home in timm."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def test_golden_tokenmixup_checkpoint(case: str) -> None:
     [
         ("cct_7_3x1_32", 10, 3_760_139),
         ("cct_7_3x1_32", 100, 3_783_269),
+        ("cct_14_7x2_224", 1000, 22_367_273),  # 22.36 M in the paper, which cut the rest off
         ("vit_lite_7_4_32", 10, 3_716_874),
         ("vit_lite_7_4_32", 100, 3_740_004),
     ],
@@ -81,15 +83,56 @@ def on_meta() -> Iterator[None]:
         yield
 
 
+# Millions of parameters of the paper's tables and (three decimals) the authors' repository, which leaves positions out
+# for two of them.
+PUBLISHED = [
+    ("cct_2_3x2_32", "learnable", "0.284"),
+    ("cct_4_3x2_32", "learnable", "0.482"),
+    ("cct_6_3x1_32", "none", "3.168"),
+    ("cct_6_3x2_32", "learnable", "3.327"),
+    ("cct_7_3x1_32", "learnable", "3.760"),
+    ("cct_7_3x2_32", "learnable", "3.853"),
+    ("cct_14_7x2_224", "none", "22.29"),
+    ("cct_14_7x2_384", "learnable", "22.51"),
+    ("cvt_6_4_32", "learnable", "3.190"),
+    ("cvt_7_4_32", "learnable", "3.717"),
+    ("cvt_7_8_32", "learnable", "3.74"),
+    ("vit_lite_6_4_32", "learnable", "3.191"),
+    ("vit_lite_7_4_32", "learnable", "3.717"),
+    ("vit_lite_7_8_32", "learnable", "3.74"),
+    ("vit_lite_7_16_32", "learnable", "3.89"),
+]
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize(("name", "positions", "millions"), PUBLISHED)
+def test_published_parameter_counts(name: str, positions: str, millions: str) -> None:
+    model = timm.create_model(name, positional_embedding=positions)
+    decimals = len(millions.partition(".")[2])
+    assert f"{sum(p.numel() for p in model.parameters()) / 1e6:.{decimals}f}" == millions
+
+
+def expected_classes(kind: str, depth: str, side: str, options: list[str]) -> int:
+    if "c100" in options:
+        return 100
+    if "fl" in options or (kind, depth, side) == ("cct", "7", "224"):
+        return 102
+    return 10 if side == "32" else 1000
+
+
 @pytest.mark.usefixtures("on_meta")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_builds_with_its_documented_shape(name: str) -> None:
-    kind, depth, _, side = name.rsplit("_", 3)
+    kind, *parts = re.split(r"_(?=\d)", name, maxsplit=3)
+    depth, _, (side, *options) = parts[0], parts[1], parts[2].split("_")
     model = timm.create_model(name)
     cfg = model.pretrained_cfg
     assert isinstance(model, CompactTransformer)
     assert len(model.blocks) == int(depth)
     assert cfg["input_size"] == (3, int(side), int(side))
+    assert cfg["num_classes"] == model.num_classes == expected_classes(kind, depth, side, options)
+    assert model.positional_embedding == ("sine" if "sine" in options else "learnable")
+    assert model.pos_embed.requires_grad == ("sine" not in options)
     assert cfg["first_conv"] + ".weight" in model.state_dict()
     assert model.has_class_token == (kind == "vit_lite") == (model.num_prefix_tokens == 1)
     assert model.global_pool == ("token" if kind == "vit_lite" else "seqpool")
@@ -103,6 +146,17 @@ def test_every_name_builds_with_its_documented_shape(name: str) -> None:
     assert tokens.shape[1] == model.patch_embed.num_patches == np.prod(model.patch_embed.grid_size)
     assert model.feature_info[-1]["reduction"] * model.patch_embed.grid_size[0] == int(side)
     assert model(images).shape == (2, cfg["num_classes"])
+
+
+def test_every_variant_of_the_authors_is_there() -> None:
+    """The names their programs register, with vit_lite for their vit."""
+    small_patches = {f"{kind}_{depth}_4_32" for kind in ("cvt", "vit_lite") for depth in (2, 4, 6, 7)}
+    cct = {"2_3x2_32", "4_3x2_32", "6_3x1_32", "6_3x2_32", "7_3x1_32", "7_3x2_32", "7_7x2_224"}
+    twice = small_patches | {f"cct_{name}" for name in cct}
+    once = {"7_3x1_32_c100", "7_3x1_32_sine_c100", "14_7x2_224", "14_7x2_384", "14_7x2_384_fl"}
+    of_the_paper = {"cvt_7_8_32", "vit_lite_7_8_32", "vit_lite_7_16_32"}
+    expected = twice | {f"{name}_sine" for name in twice} | {f"cct_{name}" for name in once} | of_the_paper
+    assert set(NAMES) == expected
 
 
 def test_names_are_listed_and_the_star_import_works() -> None:
@@ -264,6 +318,12 @@ def test_positions_of_another_grid_are_resampled(name: str, tmp_path: Path) -> N
     expected = nn.functional.interpolate(grid(source), grid(target).shape[-2:], mode="bicubic", antialias=True)
     torch.testing.assert_close(grid(target), expected)
     assert target(torch.randn(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_fixed_positions_of_another_grid_are_computed_anew() -> None:
+    source, target = small("cct_2_3x2_32_sine"), small("cct_2_3x2_32_sine", img_size=64)
+    target.load_state_dict(checkpoint_filter_fn(source.state_dict(), target))
+    torch.testing.assert_close(target.pos_embed.detach(), sine_positions(256, 128))
 
 
 def test_authors_file_loads_through_timm(tmp_path: Path) -> None:

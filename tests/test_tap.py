@@ -141,8 +141,8 @@ def test_rollout_equals_multiplied_matrices() -> None:
     layers = [tap._tape.layers[block] for block in range(3)]
     eye = torch.eye(17)
     product = maps[2] @ ((maps[1] + eye) / 2) @ ((maps[0] + eye) / 2)
-    close(F.rollout_saliency(layers, prefix=1, class_token=True), product[:, 0, 1:], 1e-9)
-    close(F.rollout_saliency(layers, prefix=1, class_token=False), product[:, 1:, 1:].mean(1), 1e-9)
+    close(F.rollout_saliency(layers, class_token=True), product[:, 0, 1:], 1e-9)
+    close(F.rollout_saliency(layers, class_token=False), product[:, 1:, 1:].mean(1), 1e-9)
 
 
 def hooks_on(model: nn.Module) -> int:
@@ -210,11 +210,11 @@ def test_a_guide_of_another_size() -> None:
     same(batch.clean_logits, guide(images).detach())
 
 
-@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "vit_base_patch16_rope_reg1_gap_256"])
+@pytest.mark.parametrize("name", ["xcit_nano_12_p16_224", "swinv2_tiny_window8_256", "gmlp_s16_224"])
 def test_unreadable_models_get_one_error(name: str) -> None:
     model = timm.create_model(name, num_classes=10)
     for text in ("transmix", "tl_align", "smmix", "htm", "vtm"):
-        with pytest.raises(ValueError, match="cannot be read|no attention this library can read|can be read"):
+        with pytest.raises(ValueError, match="cannot be read|no attention this library can read"):
             vitmix.create(text, 10).attach(model)
     with pytest.raises(ValueError):
         vitmix.AttentionTap(model, class_row=[-1])
@@ -222,7 +222,7 @@ def test_unreadable_models_get_one_error(name: str) -> None:
 
 def test_unreadable_variants_of_the_family() -> None:
     for settings, words in (
-        (dict(global_pool="map", class_token=False), "global_pool='map'"),
+        (dict(global_pool="max"), "global_pool='max'"),
         (dict(patch_drop_rate=0.5), "patch dropout"),
         (dict(block_fn=timm.models.vision_transformer.ParallelScalingBlock), "ParallelScalingBlock"),
     ):

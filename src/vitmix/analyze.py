@@ -58,7 +58,7 @@ def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Te
     patches = tape.final[:, reader.prefix :]
     logits = reader.classify(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
     picked = logits[torch.arange(len(labels)), :, labels]
-    return picked.view(len(images), *reader.grid((images.shape[2], images.shape[3])))
+    return picked.view(len(images), *reader.grids((images.shape[2], images.shape[3]))[-1])
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Every formula of the library as a function of tensors, in one flat namespace."""
 
+from vitmix.flow import Products as Products
+from vitmix.flow import rollout_saliency as rollout_saliency
 from vitmix.inner import assign_partners as assign_partners
 from vitmix.inner import horizontal_mix as horizontal_mix
 from vitmix.inner import own_weight as own_weight
@@ -26,6 +28,7 @@ from vitmix.masks import random_window as random_window
 from vitmix.masks import window_region as window_region
 from vitmix.masks import window_sums as window_sums
 from vitmix.mix import expand_mask as expand_mask
+from vitmix.mix import initial_token_share as initial_token_share
 from vitmix.mix import label_rows as label_rows
 from vitmix.mix import mix_images as mix_images
 from vitmix.mix import mix_targets as mix_targets
@@ -41,10 +44,8 @@ from vitmix.shares import activation_weights as activation_weights
 from vitmix.shares import align_share as align_share
 from vitmix.shares import area_share as area_share
 from vitmix.shares import attention_share as attention_share
-from vitmix.shares import initial_token_share as initial_token_share
 from vitmix.statistics import attention_maps as attention_maps
 from vitmix.statistics import carried_share as carried_share
 from vitmix.statistics import class_row as class_row
 from vitmix.statistics import column_mean as column_mean
 from vitmix.statistics import pulled_weight as pulled_weight
-from vitmix.statistics import rollout_saliency as rollout_saliency

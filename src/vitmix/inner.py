@@ -5,18 +5,19 @@ activation checkpointing runs twice is mixed the same way twice.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
 from vitmix.adapters import Reader
+from vitmix.flow import Flow, rollout_saliency
 from vitmix.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.masks import Values
 from vitmix.mix import Frame, mix_targets, mix_tokens
 from vitmix.pairing import best_assignment, random_derangement
-from vitmix.statistics import forget_casts, rollout_saliency
+from vitmix.statistics import forget_casts
 from vitmix.tap import Plan, Tape
 
 RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's table 5 mixes
@@ -155,19 +156,24 @@ class HTM:
         check_count("rollout", self.rollout, least=0)
 
     def plan(self, reader: Reader) -> Plan:
-        block = reader.resolve(self.block)
-        _check_rollout(self.rollout, block)
+        reader.need_attention("htm")
+        block = reader.resolve_patches(self.block)
+        _check_rollout(self.rollout, block, reader)
         return Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
 
     def modules(self, reader: Reader, num_classes: int) -> nn.Module:
-        return ScoreNet(reader.width, num_classes, class_token=reader.class_token, prefix=reader.prefix)
+        block = reader.block(reader.resolve_patches(self.block))
+        width, class_token, prefix = block.width, block.class_token, block.prefix
+        if self.score_at == "last":
+            width, class_token, prefix = reader.width, reader.readout == "class", reader.prefix
+        return ScoreNet(width, num_classes, class_token=class_token, prefix=prefix)
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         if self.choose == "random_samples":
             return {"easy": torch.randperm(frame.batch, generator=generator) < RANDOM_SAMPLES}
         if self.choose == "random_tokens":
-            assert frame.grid is not None
-            noise = torch.rand(frame.batch, frame.grid[0] * frame.grid[1], generator=generator)
+            rows, columns = frame.grids[self.block]
+            noise = torch.rand(frame.batch, rows * columns, generator=generator)
             return {"pairs": random_derangement(frame.batch, generator=generator), "noise": noise}
         return {}
 
@@ -199,10 +205,19 @@ class VTM:
         check_count("rollout", self.rollout, least=0)
 
     def plan(self, reader: Reader) -> Plan:
-        block = reader.resolve(self.block)
+        reader.need_attention("vtm")
+        block = reader.resolve_patches(self.block)
         if block == 0:
             raise ValueError(
                 "vertical mixing at block 0 has no earlier block to take tokens from; choose block 1 or later"
+            )
+        at = reader.block(block)
+        if at.no_bank is not None:
+            raise ValueError(f"vertical mixing cannot act at block {block} of this {reader.name}: {at.no_bank}")
+        if reader.block(0).stage != at.stage:
+            raise ValueError(
+                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages of another width; "
+                "it works within the first stage alone"
             )
         earlier = frozenset(range(block))
         plan = Plan(bank=frozenset([block]), tokens=earlier)
@@ -210,7 +225,7 @@ class VTM:
             return plan
         if self.rollout:
             return plan | Plan(layers=earlier)
-        return plan | (Plan(class_row=earlier) if reader.class_token else Plan(column_mean=earlier))
+        return plan | (Plan(class_row=earlier) if at.class_token else Plan(column_mean=earlier))
 
     def modules(self, reader: Reader, num_classes: int) -> None:
         return None
@@ -218,8 +233,8 @@ class VTM:
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         if self.choose == "salient":
             return {}
-        assert frame.grid is not None
-        shape = (self.block % frame.depth, frame.batch, frame.grid[0] * frame.grid[1])
+        rows, columns = frame.grids[self.block]
+        shape = (self.block % len(frame.grids), frame.batch, rows * columns)
         return {"noise": torch.rand(shape, generator=generator)}
 
     def actor(self, reader: Reader, values: Values, score_net: nn.Module | None) -> "Vertical":
@@ -237,32 +252,34 @@ class Horizontal:
 
     def __init__(self, settings: HTM, reader: Reader, values: Values, score_net: nn.Module) -> None:
         self.settings, self.reader, self.values, self.score_net = settings, reader, values, score_net
-        self.block = reader.resolve(settings.block)
+        self.block = reader.resolve_patches(settings.block)
         self.preview: Tensor | None = None  # final tokens of the unmixed pass, where difficulty is judged by them
         self.scored: Tensor | None = None
         self.incoming: Tensor | None = None
         self.decision: HorizontalMix | None = None
         self.entered: Tensor | None = None
 
-    def at_input(self, index: int, tokens: Tensor, tape: Tape) -> Tensor:
+    def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The mixed tokens `(B, N, C)` of a block whose arguments were `args` and `kwargs`."""
         if index != self.block:
             return tokens
         if self.decision is None:
-            self._decide(tokens, tape)
+            with torch.no_grad():
+                flow = self.reader.block(index).attend(tokens.view(args[0].shape), args[1:], kwargs)
+            self._decide(tokens, tape, flow)
             self.entered = tokens.detach()
         check_replay(tokens, self.entered)
         assert self.decision is not None
-        return mix_tokens(tokens, self.decision.take, self.decision.partner, prefix=self.reader.prefix)
+        return mix_tokens(tokens, self.decision.take, self.decision.partner, prefix=self.reader.block(index).prefix)
 
-    def _decide(self, tokens: Tensor, tape: Tape) -> None:
+    def _decide(self, tokens: Tensor, tape: Tape, flow: Flow) -> None:
         settings = self.settings
         self.scored = tokens if self.preview is None else self.preview
         self.incoming = tape.targets
         assert self.incoming is not None
         with torch.no_grad():
-            layers = [tape.layers[b] for b in range(self.block - settings.rollout, self.block)]
-            layers.append(self.reader.queries_keys(self.block, tokens))
-            saliency = rollout_saliency(layers, prefix=self.reader.prefix, class_token=self.reader.class_token)
+            flows = [*(tape.layers[b] for b in range(self.block - settings.rollout, self.block)), flow]
+            saliency = rollout_saliency(flows, class_token=self.reader.block(self.block).class_token)
             if settings.choose == "random_samples":
                 easy = self.values["easy"]
             else:
@@ -302,11 +319,11 @@ class Vertical:
 
     def __init__(self, settings: VTM, reader: Reader, values: Values) -> None:
         self.settings, self.reader, self.values = settings, reader, values
-        self.block = reader.resolve(settings.block)
+        self.block = reader.resolve_patches(settings.block)
         self.positions: list[Tensor] | None = None
         self.entered: Tensor | None = None
 
-    def at_input(self, index: int, tokens: Tensor, tape: Tape) -> Tensor:
+    def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if index == self.block:
             if self.entered is None:
                 self.entered = tokens.detach()
@@ -319,11 +336,11 @@ class Vertical:
         if self.positions is None:
             with torch.no_grad():
                 self.positions = [
-                    top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.prefix
+                    top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.block(b).prefix
                     for b in range(self.block)
                 ]
                 if index in tape.plan.carry:
-                    shares = [tape.share_before(b).gather(1, p) for b, p in enumerate(self.positions)]
+                    shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in enumerate(self.positions)]
                     tape.bank_share[index] = torch.cat(shares, dim=1)
         return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in enumerate(self.positions)], dim=1)
 
@@ -334,9 +351,9 @@ class Vertical:
         if self.settings.choose == "random":
             return self.values["noise"][index]
         if self.settings.rollout:
-            layers = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
-            return rollout_saliency(layers, prefix=self.reader.prefix, class_token=self.reader.class_token)
-        return (tape.class_row if self.reader.class_token else tape.column_mean)[index]
+            flows = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
+            return rollout_saliency(flows, class_token=self.reader.block(index).class_token)
+        return (tape.class_row if self.reader.block(index).class_token else tape.column_mean)[index]
 
 
 def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
@@ -350,8 +367,9 @@ def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
         )
 
 
-def _check_rollout(rollout: int, block: int) -> None:
-    if rollout > block:
+def _check_rollout(rollout: int, block: int, reader: Reader) -> None:
+    if rollout > block or reader.block(block - rollout).stage != reader.block(block).stage:
         raise ValueError(
-            f"saliency at block {block} cannot be rolled out through {rollout} earlier blocks; lower rollout"
+            f"saliency at block {block} cannot be rolled out through {rollout} earlier blocks of the same stage; "
+            "lower rollout"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix.adapters import logits_of
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
 from vitmix.masks import box_mask
@@ -129,13 +130,13 @@ class Learner(nn.Module):
         if erase is not None:
             boxes, fill = erase
             mixed = torch.where(box_mask(boxes, batch.frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
-        logits = self.model(mixed)
+        logits = logits_of(self.model(mixed))
         parts = mixing.losses(logits, batch)
         loss = parts.pop("loss")
         return Output(loss, logits, mixing.targets(batch), parts)
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
-        logits = self.model(images)
+        logits = logits_of(self.model(images))
         targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype).to(images.device)
         if logits.shape != targets.shape:
             raise ValueError(f"logits are {tuple(logits.shape)} and labels {tuple(targets.shape)}; they must agree")

@@ -322,7 +322,7 @@ class SalientBox:
         return self.blocks if scored and self.blocks else None
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        grid = _token_grid("a salient box", None, frame)
+        grid = _final_grid(frame)
         uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
         if self.sizes == "discrete":
             first, last = math.floor(self.low * grid[0]), math.floor(self.high * grid[0])
@@ -339,7 +339,7 @@ class SalientBox:
         }
 
     def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        grid = _token_grid("a salient box", None, frame)
+        grid = _final_grid(frame)
         height, width = values["window"].unbind(1)
         if not self.blocks:
             scores = values["scores"]
@@ -377,6 +377,14 @@ def _wanted(mask: BlockMask | ScatteredMask, grid: Grid, frame: Frame, generator
     else:
         share = beta_share(count, mask.alpha, generator=generator)
     return (share * (grid[0] * grid[1]) + 1e-9).floor().long()  # 0.29 * 100 is 28.999...
+
+
+def _final_grid(frame: Frame) -> Grid:
+    if frame.final_grid is None:
+        raise ValueError(
+            "a salient box is cut by the tokens of a model; attach the mixer to one whose attention is read"
+        )
+    return frame.final_grid
 
 
 def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:

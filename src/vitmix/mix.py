@@ -16,15 +16,21 @@ class Frame:
 
     Attributes:
         size: height and width in pixels.
-        grid: rows and columns of the model's tokens, if there is a model that has them, and `depth` its blocks.
+        grid: rows and columns on which token masks are drawn, if there is a model that has tokens.
         dtype: in which shares and targets are computed.
+        grids: rows and columns of the tokens in each of the model's blocks that have patches as queries.
     """
 
     batch: int
     size: Grid
     grid: Grid | None = None
     dtype: torch.dtype = torch.float32
-    depth: int = 0
+    grids: tuple[Grid, ...] = ()
+
+    @property
+    def final_grid(self) -> Grid | None:
+        """Rows and columns of the final tokens."""
+        return self.grids[-1] if self.grids else self.grid
 
 
 @dataclass(frozen=True)
@@ -161,3 +167,8 @@ def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
     if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
         return moved.contiguous(memory_format=torch.channels_last)
     return moved
+
+
+def initial_token_share(patch_share: Tensor, share: Tensor, *, prefix: int) -> Tensor:
+    """Token shares `(B, prefix + n)` before the first block: prefix tokens hold the image's share."""
+    return torch.cat([share.unsqueeze(1).expand(-1, prefix), patch_share], dim=1)

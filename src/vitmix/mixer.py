@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from vitmix import losses
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.adapters import Reader, frame_of, read_model
+from vitmix.adapters import Reader, frame_of, logits_of, read_model
 from vitmix.draws import Draw, generator_for
 from vitmix.inner import HTM, Horizontal, Inner
 from vitmix.losses import Consistency, Extra, Region
 from vitmix.masks import Mask, NoMask
-from vitmix.mix import Frame, Mix, label_rows, mix_images, resample_mask, smooth_rows
+from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, resample_mask, smooth_rows
 from vitmix.pairing import Pairing, Reversed
 from vitmix.shares import AlignedShare, AreaShare, Evidence, Share
 from vitmix.statistics import forget_casts
@@ -304,10 +304,10 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors)
+        tape = Tape(plan, actors, size=frame.size)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
         if isinstance(mixer.share, AlignedShare):
-            tape.token_share[-1] = mixer.share.start(self.evidence(batch))
+            mixer.share.start(self.evidence(batch))
         if mixer.share.before_forward:
             tape.targets = _share_targets(batch, self.evidence(batch))
         for actor in actors:
@@ -321,7 +321,11 @@ class Mixing:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
         tape = batch.tape
         for actor in tape.actors:
-            if isinstance(actor, Horizontal) and actor.decision is None and self._read().block(actor.block).training:
+            if (
+                isinstance(actor, Horizontal)
+                and actor.decision is None
+                and self._read().block(actor.block).module.training
+            ):
                 raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
         if tape.targets is None:
             tape.targets = _share_targets(batch, self.evidence(batch))
@@ -334,6 +338,7 @@ class Mixing:
 
     def losses(self, logits: Tensor, batch: MixedBatch) -> dict[str, Tensor]:
         """The method's whole loss under "loss", and its weighted parts: "main", "region", "consistency", "score"."""
+        logits = logits_of(logits)
         if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}")
@@ -375,16 +380,20 @@ class Mixing:
         logits = None
         with torch.no_grad(), Evaluating(reader.model):
             if wants_logits:
-                logits = self.guide(images)
+                logits = logits_of(self.guide(images))
             else:
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
         tape.closed = True
         if not plan.column_mean:
             return None, logits
-        grids = [recorded(tape.column_mean, "column mean", block) for block in sorted(plan.column_mean)]
-        scores = torch.stack(grids).mean(0).view(frame.batch, *reader.grid(frame.size))
-        return _fit_scores(scores, frame), logits
+        grids, final = reader.grids(frame.size), frame.final_grid
+        assert final is not None
+        scores = [
+            _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
+            for block in sorted(plan.column_mean)
+        ]
+        return torch.stack(scores).mean(0), logits
 
     def _preview(self, images: Tensor) -> Tensor:
         """The final tokens of an unmixed pass."""
@@ -401,8 +410,9 @@ class Mixing:
         reader, tokens = self._read(), batch.tape.final
         if tokens is None:
             raise RuntimeError("the final tokens were not recorded: run the model on the mixed batch before its loss")
-        assert batch.frame.grid is not None
-        mask = resample_mask(batch.mix.mask, batch.frame.grid, rule="area", dtype=batch.frame.dtype).flatten(1)
+        grid, dtype = batch.frame.final_grid, batch.frame.dtype
+        assert grid is not None
+        mask = resample_mask(batch.mix.mask, grid, rule="area", dtype=dtype).flatten(1)
         mask = mask.expand(batch.frame.batch, -1)
         own, theirs = losses.region_means(tokens[:, reader.prefix :], mask)
         head = self.modules["token_head"] if part.head == "separate" else reader.classify
@@ -483,9 +493,11 @@ def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
     wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
     if reader is None or (blocks is None and not wants_logits):
         return None
+    if blocks is not None:
+        reader.need_attention("a salient box")
     if blocks == "all":
-        blocks = tuple(range(reader.depth))
-    return Plan(column_mean=frozenset(map(reader.resolve, blocks or ())))
+        blocks = tuple(range(reader.patch_depth))
+    return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks or ())))
 
 
 def _union(plans: tuple[Plan | None, ...]) -> Plan:
@@ -499,12 +511,11 @@ def _module_key(part: Inner) -> str:
     return f"{part.name}_{part.block}".replace("-", "last")
 
 
-def _fit_scores(scores: Tensor, frame: Frame) -> Tensor:
-    """Scores of a guide with another token grid, resampled by area."""
-    assert frame.grid is not None
-    if scores.shape[1:] == frame.grid:
+def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:
+    """Scores `(B, h, w)` of a block or a guide with another token grid, resampled by area."""
+    if (scores.shape[1], scores.shape[2]) == grid:
         return scores
-    return nn.functional.interpolate(scores.unsqueeze(1), frame.grid, mode="area").squeeze(1)
+    return nn.functional.interpolate(scores.unsqueeze(1), grid, mode="area").squeeze(1)
 
 
 class Evaluating:

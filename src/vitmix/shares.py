@@ -38,11 +38,6 @@ class Evidence:
     def area(self) -> Tensor:
         return area_share(self.mix.mask, dtype=self.frame.dtype).expand(self.frame.batch)
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        assert self.frame.grid is not None
-        return self.frame.grid
-
 
 class Share(Protocol):
     """What a share policy offers.
@@ -73,11 +68,6 @@ def area_share(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 def attention_share(attention: Tensor, token_mask: Tensor) -> Tensor:
     """The partner's part `(B,)` of the attention on patches `(B, n)`, given their masks `(B or 1, n)`."""
     return (attention * token_mask).sum(1) / attention.sum(1)
-
-
-def initial_token_share(patch_share: Tensor, share: Tensor, *, prefix: int) -> Tensor:
-    """Token shares `(B, prefix + n)` before the first block: prefix tokens hold the image's share."""
-    return torch.cat([share.unsqueeze(1).expand(-1, prefix), patch_share], dim=1)
 
 
 def align_share(attention: Tensor, share: Tensor, *, normalize: bool = True) -> Tensor:
@@ -167,15 +157,19 @@ class AttentionShare(_Shared):
         check_integer("block", self.block)
 
     def plan(self, reader: Reader) -> Plan:
-        block = frozenset([reader.resolve(self.block)])
-        return Plan(class_row=block) if reader.class_token else Plan(column_mean=block)
+        reader.need_attention("an attention share")
+        block = reader.resolve(self.block)
+        blocks = frozenset([block])
+        return Plan(class_row=blocks) if reader.block(block).class_token else Plan(column_mean=blocks)
 
     def weights(self, evidence: Evidence) -> Weights:
         mix, tape, model = evidence.mix, evidence.tape, evidence.model
         block = model.resolve(self.block)
-        slots, what = (tape.class_row, "class row") if model.class_token else (tape.column_mean, "column mean")
+        by_class = model.block(block).class_token
+        slots, what = (tape.class_row, "class row") if by_class else (tape.column_mean, "column mean")
         attention = recorded(slots, what, block)
-        tokens = resample_mask(mix.mask, evidence.grid, rule="nearest").flatten(1)
+        grid = model.grids(evidence.frame.size)[block]
+        tokens = resample_mask(mix.mask, grid, rule="nearest").flatten(1)
         share = self.blend * attention_share(attention, tokens) + (1 - self.blend) * evidence.area
         return _two_sides(share)
 
@@ -199,22 +193,21 @@ class AlignedShare(_Shared):
         check_switch("normalize", self.normalize)
 
     def plan(self, reader: Reader) -> Plan:
-        blocks = range(reader.depth) if self.blocks == "all" else map(reader.resolve, self.blocks)
-        return Plan(carry=frozenset(blocks), residual=self.normalize, final=reader.readout == "sequence")
+        blocks = frozenset(range(reader.depth) if self.blocks == "all" else map(reader.resolve, self.blocks))
+        if reader.pooling is not None:  # what the classifier reads is always pooled
+            blocks |= {reader.depth}
+        return Plan(carry=blocks, residual=self.normalize, final=reader.readout == "sequence")
 
-    def start(self, evidence: Evidence) -> Tensor:
-        """The token shares `(B, N)` that enter the first block."""
-        frame = evidence.frame
-        patches = resample_mask(evidence.mix.mask, evidence.grid, rule="area", dtype=frame.dtype).flatten(1)
-        patches = patches.to(frame.dtype).expand(frame.batch, -1)
-        return initial_token_share(patches, evidence.area, prefix=evidence.model.prefix)
+    def start(self, evidence: Evidence) -> None:
+        """Puts the token shares that enter the first block on the tape."""
+        tape = evidence.tape
+        tape.image_share = evidence.area
+        tape.token_share[-1] = evidence.model.start_share(evidence.mix.mask, tape.image_share, evidence.frame.size)
 
     def weights(self, evidence: Evidence) -> Weights:
-        tape = evidence.tape
-        last = evidence.model.depth - 1
-        while last >= 0 and last not in tape.plan.carry:
-            last -= 1
-        return _two_sides(evidence.model.read_share(recorded(tape.token_share, "carried share", last), tape.final))
+        tape, model = evidence.tape, evidence.model
+        share = tape.share_before(model.depth + (model.pooling is not None), model)
+        return _two_sides(model.read_share(share, tape.final))
 
 
 @dataclass(frozen=True)

@@ -88,28 +88,6 @@ def pulled_weight(
     return _head_mean(query, key, bias, scale, lambda attention: (weight @ attention).squeeze(1))
 
 
-def rollout_saliency(layers: list[tuple[Tensor, Tensor]], *, prefix: int, class_token: bool) -> Tensor:
-    """Saliency `(B, n)` of the patches: the last layer's class row or column mean, rolled out through earlier layers.
-
-    Args:
-        layers: (query, key) of successive layers; the last one is the layer asked about. With a single layer this is
-            `class_row` or `column_mean`; each earlier layer acts as `(A + I) / 2`.
-    """
-    (query, key), earlier = layers[-1], layers[:-1]
-    if not earlier:
-        return (class_row if class_token else column_mean)(query, key, prefix=prefix)
-    tokens = query.shape[2]
-    weight = query.new_zeros(query.shape[0], tokens, dtype=_compute_dtype(query))
-    if class_token:
-        weight[:, 0] = 1
-    else:
-        weight[:, prefix:] = 1 / (tokens - prefix)
-    weight = pulled_weight(query, key, weight)[:, :tokens]
-    for query, key in reversed(earlier):
-        weight = (pulled_weight(query, key, weight)[:, :tokens] + weight) / 2
-    return weight[:, prefix:]
-
-
 def _head_mean(
     query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None, statistic: Callable[[Tensor], Tensor]
 ) -> Tensor:

@@ -1,7 +1,7 @@
 """PART 4: attention statistics from chosen blocks, read from outside while fused attention keeps running.
 
-Hooks on a block's `q_norm` and `k_norm` see the queries and keys that go into attention. What they record lands in the
-slots of a `Tape`, one tape per batch. A hook does nothing unless a tape is in place.
+The readers of `vitmix.adapters` find each block's flow while it runs. What is recorded of it lands in the slots of a
+`Tape`, one tape per batch. Nothing happens unless a tape is in place.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmix import statistics
-from vitmix.adapters import Reader, read_model
+from vitmix.adapters import BlockReader, Reader, read_model
+from vitmix.flow import Flow
+from vitmix.mix import Grid
 
 Blocks = frozenset[int]
 
@@ -24,7 +25,7 @@ class Plan:
     Attributes:
         class_row, column_mean: blocks whose statistic is kept.
         carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
-        layers: blocks whose queries and keys are kept, for roll-out.
+        layers: blocks whose flow is kept, for roll-out.
         tokens: blocks whose input tokens are kept.
         final: whether the tokens after the final norm are kept.
         bank: blocks at which extra keys and values may be appended (vertical TokenMixup).
@@ -47,7 +48,7 @@ class Plan:
 
     @property
     def attention(self) -> Blocks:
-        """The blocks whose queries and keys are needed at all."""
+        """The blocks whose flow is needed at all."""
         return self.class_row | self.column_mean | self.carry | self.layers
 
 
@@ -55,31 +56,35 @@ class Plan:
 class Tape:
     """What one forward pass leaves behind. Slots are overwritten, never appended to.
 
-    `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i. `actors` are the hidden
-    mixings of this batch. Once `closed`, nothing is recorded any more: activation checkpointing runs the blocks a
+    `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
+    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is recorded any more: activation checkpointing runs the blocks a
     second time during backward, and then only the decisions already taken are applied again.
     """
 
     plan: Plan
     actors: tuple[Any, ...] = ()
     targets: Tensor | None = None
-    queries: dict[int, Tensor] = field(default_factory=dict)
+    size: Grid = (0, 0)
+    image_share: Tensor | None = None
     class_row: dict[int, Tensor] = field(default_factory=dict)
     column_mean: dict[int, Tensor] = field(default_factory=dict)
     token_share: dict[int, Tensor] = field(default_factory=dict)
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    layers: dict[int, Flow] = field(default_factory=dict)
     tokens: dict[int, Tensor] = field(default_factory=dict)
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
     closed: bool = False
 
-    def share_before(self, block: int) -> Tensor:
-        """The token shares `(B, N)` that enter a block."""
-        while block > 0:
-            block -= 1
-            if block in self.plan.carry:
-                return self.token_share[block]
-        return self.token_share[-1]
+    def share_before(self, block: int, reader: Reader) -> Tensor:
+        """The token shares `(B, N)` that enter a block; the number of blocks asks for those that leave the last."""
+        last = block - 1
+        while last >= 0 and last not in self.plan.carry:
+            last -= 1
+        share = recorded(self.token_share, "carried share", last)
+        assert self.image_share is not None
+        for index in range(last + 1, min(block + 1, reader.depth)):
+            share = reader.arrive(index, share, self.image_share, self.size)
+        return share
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tape":
         # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
@@ -104,17 +109,20 @@ class Recorder:
 
     def _install(self, plan: Plan) -> None:
         add = self._handles.append
-        for index in sorted(plan.attention | plan.tokens | plan.bank | plan.mixed):
-            block, hooks = self.reader.block(index), _BlockHooks(self, index)
-            add(block.register_forward_pre_hook(hooks.enter))
+        indices = sorted(plan.attention | plan.tokens | plan.bank | plan.mixed)
+        if indices:
+            self._handles += self.reader.hooks()
+        for index in indices:
+            block = self.reader.block(index)
+            hooks = _BlockHooks(self, block, index)
+            add(block.module.register_forward_pre_hook(hooks.enter, with_kwargs=True))
             if index in plan.bank:
-                add(block.norm1.register_forward_pre_hook(hooks.extend))
-                add(block.attn.register_forward_hook(hooks.shorten))
+                add(block.norm.register_forward_pre_hook(hooks.extend))
+                add(block.attention.register_forward_hook(hooks.shorten))
             if index in plan.attention:
-                add(block.attn.q_norm.register_forward_hook(hooks.query))
-                add(block.attn.k_norm.register_forward_hook(hooks.key))
+                self._handles += block.listen(hooks)
         if plan.final:
-            add(self.reader.final_norm.register_forward_hook(self._final))
+            add(self.reader.final_module.register_forward_hook(self._final))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -134,31 +142,30 @@ class Recorder:
     def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
         tape = self.active()
         if tape is not None and tape.plan.final and not tape.closed:
-            tape.final = output
+            tape.final = self.reader.final_tokens(output)
 
 
 class _BlockHooks:
     """The hooks of one block. Methods rather than closures, so that a deep copy of the model is wired to itself."""
 
-    def __init__(self, recorder: Recorder, index: int) -> None:
-        self.recorder = recorder
-        self.index = index
+    def __init__(self, recorder: Recorder, block: BlockReader, index: int) -> None:
+        self.recorder, self.block, self.index = recorder, block, index
 
     @property
     def training(self) -> bool:
-        return self.recorder.reader.block(self.index).training
+        return self.block.module.training
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self.recorder.active()
         if tape is None:
             return None
-        tokens = args[0]
+        tokens = args[0].flatten(1, -2)
         if self.training:
             for actor in tape.actors:
-                tokens = actor.at_input(self.index, tokens, tape)
+                tokens = actor.at_input(self.index, tokens, tape, args, kwargs)
         if self.index in tape.plan.tokens and not tape.closed:
             tape.tokens[self.index] = tokens
-        return (tokens, *args[1:])
+        return (tokens.view(args[0].shape), *args[1:]), kwargs
 
     def extend(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         tape = self.recorder.active()
@@ -171,37 +178,40 @@ class _BlockHooks:
                 tokens = torch.cat([tokens, bank], dim=1)
         return (tokens, *args[1:])
 
-    def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         tape = self.recorder.active()
         if tape is None or not self.training:
             return None
-        extra = sum(actor.bank_length(self.index, tape) for actor in tape.actors)
-        return output[:, : output.shape[1] - extra] if extra else None
+        extra = self._extra(tape)
+        if not extra:
+            return None
+        tokens = output[0] if isinstance(output, tuple) else output  # with attention weights, or alone
+        tokens = tokens[:, : tokens.shape[1] - extra]
+        return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
-    def query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        tape = self.recorder.active()
-        if tape is not None and not tape.closed and self.index in tape.plan.attention:
-            tape.queries[self.index] = output
+    def _extra(self, tape: Tape) -> int:
+        return sum(actor.bank_length(self.index, tape) for actor in tape.actors) if self.training else 0
 
-    def key(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def wanted(self) -> bool:
         tape = self.recorder.active()
-        if tape is None or tape.closed or self.index not in tape.plan.attention:
-            return
-        plan, index, prefix = tape.plan, self.index, self.recorder.reader.prefix
-        query, key = tape.queries.pop(index).detach(), output.detach()
-        extra = sum(actor.bank_length(index, tape) for actor in tape.actors) if self.training else 0
-        query = query[:, :, : query.shape[2] - extra]
+        return tape is not None and not tape.closed and self.index in tape.plan.attention
+
+    def receive(self, flow: Flow) -> None:
+        tape = self.recorder.active()
+        assert tape is not None
+        plan, index = tape.plan, self.index
+        extra = self._extra(tape)
+        if extra:
+            flow = flow.with_bank(extra, tape.bank_share.get(index))
         if index in plan.layers:
-            tape.layers[index] = (query, key)
+            tape.layers[index] = flow
         if index in plan.class_row:
-            tape.class_row[index] = statistics.class_row(query, key, prefix=prefix)
+            tape.class_row[index] = flow.class_row()
         if index in plan.column_mean:
-            tape.column_mean[index] = statistics.column_mean(query, key, prefix=prefix)
+            tape.column_mean[index] = flow.column_mean()
         if index in plan.carry:
-            share = tape.share_before(index)
-            keys = torch.cat([share, tape.bank_share[index]], dim=1) if extra else share
-            carried = statistics.carried_share(query, key, keys).to(share.dtype)
-            tape.token_share[index] = (carried + share) / 2 if plan.residual else carried
+            share = tape.share_before(index, self.recorder.reader)
+            tape.token_share[index] = flow.update(share, residual=plan.residual)
 
 
 class AttentionTap:
@@ -226,13 +236,17 @@ class AttentionTap:
         attention: Iterable[int] = (),
     ) -> None:
         self.reader = read_model(model)
-        if class_row and not self.reader.model.has_class_token:
-            raise ValueError(f"this {type(self.reader.model).__name__} has no class token; use column_mean instead")
+        self.reader.need_attention("an attention tap")
         self._plan = Plan(
             class_row=frozenset(map(self.reader.resolve, class_row)),
-            column_mean=frozenset(map(self.reader.resolve, column_mean)),
+            column_mean=frozenset(map(self.reader.resolve_patches, column_mean)),
             layers=frozenset(map(self.reader.resolve, attention)),
         )
+        for block in self._plan.class_row:
+            if not (self.reader.block(block).prefix and getattr(self.reader.model, "has_class_token", True)):
+                raise ValueError(
+                    f"block {block} of this {self.reader.name} has no class token; use column_mean instead"
+                )
         self._tape = Tape(self._plan)
         self._recorder: Recorder | None = None
 
@@ -251,11 +265,11 @@ class AttentionTap:
 
     def column_mean(self, block: int) -> Tensor:
         """How much each patch is looked at, `(B, n)`."""
-        return self._slot(self._tape.column_mean, "column mean", block)
+        return recorded(self._tape.column_mean, "column mean", self.reader.resolve_patches(block))
 
     def attention(self, block: int) -> Tensor:
         """Softmaxed attention `(B, H, N, N)`."""
-        return statistics.attention_maps(*self._slot(self._tape.layers, "attention", block))
+        return self._slot(self._tape.layers, "attention", block).maps()
 
     def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
         return recorded(slots, what, self.reader.resolve(block))

@@ -5,3 +5,7 @@ from vitmix.models.cct import CompactTransformer as CompactTransformer
 from vitmix.models.cct import ConvTokenizer as ConvTokenizer
 from vitmix.models.cct import checkpoint_filter_fn as checkpoint_filter_fn
 from vitmix.models.cct import sine_positions as sine_positions
+from vitmix.models.pvt import PvtAttention as PvtAttention
+from vitmix.models.pvt import PvtBlock as PvtBlock
+from vitmix.models.pvt import PvtStage as PvtStage
+from vitmix.models.pvt import PyramidVisionTransformer as PyramidVisionTransformer

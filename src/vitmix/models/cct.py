@@ -8,7 +8,10 @@ The three differ in two choices only:
 | CVT      | patches                                       | sequence pooling           |
 | ViT-Lite | patches                                       | class token                |
 
-Names read kind, depth, tokenizer, image side: `cct_7_3x1_32` is depth 7, one 3x3 convolution, 32 pixels.
+Names read kind, depth, tokenizer, image side: `cct_7_3x1_32` is depth 7, one 3x3 convolution, 32 pixels. As with the
+authors, `_sine` after that means fixed positions, and `_c100` (CIFAR-100) or `_fl` (Flowers-102) says which data the
+default classes and normalization are for; without it that is CIFAR-10 at 32 pixels, Flowers-102 for `cct_7_7x2_224`
+and ImageNet for the others.
 """
 
 import math
@@ -157,6 +160,7 @@ class CompactTransformer(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.has_class_token = class_token
         self.num_prefix_tokens = int(class_token)
+        self.positional_embedding = positional_embedding
         self.grad_checkpointing = False
 
         # Any: timm types PatchEmbed's geometry as optional, and a third tokenizer only has to look like these two
@@ -352,7 +356,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: CompactTransfo
     """Returns a state dict that fits `model`, from our names or those of the authors of CCT and TokenMixup.
 
     Separate query, key and value weights are stacked, TokenMixup's score nets (`small_h_*`) are left out,
-    positions of another square grid are resampled.
+    learned positions of another square grid are resampled, fixed ones replaced by the model's own.
     """
     tokenizer = r"patch_embed.convs.\1." if isinstance(model.patch_embed, ConvTokenizer) else "patch_embed.proj."
     weights: dict[str, Tensor] = {}
@@ -370,8 +374,11 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: CompactTransfo
         weights[f"{attn}qkv.weight"] = torch.cat(parts)
     positions = weights.get("pos_embed")
     if positions is not None and model.pos_embed is not None and positions.shape[1] != model.pos_embed.shape[1]:
-        grid = list(model.patch_embed.grid_size)
-        weights["pos_embed"] = resample_abs_pos_embed(positions, grid, num_prefix_tokens=model.num_prefix_tokens)
+        if model.positional_embedding == "sine":
+            weights["pos_embed"] = model.pos_embed.detach()
+        else:
+            grid, prefix = list(model.patch_embed.grid_size), model.num_prefix_tokens
+            weights["pos_embed"] = resample_abs_pos_embed(positions, grid, num_prefix_tokens=prefix)
     return weights
 
 
@@ -388,28 +395,49 @@ _tokenizers: dict[str, Callable[..., nn.Module]] = {
     "7x2": partial(ConvTokenizer, n_conv=2, kernel_size=7, stride=2, padding=3),
     "4": partial(PatchEmbed, patch_size=4),
     "8": partial(PatchEmbed, patch_size=8),
+    "16": partial(PatchEmbed, patch_size=16),
 }
-_cifar: dict[str, Any] = dict(input_size=(3, 32, 32), num_classes=10, crop_pct=1.0, interpolation="bicubic")
-_cifar.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
-_photo: dict[str, Any] = dict(input_size=(3, 224, 224), num_classes=1000, crop_pct=0.9, interpolation="bicubic")
-_photo.update(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+_data: dict[str, dict[str, Any]] = {
+    "c10": dict(num_classes=10, crop_pct=1.0, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+    "c100": dict(num_classes=100, crop_pct=1.0, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
+    "fl": dict(num_classes=102, crop_pct=1.0, mean=(0.4353, 0.3773, 0.2872), std=(0.2966, 0.2455, 0.2698)),
+    "in": dict(num_classes=1000, crop_pct=0.9, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
+}
+_both_positions = (
+    ["cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32", "cct_7_7x2_224"]
+    + ["cvt_2_4_32", "cvt_4_4_32", "cvt_6_4_32", "cvt_7_4_32"]
+    + ["vit_lite_2_4_32", "vit_lite_4_4_32", "vit_lite_6_4_32", "vit_lite_7_4_32"]
+)
 _names = (
-    ["cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32"]
-    + ["cct_7_7x2_224", "cct_14_7x2_224"]
-    + ["cvt_6_4_32", "cvt_7_4_32", "vit_lite_6_4_32", "vit_lite_7_4_32", "vit_lite_7_8_32"]
+    _both_positions
+    + [f"{name}_sine" for name in _both_positions]
+    + ["cct_7_3x1_32_c100", "cct_7_3x1_32_sine_c100", "cct_14_7x2_224", "cct_14_7x2_384", "cct_14_7x2_384_fl"]
+    + ["cvt_7_8_32", "vit_lite_7_8_32", "vit_lite_7_16_32"]
 )
 
 
+def _read_name(name: str) -> tuple[str, str, str, int, bool, str]:
+    """Returns the kind, depth, tokenizer, image side, whether positions are sines, and the data a name speaks of."""
+    parts = re.fullmatch(r"(cct|cvt|vit_lite)_(\d+)_(\d+(?:x\d)?)_(\d+)(_sine)?(?:_(c100|fl))?", name)
+    assert parts is not None, name
+    kind, depth, tokenizer, side, sine, data = parts.groups()
+    if data is None:  # of the 224 pixel models, the authors publish CCT-7 for Flowers only
+        data = "c10" if side == "32" else "fl" if depth == "7" else "in"
+    return kind, depth, tokenizer, int(side), sine is not None, data
+
+
 def _cfg(name: str) -> dict[str, Any]:
-    first_conv = "patch_embed.convs.0" if name.startswith("cct") else "patch_embed.proj"
+    kind, _, _, side, _, data = _read_name(name)
+    first_conv = "patch_embed.convs.0" if kind == "cct" else "patch_embed.proj"
     model = dict(fixed_input_size=True, first_conv=first_conv, classifier="head")
-    return {**model, **(_photo if name.endswith("_224") else _cifar)}
+    return {**model, **_data[data], "input_size": (3, side, side), "interpolation": "bicubic"}
 
 
 def _entry_point(name: str) -> Callable[..., CompactTransformer]:
     """Returns the function that timm calls for a model, whose settings its name spells out."""
-    kind, size, tokenizer, _ = name.rsplit("_", 3)
-    settings = dict(embed_layer=_tokenizers[tokenizer], class_token=kind == "vit_lite", **_sizes[size])
+    kind, depth, tokenizer, _, sine, _ = _read_name(name)
+    settings: dict[str, Any] = dict(embed_layer=_tokenizers[tokenizer], class_token=kind == "vit_lite")
+    settings.update(_sizes[depth], positional_embedding="sine" if sine else "learnable")
 
     def create(pretrained: bool = False, **kwargs: Any) -> CompactTransformer:
         return build_model_with_cfg(

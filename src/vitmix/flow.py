@@ -1,0 +1,312 @@
+"""How one block moves information between its tokens: attention of every shape, or fixed spatial weights.
+
+A `Flow` acts on one number per token, `(B, N)` in the block's own token order, prefix tokens first. It stands for a
+matrix A `(B, N, N)` whose rows sum to one, which is never built: `carry` is A times a column, `pull` a row times A.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vitmix import statistics
+from vitmix.mix import Grid
+
+
+class Flow:
+    """Base of all flows. Those without attention have `carry` alone.
+
+    Attributes:
+        prefix: how many tokens precede the patches.
+        tokens: how many there are, N.
+        like: any tensor of the block, for device and precision.
+    """
+
+    prefix: int = 0
+    tokens: int
+    like: Tensor
+
+    def carry(self, share: Tensor) -> Tensor:
+        """`A @ share`: what each token receives, `(B, N)`."""
+        raise NotImplementedError
+
+    def shortcut(self, share: Tensor) -> Tensor:
+        """What the residual connection brings, `(B, N)`."""
+        return share
+
+    def update(self, share: Tensor, *, residual: bool = True) -> Tensor:
+        """The token shares after the block: the mean of what is carried and of what stays."""
+        carried = self.carry(share)
+        return (carried + self.shortcut(share)) / 2 if residual else carried
+
+    def pull(self, weight: Tensor) -> Tensor:
+        """`weight @ A`: where a weight on the tokens comes from, `(B or 1, N) -> (B, N)`."""
+        raise NotImplementedError
+
+    def with_bank(self, length: int, share: Tensor | None) -> "Flow":
+        """This flow without the last `length` tokens as queries: they are a bank of keys, with these shares."""
+        raise NotImplementedError
+
+    def asked(self, *, class_token: bool) -> Tensor:
+        """The weight `(1, N)` on the tokens whose attention is asked about: the class token, or all patches alike."""
+        weight = self.like.new_zeros((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
+        if class_token:
+            weight[:, 0] = 1
+        else:
+            weight[:, self.prefix :] = 1 / (self.tokens - self.prefix)
+        return weight
+
+    def class_row(self) -> Tensor:
+        """Attention `(B, n)` of the class token to each of the n patches, not renormalized."""
+        return self.pull(self.asked(class_token=True))[:, self.prefix :]
+
+    def column_mean(self) -> Tensor:
+        """How much each patch is looked at by the patches, `(B, n)`."""
+        return self.pull(self.asked(class_token=False))[:, self.prefix :]
+
+    def maps(self) -> Tensor:
+        """The softmaxed attention `(B, H, N, N)` itself, for analysis."""
+        raise NotImplementedError
+
+
+class Products(Flow):
+    """Attention as queries `(B, H, N, d)` and keys `(B, H, M, d)`; see `vitmix.statistics`.
+
+    Keys beyond the first N are tokens of a bank, whose shares are `bank_share`.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        prefix: int = 0,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        bank_share: Tensor | None = None,
+    ) -> None:
+        self.query, self.key, self.prefix = query.detach(), key.detach(), prefix
+        self.bias = None if bias is None else bias.detach()
+        self.scale, self.bank_share = scale, bank_share
+        self.tokens, self.like = query.shape[2], self.query
+
+    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+        query = self.query[:, :, : self.tokens - length]
+        return Products(query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale, bank_share=share)
+
+    def carry(self, share: Tensor) -> Tensor:
+        keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
+        carried = statistics.carried_share(self.query, self.key, keys, bias=self.bias, scale=self.scale)
+        return carried.to(share.dtype)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        pulled = statistics.pulled_weight(self.query, self.key, weight, bias=self.bias, scale=self.scale)
+        return pulled[:, : self.tokens]
+
+    def class_row(self) -> Tensor:
+        return statistics.class_row(self.query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale)
+
+    def column_mean(self) -> Tensor:
+        return statistics.column_mean(self.query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale)
+
+    def maps(self) -> Tensor:
+        return statistics.attention_maps(self.query, self.key, bias=self.bias, scale=self.scale)
+
+
+class Given(Flow):
+    """Attention that the model has materialized anyway, `(B, H, N, M)`, softmaxed; see `Products` for M > N."""
+
+    def __init__(self, attention: Tensor, *, prefix: int = 0, bank_share: Tensor | None = None) -> None:
+        self.attention, self.prefix, self.bank_share = attention.detach(), prefix, bank_share
+        self.tokens, self.like = attention.shape[2], self.attention
+
+    def _mean(self) -> Tensor:
+        with torch.autocast(self.attention.device.type, enabled=False):
+            return self.attention.to(torch.promote_types(self.attention.dtype, torch.float32)).mean(1)
+
+    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+        return Given(self.attention[:, :, : self.tokens - length], prefix=self.prefix, bank_share=share)
+
+    def carry(self, share: Tensor) -> Tensor:
+        keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
+        mean = self._mean()
+        return (mean * keys.to(mean.dtype).unsqueeze(1)).sum(-1).to(share.dtype)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        mean = self._mean()
+        return (mean * weight.to(mean.dtype).unsqueeze(-1)).sum(1)[:, : self.tokens]
+
+    def maps(self) -> Tensor:
+        return self.attention
+
+
+class ClassOnly(Flow):
+    """Class attention: the class token, the first of the N, is the only query; the patches pass unchanged."""
+
+    prefix = 1
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self.query, self.key = query.detach(), key.detach()
+        self.tokens, self.like = key.shape[2], self.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        carried = statistics.carried_share(self.query, self.key, share).to(share.dtype)
+        return torch.cat([carried, share[:, 1:]], dim=1)
+
+    def class_row(self) -> Tensor:
+        weight = self.query.new_ones((1, 1), dtype=torch.promote_types(self.query.dtype, torch.float32))
+        return statistics.pulled_weight(self.query, self.key, weight)[:, 1:]
+
+    def maps(self) -> Tensor:
+        return statistics.attention_maps(self.query, self.key)
+
+
+class Pooled(Flow):
+    """Attention pooling: latent queries that read the tokens and take their place; there is no residual."""
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self.query, self.key = query.detach(), key.detach()
+        self.tokens, self.like = key.shape[2], self.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        return statistics.carried_share(self.query, self.key, share).to(share.dtype)
+
+    def update(self, share: Tensor, *, residual: bool = True) -> Tensor:
+        return self.carry(share)
+
+
+class Windows(Flow):
+    """Attention within windows of a grid, cyclically shifted or not; `products` has one batch row per window.
+
+    Windows of an image follow each other row by row. Where the grid does not divide, it is padded at the bottom and the
+    right, before the shift or after it. Padding carries no share, and no weight starts there.
+    """
+
+    def __init__(self, products: Products, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False) -> None:
+        self.products, self.grid, self.window, self.shift, self.pad_first = products, grid, window, shift, pad_first
+        self.pad = (-grid[0] % window[0], -grid[1] % window[1])
+        self.tokens, self.like = grid[0] * grid[1], products.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        carried = self._join(self.products.carry(self._split(share)))
+        if self.pad == (0, 0):
+            return carried
+        mass = self._join(self.products.carry(self._split(torch.ones_like(share))))
+        return carried / mass
+
+    def pull(self, weight: Tensor) -> Tensor:
+        windows = self.products.query.shape[0]
+        count = (self.grid[0] + self.pad[0]) * (self.grid[1] + self.pad[1]) // (self.window[0] * self.window[1])
+        return self._join(self.products.pull(self._split(weight.expand(windows // count, -1))))
+
+    def maps(self) -> Tensor:
+        """Dense maps over the whole grid, zero between windows; attention to padding is left out."""
+        batch_windows, heads, cells, _ = self.products.query.shape
+        tokens = self.tokens
+        place = self._split(torch.arange(1, tokens + 1, device=self.products.query.device).view(1, -1)) - 1
+        count = len(place)
+        maps = self.products.maps().view(-1, count, heads, cells, cells)
+        dense = maps.new_zeros(len(maps), heads, tokens + 1, tokens + 1)  # index -1 collects the padding
+        for index in range(count):
+            rows = place[index]
+            dense[:, :, rows.unsqueeze(1), rows.unsqueeze(0)] = maps[:, index]
+        return dense[:, :, :tokens, :tokens]
+
+    def _split(self, values: Tensor) -> Tensor:
+        grid = values.view(-1, *self.grid)
+        shift = (-self.shift[0], -self.shift[1])
+        if self.pad_first:
+            grid = torch.roll(_pad(grid, self.pad), shift, (1, 2))
+        else:
+            grid = _pad(torch.roll(grid, shift, (1, 2)), self.pad)
+        (rows, columns), (height, width) = grid.shape[1:], self.window
+        split = grid.view(-1, rows // height, height, columns // width, width).transpose(2, 3)
+        return split.reshape(-1, height * width)
+
+    def _join(self, values: Tensor) -> Tensor:
+        (height, width), rows, columns = self.window, self.grid[0] + self.pad[0], self.grid[1] + self.pad[1]
+        grid = values.view(-1, rows // height, columns // width, height, width).transpose(2, 3)
+        grid = grid.reshape(-1, rows, columns)
+        if self.pad_first:
+            grid = torch.roll(grid, self.shift, (1, 2))[:, : self.grid[0], : self.grid[1]]
+        else:
+            grid = torch.roll(grid[:, : self.grid[0], : self.grid[1]], self.shift, (1, 2))
+        return grid.reshape(-1, self.grid[0] * self.grid[1])
+
+
+class Reduced(Flow):
+    """Attention to spatially reduced keys: each key is the mean over a cell of tokens.
+
+    `rows` `(m, H)` and `columns` `(k, W)` are the averaging weights of the cells along either side, so the matrix is
+    that of the m * k keys times theirs.
+    """
+
+    def __init__(self, products: Products, rows: Tensor, columns: Tensor) -> None:
+        self.products, self.rows, self.columns = products, rows, columns
+        self.tokens, self.like = products.tokens, products.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        rows, columns = self.rows.to(share.dtype), self.columns.to(share.dtype)
+        grid = share.view(-1, rows.shape[1], columns.shape[1])
+        with torch.autocast(share.device.type, enabled=False):
+            keys = (rows @ grid @ columns.T).flatten(1)
+        return self.products.carry(keys)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        products = self.products
+        pulled = statistics.pulled_weight(products.query, products.key, weight, bias=products.bias)
+        rows, columns = self.rows.to(pulled.dtype), self.columns.to(pulled.dtype)
+        grid = pulled.view(-1, rows.shape[0], columns.shape[0])
+        with torch.autocast(pulled.device.type, enabled=False):
+            return (rows.T @ grid @ columns).flatten(1)
+
+    def maps(self) -> Tensor:
+        maps = self.products.maps()
+        rows, columns = self.rows.to(maps.dtype), self.columns.to(maps.dtype)
+        cells = torch.einsum("ah,bw->abhw", rows, columns).flatten(2).flatten(0, 1)
+        return maps @ cells
+
+
+class Matrix(Flow):
+    """Fixed weights `(N, N)` between tokens, rows summing to one: a token-mixing layer."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights.detach()
+
+    def carry(self, share: Tensor) -> Tensor:
+        with torch.autocast(share.device.type, enabled=False):
+            return share @ self.weights.to(share.dtype).T
+
+
+class Steps(Flow):
+    """A chain of spatial steps on the grid of shares, beside a shortcut that is one as well: a convolutional block."""
+
+    def __init__(self, grid: Grid, steps: Sequence[Callable[[Tensor], Tensor]], shortcut: Callable[[Tensor], Tensor]):
+        self.grid, self.steps, self.beside = grid, steps, shortcut
+
+    def carry(self, share: Tensor) -> Tensor:
+        grid = share.view(-1, 1, *self.grid)
+        for step in self.steps:
+            grid = step(grid)
+        return grid.flatten(1)
+
+    def shortcut(self, share: Tensor) -> Tensor:
+        return self.beside(share.view(-1, 1, *self.grid)).flatten(1)
+
+
+def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
+    """Saliency `(B, n)` of the patches: the last flow's class row or column mean, rolled out through earlier ones.
+
+    Each earlier flow acts as `(A + I) / 2`.
+    """
+    last = flows[-1]
+    if len(flows) == 1:
+        return last.class_row() if class_token else last.column_mean()
+    attention = last.pull(last.asked(class_token=class_token))
+    for flow in reversed(flows[:-1]):
+        attention = (flow.pull(attention) + attention) / 2
+    return attention[:, last.prefix :]
+
+
+def _pad(grid: Tensor, pad: Grid) -> Tensor:
+    return torch.nn.functional.pad(grid, (0, pad[1], 0, pad[0])) if pad != (0, 0) else grid

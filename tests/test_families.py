@@ -1,0 +1,458 @@
+"""Every family of models: statistics, aligned shares and heads against dense twins, and a training step of every method."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import dense
+import vitmix
+from dense import Grid
+from support import close, same
+from vitmix.adapters import read_model
+from vitmix.adapters.support import CLASSES, FAMILIES, METHODS, SIZE, supported
+
+ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
+PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
+PADDED_SWIN = [((7, 7), (4, 4), (0, 0)), ((7, 7), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
+# timm sizes the second stage's windows by 7 // 2, while merging leaves 4 x 4 tokens.
+TIMM_PADDED = [*PADDED_SWIN[:2], ((4, 4), (3, 3), (0, 0)), ((4, 4), (3, 3), (0, 0))]
+PVT_GRIDS = [(16, 16), (16, 16), (8, 8), (4, 4), (2, 2), (2, 2)]
+PVT_RATIOS = [8, 8, 4, 2, 1, 1]
+PVT_STAGES = [0, 0, 1, 2, 3, 3]
+PVT_SIZES: dict[str, Any] = dict(
+    embed_dims=(16, 16, 32, 32), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 2), num_classes=CLASSES
+)
+
+
+class Case(NamedTuple):
+    """A model and how its attention lies on the grid: nothing is taken from the library's readers."""
+
+    build: Callable[[], nn.Module]
+    size: int = SIZE
+    patch: int = 8
+    prefix: int = 0
+    windows: list[Any] | None = None
+    pad_first: bool = False
+    reduced: Callable[[int, int], list[range]] | None = None
+    stages: list[int] | None = None
+
+
+def plain(name: str, prefix: int, patch: int = 8) -> Case:
+    return Case(FAMILIES[name].build, prefix=prefix, patch=patch)
+
+
+def by_ratio(side: int, ratio: int) -> list[range]:
+    return dense.even_cells(side, ratio)
+
+
+def by_count(side: int, ratio: int) -> list[range]:
+    return dense.adaptive_cells(side, 7)
+
+
+def swin(name: str, *, pad_first: bool, size: int) -> Case:
+    windows = PLAIN_SWIN if size == 32 else PADDED_SWIN if pad_first else TIMM_PADDED
+    build = FAMILIES[name].build
+    if name == "Swin" and size != 32:
+        build = lambda: timm.create_model(  # noqa: E731
+            "swin_tiny_patch4_window7_224",
+            img_size=size,
+            patch_size=4,
+            window_size=4,
+            embed_dim=16,
+            depths=(2, 2),
+            num_heads=(2, 4),
+            num_classes=CLASSES,
+        )
+    return Case(build, size=size, patch=4, windows=windows, pad_first=pad_first, stages=[0, 0, 1, 1])
+
+
+def pvt(name: str, **settings: Any) -> Callable[[], nn.Module]:
+    return lambda: timm.create_model(name, **PVT_SIZES, **settings)
+
+
+PREFIX = {
+    "ViT, DeiT": 1,
+    "DeiT, distilled": 2,
+    "DeiT III": 1,
+    "ViT with registers, pooled": 4,
+    "SigLIP": 0,
+    "DINOv2": 5,
+    "DINOv3": 5,
+    "EVA-02": 1,
+    "BEiT": 1,
+    "CaiT": 0,
+    "ViT-Lite": 1,
+    "torchvision ViT": 1,
+    "Hugging Face ViT": 1,
+    "Hugging Face DeiT": 2,
+    "Hugging Face DeiT, distilled": 2,
+    "Hugging Face DINOv2": 1,
+    "Hugging Face DINOv2, registers": 3,
+}
+CASES: dict[str, Case] = {name: plain(name, prefix) for name, prefix in PREFIX.items()}
+CASES["CCT"] = plain("CCT", 0, patch=2)
+CASES["CVT"] = plain("CVT", 0, patch=4)
+CASES["ViT-Lite"] = plain("ViT-Lite", 1, patch=4)
+for family, first in (("Swin", False), ("torchvision Swin", True), ("Hugging Face Swin", True)):
+    CASES[family] = swin(family, pad_first=first, size=32)
+    CASES[f"{family}, padded"] = swin(family, pad_first=first, size=28)
+CASES["PVT v2"] = Case(pvt("pvt_v2_b1"), size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES)
+CASES["PVT v2, linear"] = Case(pvt("pvt_v2_b2_li"), size=64, patch=4, reduced=by_count, stages=PVT_STAGES)
+CASES["PVT"] = Case(pvt("pvt_v1_small", img_size=64), size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES)
+
+
+def model_of(case: Case, name: str) -> nn.Module:
+    package = FAMILIES[name.removesuffix(", padded")].package
+    if package is not None:
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    model = case.build().double().eval()
+    with torch.no_grad():  # wide weights: attention far from uniform, as in a trained model
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def images_of(case: Case, batch: int = 4) -> Tensor:
+    return torch.randn(batch, 3, case.size, case.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def dense_maps(case: Case, model: nn.Module, images: Tensor) -> list[Tensor]:
+    maps = dense.watched_maps(model, images)
+    if case.windows is not None:
+        return [
+            dense.spread_windows(each, *windows, case.pad_first)
+            for each, windows in zip(maps, case.windows, strict=True)
+        ]
+    if case.reduced is not None:
+        spread = []
+        for each, grid, ratio in zip(maps, PVT_GRIDS, PVT_RATIOS, strict=True):
+            if ratio == 1 and case.reduced is by_ratio:
+                spread.append(each)
+            else:
+                cells = case.reduced(grid[0], ratio)
+                spread.append(dense.spread_cells(each, grid, (cells, cells)))
+        return spread
+    return maps
+
+
+def block_prefix(name: str, case: Case, number: int) -> int:
+    if name == "CaiT":
+        return int(number >= 3)
+    return int(name == "PVT" and number >= 4) or case.prefix
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_statistics_equal_dense_attention(name: str) -> None:
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case)
+    plain, keys = logits(model, images), list(model.state_dict())
+    maps = dense_maps(case, model, images)
+    if name == "SigLIP":
+        maps.pop()  # attention pooling
+    patches = [number for number in range(len(maps)) if name != "CaiT" or number < 3]
+    rows = [number for number in range(len(maps)) if block_prefix(name, case, number)]
+    if name == "ViT with registers, pooled":
+        rows = []  # registers, but no class token
+    with vitmix.AttentionTap(model, class_row=rows, column_mean=patches, attention=range(len(maps))) as tap:
+        tapped = logits(model, images)
+        assert list(model.state_dict()) == keys
+    close(tapped, plain, 1e-9)
+    same(logits(model, images), plain)  # nothing is left behind
+    for number, attention in enumerate(maps):
+        mean, prefix = attention.mean(1), block_prefix(name, case, number)
+        close(tap.attention(number), attention, 1e-9)
+        if number in patches:
+            close(tap.column_mean(number), mean[:, prefix:, prefix:].mean(1), 1e-9)
+        if number in rows:
+            close(tap.class_row(number), mean[:, 0, prefix:], 1e-9)
+
+
+def logits(model: nn.Module, images: Tensor) -> Tensor:
+    output = model(images)
+    return (output if isinstance(output, Tensor) else output.logits).detach()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_half_and_single_precision_follow(name: str) -> None:
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case)
+    patches = range(len(dense_maps(case, model, images)) - (2 if name == "CaiT" else name == "SigLIP"))
+    exact = column_means(model, images, patches)
+    single = column_means(copy.deepcopy(model).float(), images.float(), patches)
+    for one, other in zip(exact, single, strict=True):
+        assert other.dtype == torch.float32
+        close(other, one, 1e-5)
+
+
+def column_means(model: nn.Module, images: Tensor, blocks: range) -> list[Tensor]:
+    with vitmix.AttentionTap(model, column_mean=blocks) as tap, torch.no_grad():
+        model(images)
+    return [tap.column_mean(block) for block in blocks]
+
+
+# Aligned shares
+
+
+def start_share(name: str, case: Case, pixels: Tensor) -> Tensor:
+    """The partner's part of each patch, pixel by pixel; overlapping patches count what lies under their kernel."""
+    if name.startswith("PVT v2"):
+        return under_kernel(pixels, 7, 4, 3)
+    return under_kernel(pixels, case.patch, case.patch, 0)
+
+
+def under_kernel(grid: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    side = grid.shape[-1]
+    count = (side + 2 * padding - kernel) // stride + 1
+    out = grid.new_zeros(len(grid), count, count)
+    for i in range(count):
+        for j in range(count):
+            rows = slice(max(i * stride - padding, 0), i * stride - padding + kernel)
+            columns = slice(max(j * stride - padding, 0), j * stride - padding + kernel)
+            out[:, i, j] = grid[:, rows, columns].mean((1, 2))
+    return out
+
+
+def merge(name: str, grid: Tensor) -> Tensor:
+    if name.startswith("PVT v2"):
+        return under_kernel(grid, 3, 2, 1)
+    side = -(-grid.shape[-1] // 2)
+    out = grid.new_zeros(len(grid), side, side)
+    for i in range(side):
+        for j in range(side):
+            out[:, i, j] = grid[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((1, 2))
+    return out
+
+
+@pytest.mark.parametrize("text", ["tl_align", "tl_align(blocks=[1])", "tl_align(normalize=False)"])
+@pytest.mark.parametrize("name", CASES)
+def test_aligned_shares_equal_dense_propagation(name: str, text: str) -> None:
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case)
+    labels = torch.arange(4)
+    mixer = vitmix.create(text, CLASSES)
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+        final = batch.tape.final
+    maps = dense_maps(case, model, batch.images)
+    pool = maps.pop() if name == "SigLIP" else None
+    pixels = batch.mix.mask.double().expand(4, -1, -1)
+    area = pixels.mean((1, 2))
+    share = start_share(name, case, pixels).flatten(1)
+    stages = case.stages or [0] * len(maps)
+    share = torch.cat([area.unsqueeze(1)] * block_prefix(name, case, 0) + [share], dim=1)
+    for number, attention in enumerate(maps):
+        if number and stages[number] != stages[number - 1]:
+            side = int(share.shape[1] ** 0.5)
+            share = merge(name, share.view(4, side, side)).flatten(1)
+        if share.shape[1] < attention.shape[-1]:  # a class token that joins here
+            share = torch.cat([area.unsqueeze(1), share], dim=1)
+        if "blocks" in text and number != 1:
+            continue
+        carried = (attention.mean(1) @ share.unsqueeze(-1)).squeeze(-1)
+        carried = carried / attention.mean(1).sum(-1)  # padding has no label
+        if attention.shape[2] == 1:  # class attention
+            carried = torch.cat([carried, share[:, 1:]], dim=1)
+        share = carried if "normalize" in text else (carried + share) / 2
+    close(targets[range(4), batch.mix.partner], read(name, case, model, share, pool, final), 1e-9)
+
+
+def read(name: str, case: Case, model: Any, share: Tensor, pool: Tensor | None, final: Tensor | None) -> Tensor:
+    """The classifier's view of the final tokens' shares, family by family."""
+    patches = share[:, case.prefix :].mean(1)
+    if pool is not None:
+        return (pool.mean(1) @ share.unsqueeze(-1)).squeeze(-1).mean(1)
+    if name in ("CCT", "CVT"):
+        return (model.sequence_pool_weights(final) * share).sum(1).detach()
+    if name in ("ViT with registers, pooled", "BEiT", "EVA-02", "DINOv3") or case.stages and name != "PVT":
+        return patches
+    if "DINOv2" in name and "Hugging" in name:
+        return (share[:, 0] + patches) / 2
+    return share[:, :2].mean(1) if name.endswith("distilled") else share[:, 0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_heads_are_read_as_the_model_reads_them(name: str) -> None:
+    """The final tokens, pooled as the model pools them, give the model's own logits."""
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case)
+    reader = read_model(model)
+    mixer = vitmix.Mixer(CLASSES, extra=(vitmix.Region(),))
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(images, torch.arange(4))
+        output = logits(model, batch.images)
+        final = batch.tape.final
+    assert final.shape == (4, reader.prefix + final_tokens(case), reader.width)
+    if name in ("CCT", "CVT"):
+        pooled = (model.sequence_pool_weights(final).unsqueeze(-1) * final).sum(1)
+    elif reader.readout == "mean" and reader.pooling is None:
+        pooled = final[:, reader.prefix :].mean(1)
+    else:
+        pooled = final[:, 0]
+    if reader.pooling is None and reader.readout != "class and mean" and reader.read_tokens == 1:
+        close(reader.classify(pooled), output, 1e-9)
+    else:  # several tokens are read at once: only a sequence of equal tokens can be compared
+        assert reader.classify(pooled).shape == output.shape
+
+
+def final_tokens(case: Case) -> int:
+    if case.windows is not None:
+        return 16
+    return 4 if case.reduced is not None else (case.size // case.patch) ** 2
+
+
+def test_pooled_heads_on_equal_tokens() -> None:
+    """Where the head looks at several tokens at once, equal tokens must give what one of them gives."""
+    for name in ("SigLIP", "Hugging Face DINOv2", "DeiT, distilled", "Hugging Face DeiT, distilled"):
+        case = CASES[name]
+        model = model_of(case, name)
+        reader = read_model(model)
+        token = torch.randn(2, 1, reader.width, dtype=torch.float64)
+        with torch.no_grad():
+            if name == "SigLIP":
+                expected = model.forward_head(token.expand(-1, 16, -1))
+            elif "distilled" in name:
+                heads = ("head", "head_dist") if "Hugging" not in name else ("cls_classifier", "distillation_classifier")
+                expected = sum(getattr(model, head)(token[:, 0]) for head in heads) / 2
+            else:
+                expected = model.classifier(torch.cat([token[:, 0], token.mean(1)], dim=1))
+        close(reader.classify(token[:, 0]), expected, 1e-9)
+
+
+# Costs and side effects
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tap_calls_no_module_a_second_time(name: str) -> None:
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case)
+    count = calls(model, lambda: model(images))
+    with vitmix.create("tl_align", CLASSES).attach(model) as mixing:
+        batch = mixing.mix(images, torch.arange(4))
+        assert calls(model, lambda: model(batch.images)) == count
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def calls(model: nn.Module, run: Callable[[], Any]) -> int:
+    seen = []
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, args: seen.append(module))
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        handle.remove()
+    return len(seen)
+
+
+@pytest.mark.parametrize("name", ["BEiT", "torchvision Swin", "Hugging Face ViT", "Hugging Face Swin", "Swin", "CaiT"])
+def test_copies_are_wired_to_themselves(name: str) -> None:
+    case = CASES[name]
+    model, images = model_of(case, name), images_of(case).float()
+    learner = vitmix.Learner(model.float().train(), vitmix.create("tl_align", CLASSES), seed=0)
+    twin = copy.deepcopy(learner)
+    torch.manual_seed(0)
+    one = learner(images, torch.arange(4))
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.zero_()
+    torch.manual_seed(0)
+    other = twin(images, torch.arange(4))
+    close(other.targets, one.targets, 1e-6)
+    close(other.loss, one.loss, 1e-5)
+
+
+def test_hugging_face_attention_is_given_back() -> None:
+    pytest.importorskip("transformers")
+    model = FAMILIES["Hugging Face ViT"].build()
+    before = model.config._attn_implementation
+    with vitmix.create("tl_align", CLASSES).attach(model):
+        assert model.config._attn_implementation == "vitmix"
+        with vitmix.AttentionTap(model, class_row=[-1]) as tap:
+            model(torch.randn(2, 3, SIZE, SIZE))
+        assert tap.class_row(-1).shape == (2, 16)
+        assert model.config._attn_implementation == "vitmix"
+    assert model.config._attn_implementation == before
+    model.set_attn_implementation("eager")
+    with vitmix.AttentionTap(model, class_row=[-1]) as tap:
+        model(torch.randn(2, 3, SIZE, SIZE))
+    assert tap.class_row(-1).shape == (2, 16) and model.config._attn_implementation == "eager"
+    assert "vitmix" not in model.config.to_json_string()
+
+
+# Every method on every family
+
+
+def step_cases() -> list[Any]:
+    return [pytest.param(name, column, id=f"{name}-{column}") for name in FAMILIES for column in METHODS]
+
+
+REASONS: dict[str, dict[str, str | None]] = {}
+
+
+@pytest.mark.parametrize("name, column", step_cases())
+def test_one_training_step_of_every_method_on_every_family(name: str, column: str) -> None:
+    family = FAMILIES[name]
+    if not family.available:
+        pytest.skip(f"{family.package} is not installed")
+    if name not in REASONS:
+        REASONS[name] = supported(family)
+    torch.manual_seed(0)
+    model = family.build().train()
+    with torch.no_grad():  # some heads start at zero, which would stop every gradient
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1) if parameter.ndim > 1 else parameter.add_(0.1)
+    mixer = vitmix.create(METHODS[column], CLASSES)
+    reason = REASONS[name][column]
+    if reason is not None:
+        with pytest.raises(ValueError, match="cannot|needs attention"):
+            vitmix.Learner(model, mixer)
+        return
+    learner = vitmix.Learner(model, mixer, seed=0)
+    output = learner(torch.randn(4, 3, SIZE, SIZE), torch.arange(4))
+    output.loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert torch.isfinite(output.loss) and all(torch.isfinite(each).all() for each in gradients)
+    moved = sum(bool(each.abs().sum() > 0) for each in gradients)
+    assert moved > 0.7 * len(list(model.parameters()))
+    assert learner(torch.randn(2, 3, SIZE, SIZE)) is not None
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_htm_saliency_is_that_of_the_unmixed_tokens(name: str) -> None:
+    """What HTM computes before its block runs equals the statistic of the block's own attention, nothing being mixed."""
+    family = FAMILIES[name]
+    if not family.available:
+        pytest.skip(f"{family.package} is not installed")
+    torch.manual_seed(0)
+    model = family.build().double().eval()
+    reader, images = read_model(model), torch.randn(3, 3, SIZE, SIZE, dtype=torch.float64)
+    block = reader.block(1)
+    seen: list[Any] = []
+    handle = block.module.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(block.attend(args[0], args[1:], kwargs)), with_kwargs=True
+    )
+    with vitmix.AttentionTap(model, column_mean=[1]) as tap, torch.no_grad():
+        model(images)
+    handle.remove()
+    close(seen[0].column_mean(), tap.column_mean(1), 1e-9)
+
+
+# The golden Swin, and hand-computed spatial mixing
+
+
+def test_mask_grid_of_pyramids_is_the_papers() -> None:
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=10)
+    reader = read_model(model)
+    assert reader.mask_grid((224, 224)) == (14, 14) and reader.grids((224, 224))[-1] == (7, 7)
+    assert read_model(timm.create_model("resnet50")).mask_grid((224, 224)) == (14, 14)
+    grid: Grid = read_model(timm.create_model("deit_tiny_patch16_224")).mask_grid((224, 224))
+    assert grid == (14, 14)
