@@ -1,7 +1,7 @@
 """Attention of any model as dense matrices, found without the library: an independent twin of its readers.
 
-Torch's own calls are watched while the model runs: fused attention is computed again in plain steps, softmax is taken as
-it comes. Windows and reduced keys are then spread over the whole grid token by token.
+Torch's own calls are watched while the model runs: fused attention is computed again in plain steps, softmax is taken
+as it comes. Windows and reduced keys are then spread over the whole grid token by token.
 """
 
 from typing import Any

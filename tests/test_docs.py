@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vitmix import cli
 from vitmix.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -49,3 +50,11 @@ def test_links_between_pages_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_support_table_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="the table has rows of Hugging Face models")
+    assert cli.main(["models", "--markdown"]) == 0
+    assert capsys.readouterr().out.strip() in (ROOT / "docs" / "models.md").read_text()
+    assert cli.main(["models", "--why"]) == 0
+    assert "XCiT, tl_align: Xcit cannot be read" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every family of models: statistics, aligned shares and heads against dense twins, and a training step of every method."""
+"""Every family of models: statistics, shares and heads against dense twins, and a training step of every method."""
 
 import copy
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 import dense
 import vitmix
 from dense import Grid
-from support import close, same
-from vitmix.adapters import read_model
+from support import close, load, same, tensor
+from vitmix import Draw
+from vitmix.adapters import read_model, spatial
 from vitmix.adapters.support import CLASSES, FAMILIES, METHODS, SIZE, supported
+from vitmix.flow import Matrix
 
 ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
@@ -320,7 +322,9 @@ def test_pooled_heads_on_equal_tokens() -> None:
             if name == "SigLIP":
                 expected = model.forward_head(token.expand(-1, 16, -1))
             elif "distilled" in name:
-                heads = ("head", "head_dist") if "Hugging" not in name else ("cls_classifier", "distillation_classifier")
+                heads = (
+                    ("head", "head_dist") if "Hugging" not in name else ("cls_classifier", "distillation_classifier")
+                )
                 expected = sum(getattr(model, head)(token[:, 0]) for head in heads) / 2
             else:
                 expected = model.classifier(torch.cat([token[:, 0], token.mean(1)], dim=1))
@@ -428,7 +432,7 @@ def test_one_training_step_of_every_method_on_every_family(name: str, column: st
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_htm_saliency_is_that_of_the_unmixed_tokens(name: str) -> None:
-    """What HTM computes before its block runs equals the statistic of the block's own attention, nothing being mixed."""
+    """What HTM computes before its block runs equals the block's own statistic, nothing being mixed."""
     family = FAMILIES[name]
     if not family.available:
         pytest.skip(f"{family.package} is not installed")
@@ -456,3 +460,197 @@ def test_mask_grid_of_pyramids_is_the_papers() -> None:
     assert read_model(timm.create_model("resnet50")).mask_grid((224, 224)) == (14, 14)
     grid: Grid = read_model(timm.create_model("deit_tiny_patch16_224")).mask_grid((224, 224))
     assert grid == (14, 14)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=str)
+def test_golden_tl_align_swin(dtype: torch.dtype, tolerance: float) -> None:
+    data = load("tl_align_swin_paper")
+    model = timm.models.swin_transformer.SwinTransformer(
+        img_size=tuple(data["img_size"]),
+        patch_size=int(data["patch_size"]),
+        window_size=int(data["window_size"]),
+        depths=tuple(data["depths"]),
+        num_heads=tuple(data["num_heads"]),
+        embed_dim=int(data["embed_dim"]),
+        num_classes=int(data["num_classes"]),
+        mlp_ratio=int(data["mlp_ratio"]),
+    )
+    model.load_state_dict({key.removeprefix("sd."): tensor(value) for key, value in data.items() if key[:3] == "sd."})
+    model = model.to(dtype).eval()
+    masks = data["mask_px"].astype(bool)
+    boxes = []
+    for mask in masks:
+        rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
+        boxes.append([rows[0], rows[-1] + 1, columns[0], columns[-1] + 1])
+    mixer = vitmix.tl_align(int(data["num_classes"]), smoothing=float(data["smoothing"]))
+    values = {"partner": torch.arange(4).flip(0), "mask.box": torch.tensor(boxes)}
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(tensor(data["images"], dtype), tensor(data["label_a"]), draw=Draw(0, values))
+        same(batch.mix.mask, masks)
+        close(batch.images, data["mixed"], 1e-6)
+        output = model(batch.images)
+        targets = mixing.targets(batch)
+        shares = batch.tape.token_share
+        arrived = batch.tape.share_before(2, mixing.reader)
+    close(output, data["logits_f64"], tolerance if dtype == torch.float64 else 1e-4)
+    close(1 - shares[-1], data["lam0"], tolerance)
+    for number, (stage, block) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        close(1 - shares[number], data[f"lam_stage{stage}_block{block}"], tolerance)
+    close(1 - arrived, data["lam_merge1"], tolerance)
+    close(targets, data["target_smooth01"], tolerance)
+    with vitmix.AttentionTap(model, attention=range(4)) as tap:
+        model(batch.images)
+    for number, (stage, block) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        side, shift = (16, 8)[stage], (2 * block, 2 * block) if stage == 0 or block else (0, 0)
+        windows = tensor(data[f"attn_stage{stage}_block{block}"]).flatten(0, 1).unsqueeze(1)
+        expected = dense.spread_windows(windows, (side, side), (4, 4), shift, pad_first=False)
+        close(tap.attention(number).mean(1, keepdim=True), expected, tolerance)
+
+
+def test_token_mixing_weights_by_hand() -> None:
+    """|W2||W1| with rows divided by their sums."""
+    first = torch.tensor([[1.0, -1.0, 0.0], [0.0, 2.0, 2.0]])
+    second = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [0.0, 3.0]])
+    weights = spatial.token_mixing_weights(first, second)
+    expected = torch.tensor([[1 / 2, 1 / 2, 0], [1 / 6, 3 / 6, 2 / 6], [0, 1 / 2, 1 / 2]])
+    close(weights, expected, 1e-7)
+    share = torch.tensor([[0.0, 1.0, 0.5]])
+    close(Matrix(weights).update(share), (share + share @ expected.T) / 2, 1e-7)
+
+
+def test_depthwise_kernel_by_hand() -> None:
+    """A 3 x 3 depth-wise kernel whose channel mean of absolute values is a cross; renormalized at the edges."""
+    conv = nn.Conv2d(2, 2, 3, padding=1, groups=2, bias=False)
+    cross = torch.tensor([[0.0, 1.0, 0.0], [1.0, 4.0, 1.0], [0.0, 1.0, 0.0]])
+    conv.weight.data = torch.stack([cross, -3 * cross]).unsqueeze(1)  # the mean of absolute values is 2 x the cross
+    grid = torch.zeros(1, 1, 3, 3)
+    grid[0, 0, 0, 0], grid[0, 0, 1, 1] = 1.0, 0.5
+    # Corner: (4 + 0) / 6. Edge: (1 + 0.5) / 7. Center: 4 * 0.5 / 8. The rest has the center or nothing in reach.
+    expected = torch.tensor([[4 / 6, 1.5 / 7, 0.0], [1.5 / 7, 2 / 8, 0.5 / 7], [0.0, 0.5 / 7, 0.0]])
+    close(spatial.convolve_share(grid, conv)[0, 0], expected, 1e-7)
+
+
+def test_strides_aggregate_by_hand() -> None:
+    grid = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.5]]).view(1, 1, 3, 3)
+    expected = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    close(spatial.aggregate_share(grid, (2, 2))[0, 0], expected, 1e-7)
+    conv = nn.Conv2d(1, 1, 3, stride=2, padding=1, bias=False)
+    conv.weight.data.fill_(-1.0)
+    expected = torch.tensor([[2 / 4, 3 / 4], [2 / 4, 1.5 / 4]])
+    close(spatial.convolve_share(grid, conv)[0, 0], expected, 1e-7)
+
+
+@pytest.mark.parametrize("name", ["MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet"])
+def test_shares_of_spatial_models_equal_a_linear_twin(name: str) -> None:
+    """Shares are what the model makes of one channel with absolute weights, nothing pointwise, means for sums."""
+    torch.manual_seed(0)
+    model: Any = FAMILIES[name].build().double().eval()
+    images, labels = torch.randn(4, 3, SIZE, SIZE, dtype=torch.float64), torch.arange(4)
+    with vitmix.create("tl_align", CLASSES).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+    pixels = batch.mix.mask.double().expand(4, -1, -1).unsqueeze(1)
+    share = {"MLP-Mixer": mixer_twin, "ResMLP": mixer_twin, "ConvNeXt": convnext_twin, "ResNet": resnet_twin}[name](
+        model, pixels
+    )
+    close(targets[range(4), batch.mix.partner], share.flatten(1).mean(1), 1e-9)
+    assert (targets.sum(1) - 1).abs().max() < 1e-9
+
+
+def normalized(weight: Tensor, grid: Tensor, **settings: Any) -> Tensor:
+    """A convolution with absolute weights, one output channel at a time, averaged over channels, over its mass."""
+    total, mass = torch.zeros(()), torch.zeros(())
+    for out in weight.detach().abs().flatten(0, 1):
+        kernel = out[None, None]
+        total = total + nn.functional.conv2d(grid, kernel, **settings)
+        mass = mass + nn.functional.conv2d(torch.ones_like(grid), kernel, **settings)
+    return total / mass
+
+
+def mixer_twin(model: Any, pixels: Tensor) -> Tensor:
+    share = under_kernel(pixels[:, 0], 8, 8, 0).flatten(1)
+    for block in model.blocks:
+        if hasattr(block, "mlp_tokens"):
+            weights = block.mlp_tokens.fc2.weight.detach().abs() @ block.mlp_tokens.fc1.weight.detach().abs()
+        else:
+            weights = block.linear_tokens.weight.detach().abs()
+        carried = torch.stack([(weights[row] / weights[row].sum() * share).sum(1) for row in range(16)], dim=1)
+        share = (carried + share) / 2
+    return share
+
+
+def convnext_twin(model: Any, pixels: Tensor) -> Tensor:
+    share = under_kernel(pixels[:, 0], 4, 4, 0).unsqueeze(1)
+    for number, stage in enumerate(model.stages):
+        if number:
+            share = under_kernel(share[:, 0], 2, 2, 0).unsqueeze(1)
+        for block in stage.blocks:
+            share = (normalized(block.conv_dw.weight, share, padding=3) + share) / 2
+    return share
+
+
+def resnet_twin(model: Any, pixels: Tensor) -> Tensor:
+    share = normalized(model.conv1.weight, pixels, stride=2, padding=3)
+    share = under_kernel(share[:, 0], 3, 2, 1).unsqueeze(1)
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        for block in stage:
+            main = normalized(block.conv2.weight, share, stride=block.stride, padding=1)
+            beside = share if block.stride == 1 else merge("", share[:, 0]).unsqueeze(1)
+            share = (main + beside) / 2
+    return share
+
+
+# Compiled, checkpointed
+
+
+ONE_GRAPH = ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "torchvision ViT", "torchvision Swin", "ConvNeXt"]
+ONE_GRAPH_CASES = [(name, "tl_align") for name in ONE_GRAPH]
+ONE_GRAPH_CASES += [("Swin", "smmix"), ("CaiT", "smmix"), ("PVT v2", "cutmix + htm(block=1, tau=1)")]
+
+
+@pytest.mark.parametrize("name, text", ONE_GRAPH_CASES)
+def test_compiled_in_one_graph(name: str, text: str) -> None:
+    torch.manual_seed(0)
+    model = FAMILIES[name].build()
+    for module in model.modules():  # drawn noise differs between a compiled and a plain step
+        if hasattr(module, "p") and isinstance(getattr(module, "p", None), float):
+            module.p = 0.0
+        if hasattr(module, "drop_prob"):
+            module.drop_prob = 0.0
+    learner = vitmix.Learner(model.train(), vitmix.create(text, CLASSES), seed=0)
+    compiled = copy.deepcopy(learner)
+    torch._dynamo.reset()
+    compiled.compile(fullgraph=True, backend="eager")
+    images, labels = torch.randn(4, 3, SIZE, SIZE), torch.arange(4)
+    for _ in range(2):
+        one, two = learner(images, labels), compiled(images, labels)
+        close(two.loss, one.loss, 1e-5)
+        close(two.targets, one.targets, 1e-5)
+        two.loss.backward()
+
+
+@pytest.mark.parametrize("text", ["tl_align", "cutmix + htm(block=1, tau=1)"])
+@pytest.mark.parametrize("name", ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "Hugging Face ViT"])
+def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:
+    if FAMILIES[name].package is not None:
+        pytest.importorskip("transformers")
+    images, labels = torch.randn(4, 3, SIZE, SIZE, dtype=torch.float64), torch.arange(4)
+    results = []
+    for checkpointing in (False, True):
+        torch.manual_seed(3)
+        model: Any = FAMILIES[name].build().double()
+        if checkpointing and "Hugging" in name:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif checkpointing:
+            model.set_grad_checkpointing(True)
+        learner = vitmix.Learner(model.train(), vitmix.create(text, CLASSES), seed=0)
+        torch.manual_seed(4)
+        output = learner(images, labels)
+        output.loss.backward()
+        results.append((output, [p.grad for p in learner.parameters() if p.grad is not None]))
+    (one, first), (two, second) = results
+    close(two.loss, one.loss, 1e-9)
+    close(two.targets, one.targets, 1e-9)
+    for gradient, other in zip(first, second, strict=True):
+        close(other, gradient, 1e-9)

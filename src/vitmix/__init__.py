@@ -27,10 +27,10 @@ from vitmix.methods import transmix as transmix
 from vitmix.methods import vtm as vtm
 from vitmix.mix import Frame as Frame
 from vitmix.mix import Mix as Mix
-from vitmix.mixer import MixedBatch as MixedBatch
 from vitmix.mixer import Mixer as Mixer
-from vitmix.mixer import Mixing as Mixing
 from vitmix.mixer import Switch as Switch
+from vitmix.mixing import MixedBatch as MixedBatch
+from vitmix.mixing import Mixing as Mixing
 from vitmix.pairing import Derangement as Derangement
 from vitmix.pairing import Reversed as Reversed
 from vitmix.pairing import Rolled as Rolled

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vitmix.mix import Mix, expand_mask, mix_images
-from vitmix.mixer import AnyMixer, Evaluating, Mixing
+from vitmix.mixer import AnyMixer
+from vitmix.mixing import Evaluating, Mixing
 from vitmix.shares import Weights
 from vitmix.tap import Plan, Recorder, Tape
 

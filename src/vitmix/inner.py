@@ -216,8 +216,8 @@ class VTM:
             raise ValueError(f"vertical mixing cannot act at block {block} of this {reader.name}: {at.no_bank}")
         if reader.block(0).stage != at.stage:
             raise ValueError(
-                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages of another width; "
-                "it works within the first stage alone"
+                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages of another "
+                "width; it works within the first stage alone"
             )
         earlier = frozenset(range(block))
         plan = Plan(bank=frozenset([block]), tokens=earlier)

@@ -1,28 +1,60 @@
-"""A method as one value (`Mixer`, `Switch`), and the same method at work on a model (`Mixing`)."""
+"""A method as one value: a `Mixer`, or a `Switch` between several."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vitmix import losses
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.adapters import Reader, frame_of, logits_of, read_model
-from vitmix.draws import Draw, generator_for
-from vitmix.inner import HTM, Horizontal, Inner
-from vitmix.losses import Consistency, Extra, Region
+from vitmix.draws import Draw
+from vitmix.inner import HTM, Inner
+from vitmix.losses import Extra, Region
 from vitmix.masks import Mask, NoMask
-from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, resample_mask, smooth_rows
+from vitmix.mix import Frame
 from vitmix.pairing import Pairing, Reversed
-from vitmix.shares import AlignedShare, AreaShare, Evidence, Share
-from vitmix.statistics import forget_casts
-from vitmix.tap import Plan, Recorder, Tape, recorded
+from vitmix.shares import AreaShare, Share
+
+if TYPE_CHECKING:
+    from vitmix.mixing import Mixing
+
+
+class _Method:
+    """What can be done with a mixer and with a switch alike."""
+
+    def attach(
+        self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
+    ) -> "Mixing":
+        """The method at work on a model; hooks live until the returned object is closed or its `with` block ends."""
+        from vitmix.mixing import Mixing
+
+        assert isinstance(self, Mixer | Switch)
+        return Mixing(self, model, guide=guide, seed=seed, rank=rank)
+
+    def __call__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        maps: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        draw: Draw | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed images and soft targets `(B, K)`, for methods that need no model."""
+        from vitmix.mixing import mix_without_model
+
+        assert isinstance(self, Mixer | Switch)
+        return mix_without_model(self, images, labels, maps, generator, draw)
+
+    def __str__(self) -> str:
+        from vitmix.spec import to_text
+
+        assert isinstance(self, Mixer | Switch)
+        return to_text(self)
 
 
 @dataclass(frozen=True)
-class Mixer:
+class Mixer(_Method):
     """One mixing method: where (mask), what label (share), extra losses, and mixing inside the network.
 
     Attributes:
@@ -84,32 +116,9 @@ class Mixer:
             values |= {f"inner{number}.{key}": value for key, value in part.draw(frame, generator).items()}
         return Draw(0, values)
 
-    def attach(
-        self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
-    ) -> "Mixing":
-        """The method at work on a model; hooks live until the returned object is closed or its `with` block ends."""
-        return Mixing(self, model, guide=guide, seed=seed, rank=rank)
-
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        maps: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        draw: Draw | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mixed images and soft targets `(B, K)`, for methods that need no model."""
-        return _mix_without_model(self, images, labels, maps, generator, draw)
-
-    def __str__(self) -> str:
-        from vitmix.spec import to_text
-
-        return to_text(self)
-
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(_Method):
     """One of several mixers for each batch, drawn with odds proportional to `weights`."""
 
     choices: tuple[Mixer, ...]
@@ -152,389 +161,5 @@ class Switch:
         choice = min(int(torch.searchsorted(odds / odds[-1], uniform, right=True)), len(self.choices) - 1)
         return Draw(choice, self.choices[choice].draw(frame, generator).values)
 
-    def attach(
-        self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
-    ) -> "Mixing":
-        """The switch at work on a model; see `Mixer.attach`."""
-        return Mixing(self, model, guide=guide, seed=seed, rank=rank)
-
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        maps: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        draw: Draw | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mixed images and soft targets `(B, K)`, for methods that need no model."""
-        return _mix_without_model(self, images, labels, maps, generator, draw)
-
-    def __str__(self) -> str:
-        from vitmix.spec import to_text
-
-        return to_text(self)
-
 
 AnyMixer = Mixer | Switch
-
-
-@dataclass(frozen=True)
-class MixedBatch:
-    """A mixed batch and what is needed to finish it after the forward pass.
-
-    Attributes:
-        images: the mixed images to give to the model.
-        rows: unmixed targets `(B, K)`, without smoothing.
-        clean_logits: the guide's logits of the unmixed images, where a loss asks for them.
-    """
-
-    images: Tensor
-    rows: Tensor
-    mix: Mix
-    mixer: Mixer
-    frame: Frame
-    tape: Tape
-    maps: Tensor | None = None
-    clean_logits: Tensor | None = None
-    scores: Tensor | None = None
-
-
-class Mixing:
-    """A mixer at work on a model. Three verbs: `mix`, then the model runs, then `targets` or `loss`.
-
-    A batch is run through the model once; after its targets are taken the hooks leave the model alone, until the next
-    batch is mixed. Under activation checkpointing, backward must come before the next batch is mixed.
-
-    Parameters that a method adds (a score net, a token head) are in `modules`, and `parameters()` lists them for the
-    optimizer; the model's own state is never touched.
-    """
-
-    def __init__(
-        self, mixer: AnyMixer, model: nn.Module, *, guide: nn.Module | None, seed: int, rank: int | None
-    ) -> None:
-        self.mixer, self.model, self.guide = mixer, model, guide if guide is not None else model
-        self.seed, self.rank, self.step = seed, rank, 0
-        self.modules = nn.ModuleDict()
-        self.reader = _reader_for(mixer, model)
-        self._guide_reader = read_model(guide) if guide is not None and self.reader is not None else self.reader
-        self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
-        self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
-        self._recorder = self._guide_recorder = None
-        if self.reader is not None:
-            union = _union(self._plans)
-            self._add_modules(self.reader)
-            self._recorder = Recorder(self.reader, union if guide is not None else union | _union(self._guide_plans))
-            self._guide_recorder = self._recorder
-        if guide is not None and self._guide_reader is not None:
-            self._guide_recorder = Recorder(self._guide_reader, _union(self._guide_plans))
-
-    def _add_modules(self, reader: Reader) -> None:
-        like = next(reader.model.parameters())
-        for mixer in self.mixer.mixers:
-            for part in mixer.inner:
-                key = _module_key(part)
-                if key not in self.modules and (module := part.modules(reader, mixer.num_classes)) is not None:
-                    self.modules[key] = module.to(like.device, like.dtype)
-            if any(isinstance(part, Region) and part.head == "separate" for part in mixer.extra):
-                head = nn.Linear(reader.width, mixer.num_classes)
-                self.modules["token_head"] = head.to(like.device, like.dtype)
-
-    def __enter__(self) -> "Mixing":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Removes every hook."""
-        for recorder in (self._recorder, self._guide_recorder):
-            if recorder is not None:
-                recorder.remove()
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters the method adds, to be given to the optimizer with the model's."""
-        return self.modules.parameters()
-
-    def frame(self, images: Tensor) -> Frame:
-        return frame_of(images, self.reader)
-
-    def draw(self, frame: Frame) -> Draw:
-        """The choices of the next batch, a function of (seed, step, rank); the switch's of (seed, step)."""
-        rank = self.rank if self.rank is not None else _process_rank()
-        own = generator_for(self.seed, self.step, 1 + rank)
-        drawn = self.mixer.draw(frame, own, shared=generator_for(self.seed, self.step, 0))
-        self.step += 1
-        return drawn
-
-    def mix(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        maps: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        draw: Draw | None = None,
-    ) -> MixedBatch:
-        """The mixed batch; runs the guide pass of methods that have one.
-
-        Args:
-            maps: `(B, h, w)` activation map of each image's label, for activation shares.
-            generator: draws this batch's choices instead of (seed, step, rank).
-            draw: the choices themselves.
-        """
-        frame = self.frame(images)
-        if draw is None:
-            draw = self.draw(frame) if generator is None else self.mixer.draw(frame, generator)
-        return self.apply(images, labels, draw.to(images.device), maps=maps, frame=frame)
-
-    def apply(
-        self, images: Tensor, labels: Tensor, draw: Draw, *, maps: Tensor | None = None, frame: Frame | None = None
-    ) -> MixedBatch:
-        """The mixed batch of given choices, which must be on the images' device."""
-        frame = frame or self.frame(images)
-        mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
-        rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
-        if len(rows) != frame.batch:
-            raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
-        scores, clean = self._run_guide(images, mixer, self._guide_plans[draw.choice], frame)
-        mixed, mix = _apply_mask(mixer, images, draw, frame, scores)
-        actors = tuple(
-            part.actor(self.reader, draw.part(f"inner{number}"), self._module(part))
-            for number, part in enumerate(mixer.inner)
-            if self.reader is not None
-        )
-        tape = Tape(plan, actors, size=frame.size)
-        batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
-        if isinstance(mixer.share, AlignedShare):
-            mixer.share.start(self.evidence(batch))
-        if mixer.share.before_forward:
-            tape.targets = _share_targets(batch, self.evidence(batch))
-        for actor in actors:
-            if isinstance(actor, Horizontal) and actor.settings.score_at == "last":
-                actor.preview = self._preview(mixed)
-        if self._recorder is not None:
-            self._recorder.tape = tape
-        return batch
-
-    def targets(self, batch: MixedBatch) -> Tensor:
-        """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
-        tape = batch.tape
-        for actor in tape.actors:
-            if (
-                isinstance(actor, Horizontal)
-                and actor.decision is None
-                and self._read().block(actor.block).module.training
-            ):
-                raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
-        if tape.targets is None:
-            tape.targets = _share_targets(batch, self.evidence(batch))
-        tape.closed = True
-        return tape.targets
-
-    def loss(self, logits: Tensor, batch: MixedBatch) -> Tensor:
-        """The method's whole loss."""
-        return self.losses(logits, batch)["loss"]
-
-    def losses(self, logits: Tensor, batch: MixedBatch) -> dict[str, Tensor]:
-        """The method's whole loss under "loss", and its weighted parts: "main", "region", "consistency", "score"."""
-        logits = logits_of(logits)
-        if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}")
-        targets = self.targets(batch)
-        main = losses.soft_bce if batch.mixer.loss == "bce" else losses.soft_cross_entropy
-        parts = {"main": main(logits, targets)}
-        for part in batch.mixer.extra:
-            value = self._region(batch, part) if isinstance(part, Region) else self._consistency(logits, batch, part)
-            parts[part.name] = part.weight * value
-        for actor in batch.tape.actors:
-            if isinstance(actor, Horizontal) and (score := actor.score_loss()) is not None:
-                parts["score"] = parts.get("score", 0) + actor.settings.score_weight * score
-        total = sum(parts.values())
-        assert isinstance(total, Tensor)
-        # Data-parallel training stops on parameters that got no gradient: idle ones enter with weight zero.
-        idle = [parameter.sum() for parameter in self.modules.parameters()]
-        if idle:
-            total = total + 0.0 * torch.stack(idle).sum()
-        return {"loss": total, **parts}
-
-    def evidence(self, batch: MixedBatch) -> Evidence:
-        """What the share policy of a mixed batch may look at."""
-        return Evidence(batch.mix, batch.frame, batch.tape, self.reader, batch.maps)
-
-    def _module(self, part: Inner) -> nn.Module | None:
-        key = _module_key(part)
-        return self.modules[key] if key in self.modules else None
-
-    def _run_guide(
-        self, images: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Scores `(B, rows, columns)` and clean logits of the unmixed images, as far as the mixer asks for them."""
-        if plan is None:
-            return None, None
-        assert self._guide_recorder is not None and self._guide_reader is not None
-        reader, recorder = self._guide_reader, self._guide_recorder
-        wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
-        recorder.tape = tape = Tape(plan)
-        logits = None
-        with torch.no_grad(), Evaluating(reader.model):
-            if wants_logits:
-                logits = logits_of(self.guide(images))
-            else:
-                reader.stop_after(max(plan.column_mean), images)
-        forget_casts()
-        tape.closed = True
-        if not plan.column_mean:
-            return None, logits
-        grids, final = reader.grids(frame.size), frame.final_grid
-        assert final is not None
-        scores = [
-            _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
-            for block in sorted(plan.column_mean)
-        ]
-        return torch.stack(scores).mean(0), logits
-
-    def _preview(self, images: Tensor) -> Tensor:
-        """The final tokens of an unmixed pass."""
-        assert self._recorder is not None and self.reader is not None
-        self._recorder.tape = tape = Tape(Plan(final=True))
-        with torch.no_grad(), Evaluating(self.reader.model):
-            self.model(images)
-        forget_casts()
-        tape.closed = True
-        assert tape.final is not None
-        return tape.final
-
-    def _region(self, batch: MixedBatch, part: Region) -> Tensor:
-        reader, tokens = self._read(), batch.tape.final
-        if tokens is None:
-            raise RuntimeError("the final tokens were not recorded: run the model on the mixed batch before its loss")
-        grid, dtype = batch.frame.final_grid, batch.frame.dtype
-        assert grid is not None
-        mask = resample_mask(batch.mix.mask, grid, rule="area", dtype=dtype).flatten(1)
-        mask = mask.expand(batch.frame.batch, -1)
-        own, theirs = losses.region_means(tokens[:, reader.prefix :], mask)
-        head = self.modules["token_head"] if part.head == "separate" else reader.classify
-        rows = smooth_rows(batch.rows, batch.mixer.smoothing)
-        return losses.region_loss(head(own), head(theirs), rows, batch.mix.partner, mask)
-
-    def _consistency(self, logits: Tensor, batch: MixedBatch, part: Consistency) -> Tensor:
-        assert batch.clean_logits is not None
-        share = self.evidence(batch).area
-        return losses.consistency_loss(logits, batch.clean_logits, batch.mix.partner, share, average=part.average)
-
-    def _read(self) -> Reader:
-        assert self.reader is not None
-        return self.reader
-
-
-def _mix_without_model(
-    mixer: AnyMixer,
-    images: Tensor,
-    labels: Tensor,
-    maps: Tensor | None,
-    generator: torch.Generator | None,
-    draw: Draw | None,
-) -> tuple[Tensor, Tensor]:
-    if not mixer.input_only:
-        raise ValueError(
-            f"{mixer} looks into the model, so it cannot be called on images alone; use mixer.attach(model) or Learner"
-        )
-    frame = frame_of(images, None)
-    draw = (draw or mixer.draw(frame, generator)).to(images.device)
-    chosen = mixer.mixers[draw.choice]
-    rows = label_rows(labels, chosen.num_classes, dtype=frame.dtype).to(images.device)
-    if len(rows) != frame.batch:
-        raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
-    mixed, mix = _apply_mask(chosen, images, draw, frame, None)
-    batch = MixedBatch(mixed, rows, mix, chosen, frame, Tape(Plan()), maps)
-    return mixed, _share_targets(batch, Evidence(mix, frame, batch.tape, None, maps))
-
-
-def _apply_mask(mixer: Mixer, images: Tensor, draw: Draw, frame: Frame, scores: Tensor | None) -> tuple[Tensor, Mix]:
-    partner = draw.values["partner"]
-    mask, source = mixer.mask.region(draw.part("mask"), frame, partner, scores)
-    if isinstance(mixer.mask, NoMask):
-        return images, Mix(partner, mask, source)
-    return mix_images(images, mask, partner, source), Mix(partner, mask, source)
-
-
-def _share_targets(batch: MixedBatch, evidence: Evidence) -> Tensor:
-    mixer = batch.mixer
-    weights = mixer.share.weights(evidence)
-    return mixer.share.targets(batch.rows, batch.mix.partner, weights, mixer.smoothing)
-
-
-def _reader_for(mixer: AnyMixer, model: nn.Module) -> Reader | None:
-    if all(each.input_only for each in mixer.mixers):
-        # A grid is welcome to block masks, but no method here depends on reading the model.
-        try:
-            return read_model(model)
-        except ValueError:
-            return None
-    return read_model(model)
-
-
-def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
-    plan = Plan()
-    if reader is None:
-        return plan
-    plan = plan | mixer.share.plan(reader)
-    for part in mixer.inner:
-        plan = plan | part.plan(reader)
-    wants_final = any(isinstance(part, Region) for part in mixer.extra)
-    wants_preview = any(isinstance(part, HTM) and part.score_at == "last" for part in mixer.inner)
-    return plan | Plan(final=wants_final or wants_preview)
-
-
-def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
-    blocks = mixer.mask.guide_blocks
-    wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
-    if reader is None or (blocks is None and not wants_logits):
-        return None
-    if blocks is not None:
-        reader.need_attention("a salient box")
-    if blocks == "all":
-        blocks = tuple(range(reader.patch_depth))
-    return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks or ())))
-
-
-def _union(plans: tuple[Plan | None, ...]) -> Plan:
-    union = Plan()
-    for plan in plans:
-        union = union | plan if plan is not None else union
-    return union
-
-
-def _module_key(part: Inner) -> str:
-    return f"{part.name}_{part.block}".replace("-", "last")
-
-
-def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:
-    """Scores `(B, h, w)` of a block or a guide with another token grid, resampled by area."""
-    if (scores.shape[1], scores.shape[2]) == grid:
-        return scores
-    return nn.functional.interpolate(scores.unsqueeze(1), grid, mode="area").squeeze(1)
-
-
-class Evaluating:
-    """Evaluation mode for a while; every module gets its own mode back, frozen ones included.
-
-    A class rather than a generator, which older versions of `torch.compile` cannot trace.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modes = [(module, module.training) for module in model.modules()]
-
-    def __enter__(self) -> None:
-        for module, _ in self.modes:
-            module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for module, training in self.modes:
-            module.training = training
-
-
-def _process_rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -57,8 +57,9 @@ class Tape:
     """What one forward pass leaves behind. Slots are overwritten, never appended to.
 
     `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
-    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is recorded any more: activation checkpointing runs the blocks a
-    second time during backward, and then only the decisions already taken are applied again.
+    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
+    recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
+    decisions already taken are applied again.
     """
 
     plan: Plan

@@ -55,8 +55,8 @@ def read_model(model: nn.Module) -> Reader:
         known = ", ".join(sorted(kind.__name__ for kind in READERS))
         raise ValueError(
             f"{kind.__name__} has no attention this library can read; known classes (matched exactly): {known}, and "
-            "those of torchvision and transformers listed by 'vitmix models'. Methods that need no attention work on any "
-            "model; docs/adapters.md shows how to add a class"
+            "those of torchvision and transformers listed by 'vitmix models'. Methods that need no attention work on "
+            "any model; docs/adapters.md shows how to add a class"
         )
     return READERS[kind](model)
 

@@ -82,8 +82,10 @@ class WindowBlock(BlockReader):
             self.report(self._flow(query, key, mask, self.grid))
 
     def _flow(self, query: Tensor, key: Tensor, mask: Tensor | None, grid: Grid) -> Flow:
-        bias = self.attention._get_rel_pos_bias()
-        products = Products(query, key, bias=bias if mask is None else bias + mask.unsqueeze(1))
+        with torch.no_grad():  # nothing may be saved for backward: activation checkpointing counts
+            bias = self.attention._get_rel_pos_bias()
+            bias = bias if mask is None else bias + mask.unsqueeze(1)
+        products = Products(query, key, bias=bias)
         return Windows(products, grid, tuple(self.module.window_size), tuple(self.module.shift_size))
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:

@@ -3,7 +3,7 @@
 This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
 """
 
-from collections.abc import Callable
+from types import MethodType
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -286,16 +286,23 @@ def one_head_each(projected: Tensor, heads: int) -> Tensor:
 
 
 class ReplacedForward:
-    """A module's forward pass, replaced for as long as this handle is not removed.
+    """A module's forward pass, replaced by `block.forward` for as long as this handle is not removed.
 
-    For attention whose queries and keys no submodule shows. The replacement computes what the original did.
+    For attention whose queries and keys no submodule shows. The replacement computes what the original did. The block
+    hangs on the module, since older versions of `torch.compile` follow objects from there only.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, block: BlockReader) -> None:
         if "forward" in module.__dict__:
             raise ValueError(f"the forward pass of this {type(module).__name__} is replaced already; detach first")
         self.module = module
-        module.__dict__["forward"] = forward
+        module.__dict__["vitmix_block"] = block
+        module.__dict__["forward"] = MethodType(_forward_by_block, module)
 
     def remove(self) -> None:
         self.module.__dict__.pop("forward", None)
+        self.module.__dict__.pop("vitmix_block", None)
+
+
+def _forward_by_block(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module.vitmix_block.forward(*args, **kwargs)

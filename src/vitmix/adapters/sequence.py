@@ -104,9 +104,9 @@ class BiasedBlock(FusedBlock):
     no_bank = "its position bias is a table of the tokens it has, and appended tokens have no place in it"
 
     def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self._forward)]
+        return [ReplacedForward(self.attention, self)]
 
-    def _forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
         query, key, value = self._projected(tokens, kinds=3)
         bias = self._bias(shared_rel_pos_bias)
@@ -144,8 +144,8 @@ def read_vit(model: Any) -> Reader:
     distilled = isinstance(model, VisionTransformerDistilled)
     if not distilled and (model.global_pool not in ("token", "avg", "map") or model.pool_include_prefix):
         raise ValueError(
-            f"a VisionTransformer with global_pool={model.global_pool!r} cannot be read: the classifier must look at the "
-            "class token ('token'), at the mean of the patches ('avg') or pool them by attention ('map')"
+            f"a VisionTransformer with global_pool={model.global_pool!r} cannot be read: the classifier must look at "
+            "the class token ('token'), at the mean of the patches ('avg') or pool them by attention ('map')"
         )
     reads_class = distilled or model.global_pool == "token"
     blocks = [
@@ -205,7 +205,7 @@ def read_beit(model: Any) -> Reader:
         raise ValueError(
             f"a Beit with global_pool={model.global_pool!r} cannot be read; build it with 'avg' or 'token'"
         )
-    settings = dict(prefix=1, class_token=reads_class, width=model.embed_dim)
+    settings: dict[str, Any] = dict(prefix=1, class_token=reads_class, width=model.embed_dim)
     blocks = [BiasedBlock(block, block.attn, norm=block.norm1, **settings) for block in model.blocks]
     readout = "class" if reads_class else "mean"
     return ViTReader(model, list(blocks), final_module=model.norm, prefix=1, readout=readout)
@@ -213,7 +213,7 @@ def read_beit(model: Any) -> Reader:
 
 def read_compact(model: Any) -> Reader:
     check_blocks(model, (CompactBlock,), (Attention,))
-    settings = dict(prefix=model.num_prefix_tokens, class_token=model.has_class_token, width=model.embed_dim)
+    settings: dict[str, Any] = dict(prefix=model.num_prefix_tokens, class_token=model.has_class_token, width=model.embed_dim)
     blocks = [FusedBlock(block, block.attn, norm=block.norm1, **settings) for block in model.blocks]
     readout = "class" if model.has_class_token else "sequence"
     return CompactReader(model, list(blocks), final_module=model.norm, prefix=model.num_prefix_tokens, readout=readout)

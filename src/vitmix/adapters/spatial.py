@@ -34,10 +34,10 @@ def token_mixing_weights(*layers: Tensor) -> Tensor:
 
 
 def convolve_share(grid: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Shares after a convolution: the mean under its kernel, weighted by the absolute weights averaged over channels."""
+    """Shares after a convolution: means under its kernel, weighted by absolute weights averaged over channels."""
     kernel = conv.weight.detach().abs().mean((0, 1), dtype=grid.dtype)[None, None]
     assert not isinstance(conv.padding, str)
-    settings = dict(stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
+    settings: dict[str, Any] = dict(stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
     with torch.autocast(grid.device.type, enabled=False):
         inside = F.conv2d(torch.ones_like(grid[:1]), kernel, **settings)
         return F.conv2d(grid, kernel, **settings) / inside.clamp_min(torch.finfo(grid.dtype).tiny)
@@ -118,7 +118,7 @@ def read_mixer(model: Any) -> Reader:
                 f"an MlpMixer of {type(block).__name__} cannot be read: its weights between tokens depend on the tokens"
             )
         mixing = block.mlp_tokens if type(block) is mlp_mixer.MixerBlock else block.linear_tokens
-        settings = dict(norm=block.norm1, prefix=0, class_token=False, width=model.embed_dim)
+        settings: dict[str, Any] = dict(norm=block.norm1, prefix=0, class_token=False, width=model.embed_dim)
         blocks.append(TokenMixingBlock(block, mixing, **settings))
     if model.global_pool != "avg":
         raise ValueError("an MlpMixer can be read if it pools by 'avg'")
@@ -155,7 +155,7 @@ def read_convnext(model: Any) -> Reader:
         for block in stage.blocks:
             if type(block) is not convnext.ConvNeXtBlock or not isinstance(block.shortcut, nn.Identity):
                 raise ValueError("only a ConvNeXt of plain ConvNeXtBlocks can be read")
-            settings = dict(norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number)
+            settings: dict[str, Any] = dict(norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number)
             blocks.append(DepthwiseBlock(block, block.conv_dw, **settings))
     return ConvNeXtReader(model, blocks, final_module=model.norm_pre, prefix=0, readout="mean")
 
@@ -218,7 +218,7 @@ def read_resnet(model: Any) -> Reader:
             if block.dilation != 1:
                 raise ValueError("a dilated ResNet cannot be read; build it with output_stride=32")
             last = block.conv3 if type(block) is resnet.Bottleneck else block.conv2
-            settings = dict(norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number)
+            settings: dict[str, Any] = dict(norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number)
             blocks.append(ResidualBlock(block, block.conv2, **settings))
     return ResNetReader(model, blocks, final_module=model.layer4, prefix=0, readout="mean")
 

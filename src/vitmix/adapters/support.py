@@ -40,7 +40,8 @@ class Family(NamedTuple):
 
 
 def _timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    return lambda: timm.create_model(name, **(dict(num_classes=CLASSES) | settings))
+    settings.setdefault("num_classes", CLASSES)
+    return lambda: timm.create_model(name, **settings)
 
 
 def _plain(name: str, **settings: Any) -> Callable[[], nn.Module]:
@@ -64,7 +65,7 @@ def _torchvision_vit() -> nn.Module:
 def _torchvision_swin() -> nn.Module:
     from torchvision.models import SwinTransformer
 
-    sizes = dict(patch_size=[4, 4], window_size=[4, 4])
+    sizes: dict[str, Any] = dict(patch_size=[4, 4], window_size=[4, 4])
     return SwinTransformer(embed_dim=16, depths=[2, 2], num_heads=[2, 4], num_classes=CLASSES, **sizes)
 
 
@@ -77,7 +78,7 @@ def _hugging_face(kind: str, config: str, **settings: Any) -> Callable[[], nn.Mo
     def build() -> nn.Module:
         import transformers
 
-        sizes = dict(image_size=SIZE, num_labels=CLASSES) | settings
+        sizes: dict[str, Any] = dict(image_size=SIZE, num_labels=CLASSES) | settings
         return getattr(transformers, kind)(getattr(transformers, config)(**sizes))
 
     return build

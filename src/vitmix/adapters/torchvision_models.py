@@ -26,9 +26,9 @@ class MultiheadBlock(BlockReader):
     """A block around `nn.MultiheadAttention`."""
 
     def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self._forward)]
+        return [ReplacedForward(self.attention, self)]
 
-    def _forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
         attention = self.attention
         query, key, value = self._projected(query, kinds=3)
         if self.wanted():
@@ -60,7 +60,7 @@ class TorchvisionViTReader(Reader):
 
 
 def read_vit(model: Any) -> Reader:
-    settings = dict(prefix=1, class_token=True, width=model.hidden_dim)
+    settings: dict[str, Any] = dict(prefix=1, class_token=True, width=model.hidden_dim)
     blocks = []
     for block in model.encoder.layers:
         if (
@@ -78,9 +78,9 @@ class ShiftedBlock(BlockReader):
     no_bank = "a window has no place for tokens from elsewhere"
 
     def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self._forward)]
+        return [ReplacedForward(self.attention, self)]
 
-    def _forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         attention = self.attention
         (query, key, value), bias, grid, shift = self._projected(tokens, kinds=3)
         if self.wanted():
@@ -149,13 +149,13 @@ class TorchvisionSwinReader(PyramidReader):
 
 def read_swin(model: Any) -> Reader:
     blocks: list[BlockReader] = []
-    stages = [part for part in model.features[1:] if isinstance(part, nn.Sequential)]
+    stages: list[Any] = [part for part in model.features[1:] if isinstance(part, nn.Sequential)]
     for number, stage in enumerate(stages):
         for block in stage:
             kinds = (swin_transformer.SwinTransformerBlock, swin_transformer.ShiftedWindowAttention)
             if (type(block), type(block.attn)) != kinds:
                 raise ValueError("only torchvision's SwinTransformerBlock can be read, not that of Swin V2")
-            settings = dict(prefix=0, class_token=False, width=block.attn.qkv.in_features, stage=number)
+            settings: dict[str, Any] = dict(prefix=0, class_token=False, width=block.attn.qkv.in_features, stage=number)
             blocks.append(ShiftedBlock(block, block.attn, norm=block.norm1, **settings))
     assert isinstance(model.features[0][1], Permute)
     return TorchvisionSwinReader(model, blocks, final_module=model.norm, prefix=0, readout="mean")

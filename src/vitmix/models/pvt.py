@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.config import use_fused_attn
-from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed import resample_abs_pos_embed
@@ -193,7 +193,9 @@ class PyramidVisionTransformer(nn.Module):
         self._check_size(self.img_size)
 
         drops = dict(proj_drop=proj_drop_rate, attn_drop=attn_drop_rate)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        total = sum(depths)
+        linear = [drop_path_rate * index / max(total - 1, 1) for index in range(total)]
+        rates = [linear[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
         self.stages: Any = nn.ModuleList()  # Any: to a type checker its items are plain modules
         self.feature_info: list[dict[str, Any]] = []
         for i, dim in enumerate(embed_dims):
