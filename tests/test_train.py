@@ -22,6 +22,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from support import never_waiting
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
 from vitmix import Learner, cli
 from vitmix.train import checkpoints
@@ -431,12 +432,9 @@ def test_no_update_waits_for_the_gpu(tmp_path: Path, method: str, resident: bool
     trainer.learner.train()
     batches = trainer.loader.epoch(0)
     trainer._learn(batches, epoch=0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         for _ in range(3):
             trainer._learn(batches, epoch=0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
