@@ -32,7 +32,9 @@ def _product(left, right, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _column_tile(right, first, columns_end, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
+def _column_tile(
+    right, first, columns_end, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
+):
     """A tile (BLOCK_D, BLOCK) of columns, zeros beyond the last."""
     columns = first + tl.arange(0, BLOCK)
     depth = tl.arange(0, BLOCK_D)
