@@ -428,7 +428,9 @@ def test_settings_of_the_tests_are_known() -> None:
 @pytest.mark.parametrize("resident", [False, True])
 def test_no_update_waits_for_the_gpu(tmp_path: Path, method: str, resident: bool) -> None:
     erasing = {"erasing": 0.5, "erase_after_mixing": True}
-    trainer = Trainer(tiny(tmp_path / "run", method=method, resident=resident, cpu=False, ema=0.9, **erasing))
+    trainer = Trainer(
+        tiny(tmp_path / "run", method=method, resident=resident, cpu=False, ema=0.9, log_every=50, **erasing)
+    )
     trainer.learner.train()
     batches = trainer.loader.epoch(0)
     trainer._learn(batches, epoch=0)

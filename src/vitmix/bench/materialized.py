@@ -33,7 +33,8 @@ def _forward(self: Any, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
     normed = self.q_norm.forward(query), self.k_norm.forward(key)
     attention = ((normed[0] * self.scale) @ normed[1].transpose(-2, -1)).softmax(-1)
     Matrix.current = attention.detach()
-    self.q_norm(query), self.k_norm(key)  # hooks listen here
+    for norm, tokens in ((self.q_norm, query), (self.k_norm, key)):
+        norm(tokens)  # hooks listen here
     Matrix.current = None
     out = (self.attn_drop(attention) @ value).transpose(1, 2).reshape(batch, count, -1)
     return self.proj_drop(self.proj(self.norm(out)))

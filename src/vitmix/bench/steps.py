@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -16,8 +16,11 @@ from vitmix.inner import HTM, Horizontal, sample_difficulty
 from vitmix.learner import Learner
 from vitmix.mixer import AnyMixer, Mixer, Switch
 
+BARE = "bare model"  # no library at all: cross-entropy of the model's logits
+
 METHODS = (
     "cutmix",
+    BARE,
     "none",
     "mixup(alpha=0.8)",
     "tokenmix",
@@ -66,31 +69,59 @@ class Step:
     """One method's model, optimizer and step. The learning rate is zero: what is easy stays easy."""
 
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
-        torch.manual_seed(0)
-        model = build_model(work)
-        if mode == "materialized":
-            materialize(model)
-        mixer = create(text, model.num_classes)
-        if any(isinstance(part, HTM) for each in mixer.mixers for part in each.inner):
-            mixer = _with_easy(mixer, model, images, labels, work)
-            torch.manual_seed(0)
-            model = build_model(work)  # hooks of the search are gone with the old one
-        self.learner = Learner(model, mixer)
-        self.optimizer = torch.optim.AdamW(self.learner.parameters(), lr=0.0, fused=True)
         self.images, self.labels, self.work = images, labels, work
+        compiling: dict[str, Any] = {"fullgraph": True, "dynamic": False}
+        compiling |= {"mode": "reduce-overhead"} if work.graphs else {}
+        module: nn.Module
+        if text == BARE:
+            module = _Bare(_model_for(mode, work))
+        else:
+            module = _learner(text, mode, work, images, labels)
         if mode == "compiled":
-            self.learner.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
+            module.compile(**compiling)
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
     def __call__(self) -> None:
         with torch.autocast(self.work.device.type, self.work.precision, enabled=self.work.precision != torch.float32):
-            loss = self.learner(self.images, self.labels).loss
+            loss = self.module(self.images, self.labels).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
 
+class _Loss(NamedTuple):
+    loss: Tensor
+
+
+class _Bare(nn.Module):
+    """The model with a plain cross-entropy: the floor of any method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> _Loss:
+        return _Loss(nn.functional.cross_entropy(self.model(images).float(), labels))
+
+
+def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
+    mixer = create(text, build_model(work).num_classes)
+    if any(isinstance(part, HTM) for each in mixer.mixers for part in each.inner):
+        mixer = _with_easy(mixer, _model_for(mode, work), images, labels, work)
+    return Learner(_model_for(mode, work), mixer)
+
+
+def _model_for(mode: str, work: Workload) -> Any:
+    torch.manual_seed(0)
+    model = build_model(work)
+    if mode == "materialized":
+        materialize(model)
+    return model
+
+
 def build_model(work: Workload) -> Any:
-    sized = {} if work.size is None else {"img_size": work.size}
+    sized: dict[str, Any] = {} if work.size is None else {"img_size": work.size}
     try:
         return timm.create_model(work.model, **sized).to(work.device).train()
     except RuntimeError as error:  # what timm says of names it does not know
@@ -99,6 +130,7 @@ def build_model(work: Workload) -> Any:
 
 def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     """Images and labels for a model."""
+    torch.manual_seed(0)
     channels, *side = model.pretrained_cfg["input_size"]
     side = [work.size] * 2 if work.size is not None else side
     images = torch.randn(work.batch, channels, *side, device=work.device)

@@ -114,7 +114,8 @@ def short_kernel(
     for first in tl.range(start, min(start + rows_each, rows_end), ROWS, num_stages=STAGES):
         rows = first + tl.arange(0, ROWS)
         inside = (rows[:, None] < rows_end) & (depth[None, :] < DEPTH)
-        tile = tl.load(left + rows[:, None] * left_row + depth[None, :], mask=inside, other=0.0)
+        tile = tl.load(left + rows[:, None] * left_row + depth[None, :], mask=inside)
+        tile = tl.where(inside, tile, 0.0)
         best = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS], tl.float32)
