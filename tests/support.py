@@ -1,6 +1,9 @@
 """Golden files and tiny models."""
 
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -116,3 +119,14 @@ def tiny_cct(**settings: object) -> nn.Module:
 def tiny_batch(batch: int = 6, *, size: tuple[int, int] = (16, 16), classes: int = 10) -> tuple[Tensor, Tensor]:
     """Images and labels that all differ (as far as there are classes), so that a swapped label cannot hide."""
     return torch.randn(batch, 3, *size), torch.arange(batch) % classes
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Makes it an error that the host waits for the GPU."""
+    with warnings.catch_warnings(action="ignore"):  # that this is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -15,6 +15,7 @@ from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
+from support import never_waiting
 from vitmix.data import batch_ops as ops
 from vitmix.data.augment import Augmentation
 from vitmix.data.batch_augment import apply_operation, augment_batch
@@ -431,8 +432,5 @@ def test_gpu_makes_the_same_batches(compile):
 def test_gpu_is_never_waited_for():
     loader = ResidentLoader(some_images(), FULL, batch=25, seed=0, device="cuda")
     list(loader.epoch(0))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         list(loader.epoch(1))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

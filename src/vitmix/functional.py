@@ -1,12 +1,12 @@
 """Every formula of the library as a function of tensors, in one flat namespace."""
 
+from vitmix.assignment import assign_partners as assign_partners
+from vitmix.assignment import saliency_gain as saliency_gain
 from vitmix.flow import Products as Products
 from vitmix.flow import rollout_saliency as rollout_saliency
-from vitmix.inner import assign_partners as assign_partners
 from vitmix.inner import horizontal_mix as horizontal_mix
 from vitmix.inner import own_weight as own_weight
 from vitmix.inner import pick_tokens as pick_tokens
-from vitmix.inner import saliency_gain as saliency_gain
 from vitmix.inner import sample_difficulty as sample_difficulty
 from vitmix.inner import take_salient as take_salient
 from vitmix.inner import top_tokens as top_tokens

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
 from vitmix.adapters import Reader
+from vitmix.assignment import assign_partners
 from vitmix.flow import Flow, rollout_saliency
 from vitmix.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.masks import Values
 from vitmix.mix import Frame, mix_targets, mix_tokens
-from vitmix.pairing import best_assignment, random_derangement
+from vitmix.pairing import random_derangement
 from vitmix.statistics import forget_casts
 from vitmix.tap import Plan, Tape
 
@@ -40,30 +41,6 @@ class HorizontalMix(NamedTuple):
 def sample_difficulty(score_logits: Tensor, targets: Tensor) -> Tensor:
     """Difficulty `(B,)`: a tenth of the score net's cross-entropy with the incoming targets."""
     return sample_cross_entropy(score_logits, targets) / 10
-
-
-def saliency_gain(easy: Tensor, candidates: Tensor, rho: float) -> Tensor:
-    """Gain `(b, B)` of each candidate for each easy sample: `sum_t max(S_candidate - S_easy - rho, 0)`."""
-    gains = [(candidates - rows.unsqueeze(1) - rho).clamp_min(0).sum(2) for rows in easy.split(32)]
-    return torch.cat(gains) if gains else easy.new_zeros(0, len(candidates))
-
-
-@torch.library.custom_op("vitmix::assign_partners", mutates_args=())
-def assign_partners(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
-    """Partner `(B,)` of every sample: the assignment with the largest total gain for easy ones, themselves for others.
-
-    An operator of its own because the assignment is solved on the host, which `torch.compile` cannot look into.
-    """
-    partner = torch.arange(len(easy), device=saliency.device)
-    rows = easy.nonzero().squeeze(1)
-    if len(rows):
-        partner[rows] = best_assignment(saliency_gain(saliency[rows], saliency, rho))
-    return partner
-
-
-@assign_partners.register_fake
-def _(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
-    return torch.empty(len(easy), dtype=torch.long, device=saliency.device)
 
 
 def take_salient(saliency: Tensor, partner: Tensor, easy: Tensor, rho: float) -> Tensor:

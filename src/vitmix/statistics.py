@@ -8,8 +8,9 @@ Every function takes what attention itself may add to the products: `bias` `(G, 
 batch gets `bias[b % G]` (relative positions; the masks of shifted windows, which follow each other within an image),
 and `scale`, by default `d ** -0.5`.
 
-This is the reference path: attention exists for one head at a time, and is computed in float32 at least, so
-half-precision training sees the same statistics as float32 up to the rounding of its queries and keys.
+Everything after the queries and keys is computed in float32 at least, so half-precision training sees the same
+statistics as float32 up to the rounding of its queries and keys. On a GPU they come from the kernels, which never hold
+more than a tile of attention. Elsewhere, and in float64, attention exists for one head at a time: the reference path.
 """
 
 import functools
@@ -18,6 +19,8 @@ from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
+
+from vitmix import kernels
 
 P = ParamSpec("P")
 
@@ -54,8 +57,9 @@ def class_row(
     query: Tensor, key: Tensor, *, prefix: int, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """Attention `(B, n)` of the class token to each of the n patches, not renormalized."""
-    row = _softmaxed(query[:, :, :1], key, None if bias is None else bias[:, :, :1], scale).mean(1)
-    return row[:, 0, prefix : query.shape[2]]
+    weight = query.new_ones(1, 1, dtype=_compute_dtype(query))
+    row = pulled_weight(query[:, :, :1], key, weight, bias=None if bias is None else bias[:, :, :1], scale=scale)
+    return row[:, prefix : query.shape[2]]
 
 
 @exact
@@ -75,6 +79,8 @@ def carried_share(
     query: Tensor, key: Tensor, share: Tensor, *, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """Attention applied to one number per key token: `mean_h A_h @ share`, `(B, M) -> (B, N)`."""
+    if kernels.fit(query, key, scale):
+        return kernels.carried_share(query.detach(), key.detach(), share, bias, _scale(query, scale))
     share = share.to(_compute_dtype(query)).unsqueeze(-1)
     return _head_mean(query, key, bias, scale, lambda attention: (attention @ share).squeeze(-1))
 
@@ -84,6 +90,8 @@ def pulled_weight(
     query: Tensor, key: Tensor, weight: Tensor, *, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """Where a weight on the query tokens comes from: `weight @ mean_h A_h`, `(B or 1, N) -> (B, M)`."""
+    if kernels.fit(query, key, scale):
+        return kernels.pulled_weight(query.detach(), key.detach(), weight, bias, _scale(query, scale))
     weight = weight.to(_compute_dtype(query)).unsqueeze(1)
     return _head_mean(query, key, bias, scale, lambda attention: (weight @ attention).squeeze(1))
 
@@ -106,10 +114,14 @@ def _head_mean(
 def _softmaxed(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
     dtype = _compute_dtype(query)
     query, key = query.detach().to(dtype), key.detach().to(dtype)
-    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    scores = (query * _scale(query, scale)) @ key.transpose(-2, -1)
     if bias is not None:
         scores = (scores.unflatten(0, (-1, len(bias))) + bias.detach().to(dtype)).flatten(0, 1)
     return scores.softmax(-1)
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:

@@ -236,7 +236,9 @@ def read_swin(model: Any) -> Reader:
     for number, stage in enumerate(model.swin.encoder.layers):
         for layer in stage.blocks:
             width = layer.layernorm_before.normalized_shape[0]
-            settings: dict[str, Any] = dict(norm=layer.layernorm_before, prefix=0, class_token=False, width=width, stage=number)
+            settings: dict[str, Any] = dict(
+                norm=layer.layernorm_before, prefix=0, class_token=False, width=width, stage=number
+            )
             blocks.append(RegistryWindowBlock(layer, layer.attention, **settings))
     return HuggingFaceSwinReader(model, blocks, final_module=model.swin.layernorm, prefix=0, readout="mean")
 

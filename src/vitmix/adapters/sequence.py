@@ -213,7 +213,9 @@ def read_beit(model: Any) -> Reader:
 
 def read_compact(model: Any) -> Reader:
     check_blocks(model, (CompactBlock,), (Attention,))
-    settings: dict[str, Any] = dict(prefix=model.num_prefix_tokens, class_token=model.has_class_token, width=model.embed_dim)
+    settings: dict[str, Any] = dict(
+        prefix=model.num_prefix_tokens, class_token=model.has_class_token, width=model.embed_dim
+    )
     blocks = [FusedBlock(block, block.attn, norm=block.norm1, **settings) for block in model.blocks]
     readout = "class" if model.has_class_token else "sequence"
     return CompactReader(model, list(blocks), final_module=model.norm, prefix=model.num_prefix_tokens, readout=readout)

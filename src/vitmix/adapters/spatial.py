@@ -155,7 +155,9 @@ def read_convnext(model: Any) -> Reader:
         for block in stage.blocks:
             if type(block) is not convnext.ConvNeXtBlock or not isinstance(block.shortcut, nn.Identity):
                 raise ValueError("only a ConvNeXt of plain ConvNeXtBlocks can be read")
-            settings: dict[str, Any] = dict(norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number)
+            settings: dict[str, Any] = dict(
+                norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number
+            )
             blocks.append(DepthwiseBlock(block, block.conv_dw, **settings))
     return ConvNeXtReader(model, blocks, final_module=model.norm_pre, prefix=0, readout="mean")
 
@@ -218,7 +220,9 @@ def read_resnet(model: Any) -> Reader:
             if block.dilation != 1:
                 raise ValueError("a dilated ResNet cannot be read; build it with output_stride=32")
             last = block.conv3 if type(block) is resnet.Bottleneck else block.conv2
-            settings: dict[str, Any] = dict(norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number)
+            settings: dict[str, Any] = dict(
+                norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number
+            )
             blocks.append(ResidualBlock(block, block.conv2, **settings))
     return ResNetReader(model, blocks, final_module=model.layer4, prefix=0, readout="mean")
 

@@ -1,6 +1,6 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import methods, models, recipes, train
+from vitmix.commands import bench, methods, models, recipes, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
@@ -8,4 +8,5 @@ COMMANDS: dict[str, Command] = {
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,
     "models": models.COMMAND,
+    "bench": bench.COMMAND,
 }

@@ -1,0 +1,62 @@
+"""Time, memory and the place they were measured at."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """The device, and the versions of what runs on it."""
+    import timm
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    found = {"device": name, "torch": torch.__version__, "timm": timm.__version__, "python": platform.python_version()}
+    try:
+        import triton
+    except ImportError:
+        return found
+    return found | {"triton": triton.__version__}
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def milliseconds(run: Callable[[], object], count: int, device: torch.device) -> float:
+    """Milliseconds for each of `count` calls in a row, on the device's own clock where it has one."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(count):
+            run()
+        return (time.perf_counter() - began) * 1e3 / count
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def median_time(run: Callable[[], object], device: torch.device, *, repeats: int) -> float:
+    """Median of single calls in milliseconds, after one that is not counted."""
+    run()
+    return statistics.median(milliseconds(run, 1, device) for _ in range(repeats))
+
+
+def peak_memory(run: Callable[[], object], device: torch.device, *, above: int | None = None) -> float | None:
+    """GiB that calls need at most, above what is allocated now (or was); None where nobody counts."""
+    if device.type != "cuda":
+        return None
+    wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    above = torch.cuda.memory_allocated(device) if above is None else above
+    run()
+    wait(device)
+    return (torch.cuda.max_memory_allocated(device) - above) / 2**30

@@ -1,0 +1,211 @@
+"""Whole training steps: forward, backward and optimizer, of several methods side by side."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitmix import create
+from vitmix.bench.clock import milliseconds, peak_memory
+from vitmix.bench.materialized import materialize, statistics_from_matrix
+from vitmix.inner import HTM, Horizontal, sample_difficulty
+from vitmix.learner import Learner
+from vitmix.mixer import AnyMixer, Mixer, Switch
+
+BARE = "bare model"  # no library at all: cross-entropy of the model's logits
+
+METHODS = (
+    "cutmix",
+    BARE,
+    "none",
+    "mixup(alpha=0.8)",
+    "tokenmix",
+    "transmix",
+    "tl_align",
+    "smmix",
+    "mixup(alpha=0.8) | smmix",
+    "cutmix + htm",
+    "cutmix + vtm(block=3)",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step trains and how.
+
+    Attributes:
+        easy: the part of the samples that HTM finds easy; its threshold is set so.
+        graphs: compiles with CUDA graphs, which small models need.
+    """
+
+    model: str
+    batch: int
+    size: int | None
+    device: torch.device
+    precision: torch.dtype
+    easy: float
+    graphs: bool
+
+
+@dataclass
+class StepRow:
+    """The times of one method in one mode; `memory` in GiB, the model's own included."""
+
+    method: str
+    mode: str
+    times: list[float] = field(default_factory=list)
+    memory: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+
+class Step:
+    """One method's model, optimizer and step. The learning rate is zero: what is easy stays easy."""
+
+    def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels, self.work = images, labels, work
+        compiling: dict[str, Any] = {"fullgraph": True, "dynamic": False}
+        compiling |= {"mode": "reduce-overhead"} if work.graphs else {}
+        module: nn.Module
+        if text == BARE:
+            module = _Bare(_model_for(mode, work))
+        else:
+            module = _learner(text, mode, work, images, labels)
+        if mode == "compiled":
+            module.compile(**compiling)
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
+
+    def __call__(self) -> None:
+        with torch.autocast(self.work.device.type, self.work.precision, enabled=self.work.precision != torch.float32):
+            loss = self.module(self.images, self.labels).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class _Loss(NamedTuple):
+    loss: Tensor
+
+
+class _Bare(nn.Module):
+    """The model with a plain cross-entropy: the floor of any method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> _Loss:
+        return _Loss(nn.functional.cross_entropy(self.model(images).float(), labels))
+
+
+def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
+    mixer = create(text, build_model(work).num_classes)
+    if any(isinstance(part, HTM) for each in mixer.mixers for part in each.inner):
+        mixer = _with_easy(mixer, _model_for(mode, work), images, labels, work)
+    return Learner(_model_for(mode, work), mixer)
+
+
+def _model_for(mode: str, work: Workload) -> Any:
+    torch.manual_seed(0)
+    model = build_model(work)
+    if mode == "materialized":
+        materialize(model)
+    return model
+
+
+def build_model(work: Workload) -> Any:
+    sized: dict[str, Any] = {} if work.size is None else {"img_size": work.size}
+    try:
+        return timm.create_model(work.model, **sized).to(work.device).train()
+    except RuntimeError as error:  # what timm says of names it does not know
+        raise ValueError(f"{error}; timm.list_models() lists what there is") from None
+
+
+def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
+    """Images and labels for a model."""
+    torch.manual_seed(0)
+    channels, *side = model.pretrained_cfg["input_size"]
+    side = [work.size] * 2 if work.size is not None else side
+    images = torch.randn(work.batch, channels, *side, device=work.device)
+    return images, torch.arange(work.batch, device=work.device) % model.num_classes
+
+
+def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
+    """The mixer with HTM's threshold where a given part of the samples is easy."""
+    learner = Learner(model, mixer)
+    learner(images, labels)
+    recorder = learner.mixing._recorder
+    assert recorder is not None and recorder.tape is not None
+    thresholds = {}
+    for actor in recorder.tape.actors:
+        if isinstance(actor, Horizontal):
+            assert actor.scored is not None and actor.incoming is not None
+            with torch.no_grad():
+                difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
+            thresholds[actor.settings] = float(difficulty.quantile(work.easy))
+    learner.mixing.close()
+
+    def eased(each: Mixer) -> Mixer:
+        inner = tuple(replace(part, tau=thresholds[part]) if isinstance(part, HTM) else part for part in each.inner)
+        return replace(each, inner=inner)
+
+    if isinstance(mixer, Switch):
+        return replace(mixer, choices=tuple(map(eased, mixer.choices)))
+    return eased(mixer)
+
+
+def measure_steps(
+    methods: Sequence[str],
+    modes: Sequence[str],
+    work: Workload,
+    *,
+    repeats: int,
+    steps: int,
+    warmup: int,
+    tell: Callable[[str], None],
+) -> list[StepRow]:
+    """A row for each method and mode; within a mode the repeats of all methods take turns."""
+    images, labels = batch_for(build_model(work), work)
+    rows = []
+    for mode in modes:
+        if mode == "materialized":
+            with statistics_from_matrix():
+                rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
+        else:
+            rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
+    return rows
+
+
+def _measure_mode(
+    methods: Sequence[str],
+    mode: str,
+    work: Workload,
+    images: Tensor,
+    labels: Tensor,
+    repeats: int,
+    steps: int,
+    warmup: int,
+    tell: Callable[[str], None],
+) -> list[StepRow]:
+    torch._dynamo.reset()
+    torch._dynamo.config.cache_size_limit = 64  # one program for each method and arm of a switch
+    running: list[tuple[Step, StepRow]] = []
+    for text in methods:
+        tell(f"{mode}: {text}")
+        before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
+        step, row = Step(text, mode, work, images, labels), StepRow(text, mode)
+        milliseconds(step, warmup, work.device)  # compiles, for both arms of a switch
+        row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
+        running.append((step, row))
+    for _ in range(repeats):
+        for step, row in running:
+            step()  # whatever turns to this method again
+            row.times.append(milliseconds(step, steps, work.device))
+    return [row for _, row in running]
