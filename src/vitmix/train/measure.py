@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from vitmix.data.images import NothingReadable
 from vitmix.data.loader import Batch
 
 MEASURES = ("accuracy", "accuracy5", "eval_loss")
@@ -86,5 +87,5 @@ def score(
     total: Any = accelerator.reduce(torch.cat([sums, sums.new_tensor([count])]), "sum")
     *found, count = total.tolist()
     if not count:
-        raise ValueError("none of the images to evaluate on could be read")
+        raise NothingReadable("none of the images to evaluate on could be read; get the files again")
     return {name: value / count for name, value in zip(MEASURES, found, strict=True)}

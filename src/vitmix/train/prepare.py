@@ -98,16 +98,13 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
 
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
-    """The method, with the configuration's smoothing and loss in every mixer of it."""
-    method = create(config.method, num_classes)
+    """The method, with the configuration's loss in every mixer of it, and its smoothing where the text has none."""
+    method = create(config.method, num_classes, defaults={"smoothing": config.smoothing})
 
     def finished(mixer: Mixer) -> Mixer:
         if isinstance(mixer.share, ActivationShare):
             raise ValueError(f"{mixer} needs a teacher's activation maps with every image; use label=area")
-        changes: dict[str, Any] = {"smoothing": mixer.smoothing or config.smoothing}
-        if config.loss is not None:
-            changes["loss"] = config.loss
-        return dataclasses.replace(mixer, **changes)
+        return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
     return _each(method, finished)
 
