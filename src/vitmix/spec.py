@@ -45,9 +45,7 @@ def list_methods() -> list[str]:
     return sorted(METHODS)
 
 
-def create(
-    method: str, num_classes: int, *, defaults: Mapping[str, Any] | None = None, **settings: Any
-) -> AnyMixer:
+def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None = None, **settings: Any) -> AnyMixer:
     """The mixer that a name or a text describes.
 
     Args:

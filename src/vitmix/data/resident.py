@@ -142,7 +142,8 @@ class ResidentEvalLoader:
         self.images, self.augmentation, self.batch = images, augmentation, batch
         device = torch.device(device)
         arrays = in_memory(images)
-        rows = np.array([row for row in rows_of_rank(len(arrays), rank, world) if row not in arrays.broken], dtype=np.int64)
+        own = rows_of_rank(len(arrays), rank, world)
+        rows = np.array([row for row in own if row not in arrays.broken], dtype=np.int64)
         self._rows = torch.from_numpy(rows).to(device)
         self._labels = torch.from_numpy(arrays.labels[rows]).to(device)
         self._pixels = _resized(arrays, augmentation, crop_pct=augmentation.crop_pct)[rows].to(device)

@@ -154,6 +154,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
+def update_of(path: Path) -> int:
+    """The number of updates before a checkpoint."""
+    return int(path.name.removeprefix(PREFIX))
+
+
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint, and a sentence for each newer one that is damaged."""
     damaged = []

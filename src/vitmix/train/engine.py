@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from timm.utils.model_ema import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.draws import Draw, generator_for
@@ -36,12 +36,38 @@ class Trainer:
         self.config, self.folder = config, runs.folder_for(config)
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
+        processes.check_alike(accelerator, dataclasses.replace(config, output=None), prepare.other_settings)
         processes.on_main(accelerator, lambda: self.folder.check(config))
+        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
+        self.images, self.eval_images, self.classes = processes.in_turn(accelerator, lambda: prepare.open_data(config))
+        facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
+        processes.check_alike(accelerator, facts, prepare.other_data)
+        # Only the first process's run folder counts: nodes need not share their files.
+        newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
         torch.manual_seed(config.seed)
-        part = processes.part_of_batch(config, self.world)
-        self.images, self.eval_images, self.classes = prepare.open_data(config)
-        fresh = checkpoints.newest_checkpoint(self.folder.checkpoints)[0] is None
-        model, self.remarks = prepare.build_model(config, self.classes, initial_weights=fresh)
+        model, self.remarks = processes.in_turn(
+            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=newest is None)
+        )
+        processes.together(accelerator, lambda: self._build(model, part))
+        self.learner, _ = accelerator.prepare(self.core, self.optimizer)
+        # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
+        torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
+        self.position = Position()
+        parts = ["loss", *prepare.loss_parts(self.method)]
+        self.tally = LossTally(parts, self.device, capacity=config.log_every)
+        self._overflows = torch.zeros((), dtype=torch.long, device=self.device)
+        measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
+        columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
+        self.metrics = MetricsFiles(self.folder.path, columns)
+        self.reporter = Reporter(
+            enabled=accelerator.is_main_process, epochs=config.total_epochs, updates=self.total_updates, columns=columns
+        )
+        self.stopper = processes.Stopper()
+        processes.on_main(accelerator, lambda: self.folder.open(config))
+
+    def _build(self, model: nn.Module, part: int) -> None:
+        """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
+        config = self.config
         model.to(self.device)
         if config.warmup_epochs >= config.epochs:
             self.remarks.append(
@@ -55,9 +81,9 @@ class Trainer:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation)
-        place = {"device": self.device, "rank": self.rank, "world": self.world}
-        self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place)
-        self.eval_loader = prepare.eval_loader(config, self.eval_images, augmentation, batch=part, **place)
+        self.loader, self.eval_loader = prepare.make_loaders(
+            config, self.images, self.eval_images, augmentation, part, (self.device, self.rank, self.world)
+        )
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
             raise ValueError(
@@ -65,22 +91,6 @@ class Trainer:
             )
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
-        self.learner, scaling = accelerator.prepare(self.core, self.optimizer)
-        # Accelerate's optimizer scales losses; elsewhere it only costs time, looking for other packages at each step.
-        self.apply_gradients = self.optimizer.step if accelerator.scaler is None else scaling.step
-        # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
-        torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
-        self.position = Position()
-        parts = ["loss", *prepare.loss_parts(self.method)]
-        self.tally = LossTally(parts, self.device, capacity=config.log_every)
-        measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
-        columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
-        self.metrics = MetricsFiles(self.folder.path, columns)
-        self.reporter = Reporter(
-            enabled=accelerator.is_main_process, epochs=config.total_epochs, updates=self.total_updates, columns=columns
-        )
-        self.stopper = processes.Stopper()
-        processes.on_main(accelerator, lambda: self.folder.open(config))
 
     @property
     def total_updates(self) -> int:
@@ -105,11 +115,12 @@ class Trainer:
             self.folder.close()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
     def _run(self) -> int:
         try:
-            summary = self.folder.read_summary()
+            summary = processes.on_main(self.accelerator, self.folder.read_summary)
             if summary is not None:
                 self.reporter.say(f"This run is finished.\n{summary['text']}")
                 return 0
@@ -161,10 +172,24 @@ class Trainer:
             self.apply_gradients()
         else:
             self.position.skipped += 1
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.update()  # it has seen these gradients
         self.optimizer.zero_grad()
         self.position.step += 1
         if self.ema is not None:
             self.ema.update(self.core.model, step=self.update)
+
+    def apply_gradients(self) -> None:
+        """The optimizer's step. A loss scaler leaves it out where gradients overflow; that is counted on the device."""
+        scaler = self.accelerator.scaler
+        if scaler is None:
+            self.optimizer.step()
+            return
+        one = self._overflows.new_ones((), dtype=torch.float32)
+        before = scaler.scale(one)
+        scaler.step(self.optimizer)
+        scaler.update()
+        self._overflows += scaler.scale(one) < before
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         try:
@@ -187,9 +212,10 @@ class Trainer:
         config = self.config
         if config.clip_grad is not None or config.skip_nonfinite:
             norm: Any = self.accelerator.clip_grad_norm_(self.learner.parameters(), config.clip_grad or math.inf)
-            # Gradients are the same on every rank, so all decide alike. A loss scaler skips by itself.
-            if config.skip_nonfinite and self.accelerator.scaler is None:
-                return bool(torch.isfinite(norm))
+            if config.skip_nonfinite and not torch.isfinite(norm):  # the same on every rank, so all decide alike
+                # A loss scaler leaves overflows out by itself; it needs no help unless the loss is what is wrong.
+                lost = self.accelerator.scaler is None or not bool(torch.isfinite(values[0]))
+                return not processes.any_process(self.accelerator, lost)
         if self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
             raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
         return True
@@ -198,7 +224,13 @@ class Trainer:
         self.tally.flush()
         bad = self.tally.first_bad >= 0
         if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
-            raise self._not_finite(self._first_update + self.tally.first_bad)
+            found = processes.gather(self.accelerator, self.tally.first_bad)
+            raise self._not_finite(self._first_update + min(number for number in found if number >= 0))
+
+    def _count_overflows(self) -> None:
+        if self.accelerator.scaler is not None:
+            self.position.overflowed += int(self._overflows)
+            self._overflows.zero_()
 
     def _not_finite(self, update: int) -> NonFiniteLoss:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
@@ -211,6 +243,7 @@ class Trainer:
         """Reads the losses, which makes the host wait for the device, and shows the progress."""
         means = self.tally.means(self.accelerator)
         self._check_finite()
+        self._count_overflows()
         now = time.perf_counter()
         elapsed, updates = now - self._reported[0], self.update - self._reported[1]
         self._reported = now, self.update
@@ -266,19 +299,20 @@ class Trainer:
             self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
 
     def _tell(self, row: Row) -> None:
-        self._try(lambda: self.metrics.append(row), "metrics")
+        self._try(lambda: self.metrics.write(self.position.history), "metrics")
         self.reporter.row(row)
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=row["epoch"])
 
     def _try(self, write: Callable[[], object], what: str) -> bool:
         """Lets the first process write; a full or failing disk is told and does not end the training."""
+        failed = False
         if self.accelerator.is_main_process:
             try:
                 write()
             except OSError as error:
                 self.reporter.say(f"The {what} could not be written: {error.strerror or error}.")
-                return False
-        return True
+                failed = True
+        return not processes.any_process(self.accelerator, failed)
 
     def _checkpoint_due(self, reading: bool) -> bool:
         number, unit = checkpoint_interval(self.config.checkpoint_every)
@@ -291,6 +325,7 @@ class Trainer:
     def _save(self) -> str:
         """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
         self._check_finite()
+        self._count_overflows()
         self._saved = self._count_time()
         captured, update = state.capture(self), self.update
 
@@ -309,8 +344,8 @@ class Trainer:
             self.reporter.say(remark)
         for remark in state.resume(self):
             self.reporter.say(remark)
-        if self.accelerator.is_main_process:
-            self.metrics.start(self.position.history)
+        # A resumed run computes the later rows again.
+        self._try(lambda: self.metrics.write(self.position.history), "metrics")
         plain = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in vars(self.config).items()
