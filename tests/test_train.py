@@ -22,7 +22,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
+from training import TINY, one_thread, poison, same_weights, tiny, train, train_until, weights  # noqa: F401
 from vitmix import Learner, cli
 from vitmix.train import checkpoints
 from vitmix.train.config import read_yaml, resolve
@@ -243,22 +243,9 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
     assert all(words in text for words in ("epoch 1/2", "images/s  loss", "lr ", " left", "accuracy", "Trained"))
 
 
-def _poison(trainer: Trainer, update: int) -> None:
-    """Makes the loss of one update infinite."""
-    forward = trainer.core._forward_mixed
-
-    def poisoned(*arguments: object) -> object:
-        output = forward(*arguments)  # type: ignore[arg-type]
-        if trainer.update == update:
-            object.__setattr__(output, "loss", output.loss * math.inf)
-        return output
-
-    trainer.core._step = poisoned  # type: ignore[assignment]
-
-
 def test_nonfinite_loss_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps"))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     assert trainer.run() == 1
     said = capsys.readouterr().out
     assert "not finite at update 5" in said and "tl_align" in said and "update-000000004" in said
@@ -268,7 +255,7 @@ def test_nonfinite_loss_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_nonfinite_loss_is_skipped(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", skip_nonfinite=True))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     assert trainer.run() == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["skipped_updates"] == 1 and "Skipped   1 updates" in summary["text"]
@@ -279,7 +266,7 @@ def test_nonfinite_loss_is_skipped(tmp_path: Path) -> None:
 def test_nonfinite_loss_found_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As on a GPU, which is asked only now and then."""
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps", log_every=4))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     trainer._usable = lambda values: True
     assert trainer.run() == 1
     said = capsys.readouterr().out
