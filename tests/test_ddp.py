@@ -177,10 +177,11 @@ def test_batch_must_divide(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path / "run", accumulate=3))
 
 
+# Accelerate starts one process where it is told of a CPU; the launcher for GPUs starts as many as it is told.
 LAUNCHERS = {
-    "accelerate": ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     + ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"],
-    "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 
 

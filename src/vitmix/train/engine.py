@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import torch
 from timm.utils.model_ema import ModelEmaV3
@@ -209,12 +208,14 @@ class Trainer:
 
     def _usable(self, values: Tensor) -> bool:
         """Clips the gradients; whether the update may be made. A loss that is not finite is skipped or ends the run."""
-        config = self.config
+        config, scaler = self.config, self.accelerator.scaler
         if config.clip_grad is not None or config.skip_nonfinite:
-            norm: Any = self.accelerator.clip_grad_norm_(self.learner.parameters(), config.clip_grad or math.inf)
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            norm = nn.utils.clip_grad_norm_(self.core.parameters(), config.clip_grad or math.inf)
             if config.skip_nonfinite and not torch.isfinite(norm):  # the same on every rank, so all decide alike
                 # A loss scaler leaves overflows out by itself; it needs no help unless the loss is what is wrong.
-                lost = self.accelerator.scaler is None or not bool(torch.isfinite(values[0]))
+                lost = scaler is None or not bool(torch.isfinite(values[0]))
                 return not processes.any_process(self.accelerator, lost)
         if self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
             raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
