@@ -55,7 +55,7 @@ def first_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
             if parameter.grad is not None:
                 found[name] = parameter.grad.clone()
 
-    trainer.apply_gradients = note
+    trainer.stepper.apply = note
     trainer.learner.train()
     trainer._learn(trainer.loader.epoch(0), epoch=0)
     return found
@@ -93,9 +93,9 @@ def resumed(folder: Path, rank: int) -> None:
     train(folder / "resumed", **WHOLE)
 
 
-def stopped(folder: Path, rank: int) -> int:
-    """One of the processes is told to stop."""
-    trainer = Trainer(tiny(folder / "stopped", **WHOLE))
+def stopped(folder: Path, rank: int) -> list[Any]:
+    """One of the processes is told to stop, long before the next report."""
+    trainer = Trainer(tiny(folder / "stopped", **WHOLE, log_every=100))
     learn = trainer._learn
 
     def learn_and_stop(*arguments: Any) -> None:
@@ -104,9 +104,9 @@ def stopped(folder: Path, rank: int) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer._learn = learn_and_stop
-    code = trainer.run()
+    found = [trainer.run(), trainer.update]
     train(folder / "stopped", **WHOLE)
-    return code
+    return found
 
 
 def own_disks(folder: Path, rank: int) -> list[str]:

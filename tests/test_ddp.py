@@ -139,7 +139,7 @@ def test_interrupted_training_equals_the_uninterrupted(pair: Path, run: str) -> 
 
 
 def test_a_signal_to_one_process_stops_both(pair: Path) -> None:
-    assert found(pair, "stopped") == [143, 143]
+    assert found(pair, "stopped") == [[143, 3], [143, 3]]
 
 
 def test_only_the_first_process_has_a_run_folder(pair: Path) -> None:

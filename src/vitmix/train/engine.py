@@ -1,7 +1,6 @@
 """Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,9 +18,11 @@ from vitmix.train.measure import MEASURES, LossTally, score
 from vitmix.train.optim import make_optimizer, make_schedule
 from vitmix.train.progress import MetricsFiles, Reporter, Row
 from vitmix.train.state import Position
+from vitmix.train.stepper import Stepper
 from vitmix.train.summary import about, is_better, summarize
 
 DROPOUT = 1  # names a stream of random numbers
+LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
 
 
 class NonFiniteLoss(RuntimeError):
@@ -49,12 +50,12 @@ class Trainer:
         )
         processes.together(accelerator, lambda: self._build(model, part))
         self.learner, _ = accelerator.prepare(self.core, self.optimizer)
+        self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.position = Position()
         parts = ["loss", *prepare.loss_parts(self.method)]
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
-        self._overflows = torch.zeros((), dtype=torch.long, device=self.device)
         measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
         self.metrics = MetricsFiles(self.folder.path, columns)
@@ -148,7 +149,7 @@ class Trainer:
             reading = self.update % self.config.log_every == 0 or self.position.step == self.updates_per_epoch
             if reading:
                 self._report(epoch)
-            if self.world == 1 or reading:  # several processes need a message to agree
+            if reading or self.update % self._look_every == 0:
                 self.stopper.check(self.accelerator)
             if self.position.step < self.updates_per_epoch and self._checkpoint_due(reading):
                 self._save()
@@ -166,35 +167,22 @@ class Trainer:
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
-        if self._usable(mean):
+        if self._usable(mean[0]):
             self.tally.add(mean)
-            self.apply_gradients()
+            self.stepper.apply()
         else:
             self.position.skipped += 1
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.update()  # it has seen these gradients
+            self.stepper.leave_out()
         self.optimizer.zero_grad()
         self.position.step += 1
         if self.ema is not None:
             self.ema.update(self.core.model, step=self.update)
 
-    def apply_gradients(self) -> None:
-        """The optimizer's step. A loss scaler leaves it out where gradients overflow; that is counted on the device."""
-        scaler = self.accelerator.scaler
-        if scaler is None:
-            self.optimizer.step()
-            return
-        one = self._overflows.new_ones((), dtype=torch.float32)
-        before = scaler.scale(one)
-        scaler.step(self.optimizer)
-        scaler.update()
-        self._overflows += scaler.scale(one) < before
-
     def _next(self, batches: Iterator[Batch]) -> Batch:
         try:
             return next(batches)
         except RuntimeError:  # a worker is gone
-            if self.stopper.received:
+            if self.stopper.received and self.world == 1:  # several processes would stop at different updates
                 raise processes.Stopped(self.stopper.received) from None
             raise
 
@@ -206,20 +194,12 @@ class Trainer:
         draw = (self.quiet if off else self.method).draw(frame, own, shared=shared)
         return dataclasses.replace(draw, choice=draw.choice + len(self.method.mixers)) if off else draw
 
-    def _usable(self, values: Tensor) -> bool:
-        """Clips the gradients; whether the update may be made. A loss that is not finite is skipped or ends the run."""
-        config, scaler = self.config, self.accelerator.scaler
-        if config.clip_grad is not None or config.skip_nonfinite:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.core.parameters(), config.clip_grad or math.inf)
-            if config.skip_nonfinite and not torch.isfinite(norm):  # the same on every rank, so all decide alike
-                # A loss scaler leaves overflows out by itself; it needs no help unless the loss is what is wrong.
-                lost = scaler is None or not bool(torch.isfinite(values[0]))
-                return not processes.any_process(self.accelerator, lost)
-        if self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
+    def _usable(self, loss: Tensor) -> bool:
+        """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
+        usable = self.stepper.clip(loss)
+        if usable and self.world == 1 and self.device.type == "cpu" and not torch.isfinite(loss):
             raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
-        return True
+        return usable
 
     def _check_finite(self) -> None:
         self.tally.flush()
@@ -227,11 +207,6 @@ class Trainer:
         if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
             found = processes.gather(self.accelerator, self.tally.first_bad)
             raise self._not_finite(self._first_update + min(number for number in found if number >= 0))
-
-    def _count_overflows(self) -> None:
-        if self.accelerator.scaler is not None:
-            self.position.overflowed += int(self._overflows)
-            self._overflows.zero_()
 
     def _not_finite(self, update: int) -> NonFiniteLoss:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
@@ -244,12 +219,15 @@ class Trainer:
         """Reads the losses, which makes the host wait for the device, and shows the progress."""
         means = self.tally.means(self.accelerator)
         self._check_finite()
-        self._count_overflows()
+        self.position.overflowed += self.stepper.take_overflows()
         now = time.perf_counter()
         elapsed, updates = now - self._reported[0], self.update - self._reported[1]
         self._reported = now, self.update
         self.position.seconds += elapsed
         per_update = elapsed / max(updates, 1)
+        if self.world > 1:  # looking for signals takes a message and waits for the device
+            slowest = max(processes.gather(self.accelerator, per_update))
+            self._look_every = max(1, round(LOOK_SECONDS / max(slowest, 1e-9)))
         if self.position.step == self.updates_per_epoch and not self.reporter.live:
             return  # the epoch's row follows
         self.reporter.update(
@@ -326,7 +304,7 @@ class Trainer:
     def _save(self) -> str:
         """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
         self._check_finite()
-        self._count_overflows()
+        self.position.overflowed += self.stepper.take_overflows()
         self._saved = self._count_time()
         captured, update = state.capture(self), self.update
 
@@ -352,7 +330,7 @@ class Trainer:
             for name, value in vars(self.config).items()
         }
         self.accelerator.init_trackers("vitmix", config=plain)
-        self._first_update = self.update
+        self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
 
