@@ -1,5 +1,6 @@
 """One of two processes of the distributed tests. Run by test_ddp.py; what each part finds goes to a file of its own."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,8 +16,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from training import poison, tiny, train, train_until
-from vitmix.train import processes
+from training import TINY, poison, tiny, train, train_until
+from vitmix.train import prepare, processes
+from vitmix.train.config import TrainConfig
 from vitmix.train.engine import Trainer
 
 # Methods, and those whose added parameters are idle in some batches.
@@ -171,18 +173,23 @@ def refusals(folder: Path, rank: int) -> dict[str, str]:
     return said
 
 
-def turns(folder: Path, rank: int) -> bool:
-    """Whether the second process found what the first one left."""
-    trainer, file = Trainer(tiny(folder / "turns")), folder / "downloaded"
+def turns(folder: Path, rank: int) -> list[bool]:
+    """Whether data and weights were there already when this process asked for them."""
+    found: list[bool] = []
 
-    def download() -> bool:
-        there = file.exists()
-        if not there:
+    def downloading(action: Callable[..., Any], name: str, **changes: Any) -> Callable[..., Any]:
+        def download(config: TrainConfig, *arguments: Any, **settings: Any) -> Any:
+            found.append((folder / name).exists())
             time.sleep(0.3)
-            file.touch()
-        return there
+            (folder / name).touch()
+            return action(dataclasses.replace(config, **changes), *arguments, **settings)
 
-    return processes.in_turn(trainer.accelerator, download)
+        return download
+
+    prepare.open_data = downloading(prepare.open_data, "data.downloaded", data=TINY["data"])
+    prepare.build_model = downloading(prepare.build_model, "weights.downloaded", pretrained=False)
+    Trainer(tiny(folder / "turns", data="torchvision:CIFAR10:nowhere", pretrained=True))
+    return found
 
 
 PARTS = (gradients, accumulation, whole, resumed, stopped, own_disks, nonfinite, skipped, refusals, turns)

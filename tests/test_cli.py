@@ -184,6 +184,16 @@ def test_resident_images_of_several_sizes(tmp_path: Path, tiny_file: str, capsys
     assert "of one size" in said and "leave --resident out" in said
 
 
+def test_one_process_of_each_node_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes may have other files; the processes of one node have the same."""
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert "no configuration file" in refused(capsys, "train", "--config", "nowhere.yaml")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vitmix --help" in refused(capsys)
     assert "tran" in refused(capsys, "tran")

@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_at_the_end(finished: Path, tmp_path: Path, capsys: 
 
     trainer.folder.write_summary = fail
     assert trainer.run() == 1
-    assert "make room and run the same command again" in capsys.readouterr().out
+    assert "newest complete checkpoint is update-000000012: make room" in capsys.readouterr().out
     train(output, ema=0.9)
     assert same_weights(weights(finished), weights(output)) and (output / "summary.json").exists()
 

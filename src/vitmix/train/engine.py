@@ -39,13 +39,16 @@ class Trainer:
         processes.check_alike(accelerator, dataclasses.replace(config, output=None), prepare.other_settings)
         processes.on_main(accelerator, lambda: self.folder.check(config))
         part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
-        self.images, self.eval_images, self.classes = processes.in_turn(accelerator, lambda: prepare.open_data(config))
+        # In turn only where something may be downloaded: to look through a large folder takes minutes.
+        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
+        self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
         facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
         processes.check_alike(accelerator, facts, prepare.other_data)
         # Only the first process's run folder counts: nodes need not share their files.
         newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
         torch.manual_seed(config.seed)
-        model, self.remarks = processes.in_turn(
+        run = processes.in_turn if config.pretrained else processes.together
+        model, self.remarks = run(
             accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=newest is None)
         )
         processes.together(accelerator, lambda: self._build(model, part))
@@ -313,10 +316,12 @@ class Trainer:
 
         if self._try(write, f"checkpoint of update {update}"):
             return f"Checkpoint of update {self.update} is written"
+        self.reporter.say(self._newest() + "; training goes on.")
+        return self._newest()
+
+    def _newest(self) -> str:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        said = f"The newest complete checkpoint is {newest.name if newest else 'none'}"
-        self.reporter.say(said + "; training goes on.")
-        return said
+        return f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint"
 
     def _start(self) -> None:
         for remark in self.remarks:
@@ -350,7 +355,7 @@ class Trainer:
             self.folder.write_summary(summary)
 
         if not self._try(write, "final weights and summary"):
-            self.reporter.say("The last checkpoint holds them: make room and run the same command again.")
+            self.reporter.say(f"{self._newest()}: make room, and the same command goes on from there.")
             return 1
         self.reporter.stop()
         self.reporter.say(text)
