@@ -105,8 +105,10 @@ def test_checkpoint_of_another_model(tmp_path: Path, tiny_file: str, capsys: pyt
     assert "cls_token is (1, 1, 32) instead of (1, 1, 16)" in said
     assert "no file of weights" in refused(capsys, *arguments, str(tmp_path / "none.pth"))
     torch.save({"state_dict": print}, tmp_path / "code.pth")
-    assert "cannot be read safely" not in said
-    assert "read safely" in refused(capsys, *arguments, str(tmp_path / "code.pth"))
+    said = refused(capsys, *arguments, str(tmp_path / "code.pth"))
+    assert "code.pth is not a file of weights that can be read safely: it holds more than tensors" in said
+    (tmp_path / "half.safetensors").write_bytes((tmp_path / "resnet.safetensors").read_bytes()[:1000])
+    assert "read safely" in refused(capsys, *arguments, str(tmp_path / "half.safetensors"))
 
 
 def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +143,8 @@ def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--optimizer", "adamm"], "did you mean"),
         (["--track", "tensorbord"], "tensorbord"),
         (["--auto-augment", "rnd-m9"], "auto_augment"),
+        (["--auto-augment", "augmix-m3", "--resident"], "leave --resident out"),
+        (["--model", "cct_7_3x1_32", "--pretrained"], "cannot get the published weights of cct_7_3x1_32"),
         (["--method", "tl_align", "--model", "test_resnet", "--model-args", "in_chans=3"], "no attention"),
     ],
 )
@@ -150,6 +154,44 @@ def test_other_wrong_input(
     output = tmp_path / "run"
     assert words in refused(capsys, "train", "--config", tiny_file, "--output", str(output), *arguments)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("broken", ["train", "val"])
+def test_nothing_to_read(
+    tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str], broken: str, workers: str
+) -> None:
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for index in range(4):
+                file = tmp_path / "data" / split / name / f"{index}.png"
+                Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(file)
+                if split == broken:
+                    file.write_bytes(b"not a picture")
+    arguments = ["--data", f"imagefolder:{tmp_path / 'data'}", "--workers", workers, "--output", str(tmp_path / "run")]
+    assert cli.main(["train", "--config", tiny_file, *arguments]) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped an unreadable")]
+    assert said.startswith("vitmix: error: none of the ") and said.endswith("get the files again")
+
+
+def test_resident_images_of_several_sizes(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = pictures(tmp_path / "data", "cat", "dog")
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(data / "train/cat/9.png")
+    said = refused(
+        capsys, "train", "--config", tiny_file, "--data", f"imagefolder:{data}", "--batch", "2", "--resident"
+    )
+    assert "of one size" in said and "leave --resident out" in said
+
+
+def test_one_process_of_each_node_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes may have other files; the processes of one node have the same."""
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert "no configuration file" in refused(capsys, "train", "--config", "nowhere.yaml")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:

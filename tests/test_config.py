@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import timm
+import torch
 import yaml
 
 import vitmix
 from training import TINY
+from vitmix.masks import NoMask
 from vitmix.train.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
-from vitmix.train.prepare import build_mixer, without_image_mixing
+from vitmix.train.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
 from vitmix.train.recipes import list_recipes, load_recipe, recipe_header, recipe_text
 
 NAMED = {
@@ -128,11 +130,32 @@ def test_recipe(name: str) -> None:
     assert "base" not in settings
     config = resolve({"recipe": name})
     mixer = build_mixer(config, 10)
-    assert build_mixer(config, 10) == mixer and vitmix.create(config.method, 10)
-    without_image_mixing(mixer)
+    assert vitmix.create(str(mixer), 10) == mixer
+    assert {each.smoothing for each in mixer.mixers} == {config.smoothing}
+    assert config.loss is None or {each.loss for each in mixer.mixers} == {config.loss}
+    for mixing, quiet in zip(mixer.mixers, without_image_mixing(mixer).mixers, strict=True):
+        assert isinstance(quiet.mask, NoMask) and quiet.inner == mixing.inner and quiet.smoothing == mixing.smoothing
     if not timm.is_model(config.model):
-        assert config.model in ("pvt_tiny", "pvt_small", "pvt_medium", "pvt_large")
-        pytest.skip(f"{config.model} is not in timm")
+        assert config.model in (f"pvt_v1_{size}" for size in ("tiny", "small", "medium", "large"))
+        pytest.skip(f"{config.model} is not registered with timm")
+    with torch.device("meta"):  # shapes without memory
+        model, _ = build_model(dataclasses.replace(config, pretrained=False, checkpoint=None), 10)
+    assert model(torch.empty(1, 3, *[build_augmentation(config, model).sides[0]] * 2, device="meta")).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("method", "smoothing"),
+    [
+        ("cutmix", [0.1]),
+        ("cutmix(smoothing=0.0)", [0.0]),
+        ("mixup(smoothing=0.2) | cutmix(smoothing=0) | tl_align", [0.2, 0.0, 0.1]),
+        ("(mixup | cutmix(smoothing=0)) + htm(block=2)", [0.1, 0.0]),
+        ("mix(mask=box, smoothing=0.0) | mix(mask=box)", [0.0, 0.1]),
+    ],
+)
+def test_smoothing_of_the_text_wins(method: str, smoothing: list[float]) -> None:
+    mixer = build_mixer(resolve({**TINY, "method": method, "smoothing": 0.1}), 10)
+    assert [each.smoothing for each in mixer.mixers] == smoothing
 
 
 def test_settings_of_recipes() -> None:

@@ -6,79 +6,200 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
+from torch import Tensor
 
-from ddp_worker import EXACT, METHODS, gradient_settings
-from training import one_thread, tiny, train, weights  # noqa: F401
-from vitmix.draws import generator_for
+from ddp_worker import ASSIGNING, METHODS, WHOLE, gradient_settings
+from training import TINY, one_thread, same_weights, tiny, train, weights  # noqa: F401
+from vitmix.draws import Draw, generator_for
 from vitmix.train.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes left their results."""
-    folder, here = tmp_path_factory.mktemp("pair"), Path(__file__).parent
+    folder = tmp_path_factory.mktemp("pair")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    running = []
-    for rank in range(2):
+    running, logs = [], [folder / f"log{rank}" for rank in range(2)]
+    for rank, log in enumerate(logs):
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(here / "ddp_worker.py"), str(folder)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        running.append(subprocess.Popen(command, env=environment, cwd=here, **pipes))  # type: ignore[call-overload]
+        command = [sys.executable, str(HERE / "ddp_worker.py"), str(folder)]
+        with open(log, "wb") as file:
+            running.append(subprocess.Popen(command, env=environment, cwd=HERE, stdout=file, stderr=file))
+    end = time.monotonic() + 240
+    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+        assert time.monotonic() < end
+        time.sleep(0.1)
     for process in running:
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+        process.kill()
+        process.wait()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
     return folder
 
 
-@pytest.mark.parametrize("number", range(len(METHODS)), ids=METHODS)
-def test_gradients_equal_those_of_one_process(pair: Path, tmp_path: Path, number: int) -> None:
-    """One process goes through the two halves of the batch with the draws of the two ranks.
+def found(pair: Path, part: str) -> list[Any]:
+    """What a part of ddp_worker.py found in each process."""
+    return [json.loads((pair / f"{part}-{rank}.json").read_text()) for rank in range(2)]
 
-    So HTM is included too: each process assigns partners within its own part of the batch, as documented.
+
+def joined(draws: list[Draw], batch: int) -> Draw:
+    """The choices of two halves of a batch as one for the whole of it."""
+    assert draws[0].choice == draws[1].choice
+    values: dict[str, Tensor] = {}
+    for name in draws[0].values:
+        parts = [draw.values[name] for draw in draws]
+        kind = name.rpartition(".")[2]
+        if kind in ("partner", "pairs"):
+            parts = [part + batch * number for number, part in enumerate(parts)]
+        # Random places for windows and tokens have the samples in their second dimension, all else in the first.
+        dim = 1 if kind == "place" or (kind == "noise" and parts[0].dim() == 3) else 0
+        if dim == 0 and len(parts[0]) == 1:  # one choice for the whole half
+            parts = [part.expand(batch, *part.shape[1:]) for part in parts]
+        values[name] = torch.cat(parts, dim)
+    return Draw(draws[0].choice, values)
+
+
+@pytest.mark.parametrize("number", range(len(METHODS + ASSIGNING)), ids=METHODS + ASSIGNING)
+def test_gradients_equal_those_of_one_process(pair: Path, tmp_path: Path, number: int) -> None:
+    """One process runs the whole batch in one forward pass, with the draws of the two ranks.
+
+    HTM assigns partners within what a process sees, so there the one process goes through the halves one by one.
     """
-    trainer = Trainer(tiny(tmp_path / "one", **gradient_settings(METHODS[number])))
+    trainer = Trainer(tiny(tmp_path / "one", **gradient_settings((METHODS + ASSIGNING)[number])))
     trainer.learner.train()
     batch, seed = next(trainer.loader.epoch(0)), trainer.config.seed
-    for rank in range(2):
-        images, labels = batch.images[rank::2], batch.labels[rank::2]
+    halves = [(batch.images[rank::2], batch.labels[rank::2]) for rank in range(2)]
+    draws = []
+    for rank, (images, _) in enumerate(halves):
         own, shared = generator_for(seed, 0, 1 + rank), generator_for(seed, 0, 0)
-        draw = trainer.method.draw(trainer.core.mixing.frame(images), own, shared=shared)
-        (trainer.core(images, labels, draw=draw).loss / 2).backward()
+        draws.append(trainer.method.draw(trainer.core.mixing.frame(images), own, shared=shared))
+    if number < len(METHODS):
+        images, labels = (torch.cat(parts) for parts in zip(*halves, strict=True))
+        trainer.core(images, labels, draw=joined(draws, len(halves[0][1]))).loss.backward()
+    else:
+        for (images, labels), draw in zip(halves, draws, strict=True):
+            (trainer.core(images, labels, draw=draw).loss / 2).backward()
     expected = {name: each.grad for name, each in trainer.core.named_parameters() if each.grad is not None}
     for rank in range(2):
-        found = load_file(pair / f"gradients{number}-{rank}.safetensors")
-        assert found.keys() == expected.keys()
+        gradients = load_file(pair / f"gradients{number}-{rank}.safetensors")
+        assert gradients.keys() == expected.keys()
         for name in expected:
-            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(gradients[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_accumulated_gradients_equal_those_of_one_process(pair: Path) -> None:
+    """Two parts on each of two processes, exchanged once, give the gradients of the batch as a whole."""
+    assert found(pair, "accumulation") == [[False, True]] * 2
+    for rank in range(2):
+        whole = load_file(pair / f"gradients{METHODS.index('none')}-{rank}.safetensors")
+        parts = load_file(pair / f"accumulated-{rank}.safetensors")
+        assert parts.keys() == whole.keys()
+        for name in whole:
+            torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
+
+
+def table(output: Path) -> list[dict[str, str]]:
+    with open(output / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same_tables(one: Path, two: Path) -> bool:
+    measures = ("epoch", "loss", "accuracy", "eval_loss", "ema_accuracy")
+    pairs = zip(table(one), table(two), strict=True)
+    return all(float(a[name]) == pytest.approx(float(b[name]), abs=1e-5) for a, b in pairs for name in measures)
 
 
 def test_whole_training_equals_that_of_one_process(pair: Path, tmp_path: Path) -> None:
-    assert [json.loads((pair / f"code-{rank}.json").read_text()) for rank in range(2)] == [0, 0]
-    train(tmp_path / "one", ema=0.9, **EXACT)
+    train(tmp_path / "one", ema=0.9, **gradient_settings("none"))
     for name in ("last", "best"):
-        one, two = weights(tmp_path / "one", name), weights(pair / "two", name)
+        one, two = weights(tmp_path / "one", name), weights(pair / "plain", name)
         for key in one:
             torch.testing.assert_close(two[key], one[key], atol=1e-5, rtol=1e-4)
-    tables = []
-    for output in (tmp_path / "one", pair / "two"):
-        with open(output / "metrics.csv", newline="") as file:
-            tables.append(list(csv.DictReader(file)))
-    assert [row["epoch"] for row in tables[1]] == ["1", "2"]
-    for one_row, two_row in zip(*tables, strict=True):
-        for measure in ("loss", "accuracy", "eval_loss", "ema_accuracy"):
-            assert float(two_row[measure]) == pytest.approx(float(one_row[measure]), abs=1e-5)
+    assert len(table(pair / "plain")) == 2 and same_tables(tmp_path / "one", pair / "plain")
+
+
+@pytest.mark.parametrize("run", ["resumed", "stopped", "disk0/run"])
+def test_interrupted_training_equals_the_uninterrupted(pair: Path, run: str) -> None:
+    for name in ("last", "best"):
+        assert same_weights(weights(pair / "two", name), weights(pair / run, name))
+    assert same_tables(pair / "two", pair / run)
+
+
+def test_a_signal_to_one_process_stops_both(pair: Path) -> None:
+    assert found(pair, "stopped") == [[143, 3], [143, 3]]
+
+
+def test_only_the_first_process_has_a_run_folder(pair: Path) -> None:
+    """On nodes with disks of their own the first one's checkpoints count, whatever lies on the others."""
+    first, second = found(pair, "own_disks")
+    assert "summary.json" in first and second == ["checkpoints"]
+
+
+def test_a_loss_lost_in_one_process_stops_both(pair: Path) -> None:
+    for code, said in found(pair, "nonfinite"):
+        assert code == 1 and "not finite at update 5" in said
+    assert "update-000000004" in found(pair, "nonfinite")[0][1]
+    assert found(pair, "skipped") == [[0, 1], [0, 1]]
+
+
+def test_refusals_are_the_same_everywhere(pair: Path) -> None:
+    first, second = found(pair, "refusals")
+    assert first == second
+    assert first["settings"] == (
+        "process 1 does not fit process 0: it was started with another lr; give every process the same settings"
+    )
+    assert first["folder"].startswith("process 1: imagefolder: 'mine' is not a folder")
+    assert "18 images of 2 classes instead of 16 of 2" in first["data"] and "same files" in first["data"]
+    assert first["all"].startswith("imagefolder: 'nowhere' is not a folder")
+    assert "did you mean" in first["late"]
+    assert first["disk"].startswith("cannot write to the run folder")
+
+
+def test_the_first_process_downloads(pair: Path) -> None:
+    assert found(pair, "turns") == [[False, False], [True, True]]
 
 
 def test_batch_must_divide(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="multiple of 1 processes x 3 accumulated parts, got 8; take 9"):
         Trainer(tiny(tmp_path / "run", accumulate=3))
+
+
+# Accelerate starts one process where it is told of a CPU; the launcher for GPUs starts as many as it is told.
+LAUNCHERS = {
+    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    + ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"],
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(pair: Path, tmp_path: Path, launcher: str) -> None:
+    """The command under a real launcher: it trains as the two processes above did, and refuses in one sentence."""
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**TINY, **WHOLE}))
+
+    def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *LAUNCHERS[launcher], "-m", "vitmix", "train", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    done = launch("--config", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Trained   2 epochs") == 1
+    assert same_weights(weights(pair / "two"), weights(tmp_path / "run"))
+    done = launch("--config", str(tmp_path / "two.yaml"), "--data", "imagefolder:nowhere")
+    assert done.returncode != 0 and done.stderr.count("vitmix: error: imagefolder: 'nowhere' is not a folder") == 1
+    done = launch("--epocs", "3")
+    assert done.returncode != 0 and done.stderr.count("vitmix: error: unknown argument") == 1

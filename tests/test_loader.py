@@ -256,9 +256,9 @@ def test_evaluation_leaves_unreadable_pictures_out(tmp_path, workers):
 
 
 @WORKERS
-def test_an_error_in_a_worker_reaches_the_caller(tmp_path, workers):
+def test_nothing_readable_is_one_sentence(tmp_path, workers):
     loader = TrainLoader(damaged_images(tmp_path, damaged=tuple(range(12))), PLAIN, batch=4, seed=0, workers=workers)
-    with pytest.raises(ValueError, match="none of the 12 images of files could be read"):
+    with pytest.raises(ValueError, match="^none of the 12 images of files could be read.*0.png.*again$"):
         list(loader.epoch(0))
     loader.close()
 
@@ -303,6 +303,20 @@ SCRIPT = """
         for batch in loader.epoch(number):
             pass
 """
+
+
+def test_workers_leave_the_end_of_a_job_to_the_main_process():
+    """Whoever stops a job may signal each of its processes; the main one still needs its last batches."""
+    loader = TrainLoader(some_images(), PLAIN, batch=4, seed=0, workers=2)
+    batches = loader.epoch(0)
+    seen = len(next(batches))
+    workers = loader._loader._iterator._workers
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    assert seen + sum(map(len, batches)) == 44
+    loader.close()
+    assert not any(worker.is_alive() for worker in workers)
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")

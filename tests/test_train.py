@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor
 
 from support import never_waiting
-from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
+from training import TINY, one_thread, poison, same_weights, tiny, train, train_until, weights  # noqa: F401
 from vitmix import Learner, cli
 from vitmix.train import checkpoints
 from vitmix.train.config import read_yaml, resolve
@@ -169,6 +169,37 @@ def test_full_disk(
     assert same_weights(weights(finished), weights(output))
 
 
+def test_metrics_make_up_for_a_full_disk(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, write = tmp_path / "run", checkpoints._write
+    trainer = Trainer(tiny(output, ema=0.9))
+
+    def write_some(path: Path, content: bytes) -> None:
+        if "metrics" in path.name and trainer.update < 12:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write", write_some)
+    assert trainer.run() == 0
+    assert "metrics could not be written: No space left on device" in capsys.readouterr().out
+    assert [row["loss"] for row in rows(output)] == [row["loss"] for row in rows(finished)]
+
+
+def test_a_disk_that_is_full_at_the_end(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run"
+    trainer = Trainer(tiny(output, ema=0.9))
+
+    def fail(summary: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    trainer.folder.write_summary = fail
+    assert trainer.run() == 1
+    assert "newest complete checkpoint is update-000000012: make room" in capsys.readouterr().out
+    train(output, ema=0.9)
+    assert same_weights(weights(finished), weights(output)) and (output / "summary.json").exists()
+
+
 def test_signal_saves_and_exits(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, update, code in ((signal.SIGTERM, 3, 143), (signal.SIGINT, 7, 130)):
         trainer = Trainer(tiny(tmp_path / "run", ema=0.9))
@@ -235,6 +266,28 @@ def test_trackers_by_name(tmp_path: Path) -> None:
     assert all("accuracy" in values and "loss" in values for _, values in Memo.seen)
 
 
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    output = tmp_path / "run"
+    train(output, track="auto")
+    events = EventAccumulator(str(output / "logs" / "vitmix")).Reload()
+    assert [event.step for event in events.Scalars("accuracy")] == [1, 2]
+    assert {path.name for path in output.iterdir()} >= {"logs", "summary.json"}
+
+
+def test_evaluation_now_and_then(tmp_path: Path) -> None:
+    settings = {"data": "shapes(size=16, length=48, test_length=24)?holdout=0.25", "eval_split": "val"}
+    trainer = train(tmp_path / "run", epochs=3, eval_every=2, best="eval_loss", **settings)
+    found = rows(tmp_path / "run")
+    assert [row["accuracy"] != "" for row in found] == [False, True, True]
+    losses = {int(row["epoch"]): float(row["eval_loss"]) for row in found if row["eval_loss"]}
+    assert trainer.position.best is not None
+    assert trainer.position.best["epoch"] == min(losses, key=lambda epoch: losses[epoch])
+    assert "held out" in trainer.eval_images.description and len(trainer.images) + len(trainer.eval_images) == 48
+
+
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     shown = io.StringIO()
     trainer = Trainer(tiny(tmp_path / "run"))
@@ -244,22 +297,9 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
     assert all(words in text for words in ("epoch 1/2", "images/s  loss", "lr ", " left", "accuracy", "Trained"))
 
 
-def _poison(trainer: Trainer, update: int) -> None:
-    """Makes the loss of one update infinite."""
-    forward = trainer.core._forward_mixed
-
-    def poisoned(*arguments: object) -> object:
-        output = forward(*arguments)  # type: ignore[arg-type]
-        if trainer.update == update:
-            object.__setattr__(output, "loss", output.loss * math.inf)
-        return output
-
-    trainer.core._step = poisoned  # type: ignore[assignment]
-
-
 def test_nonfinite_loss_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps"))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     assert trainer.run() == 1
     said = capsys.readouterr().out
     assert "not finite at update 5" in said and "tl_align" in said and "update-000000004" in said
@@ -269,7 +309,7 @@ def test_nonfinite_loss_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_nonfinite_loss_is_skipped(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", skip_nonfinite=True))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     assert trainer.run() == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["skipped_updates"] == 1 and "Skipped   1 updates" in summary["text"]
@@ -280,11 +320,51 @@ def test_nonfinite_loss_is_skipped(tmp_path: Path) -> None:
 def test_nonfinite_loss_found_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As on a GPU, which is asked only now and then."""
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="2 steps", log_every=4))
-    _poison(trainer, 5)
+    poison(trainer, 5)
     trainer._usable = lambda values: True
     assert trainer.run() == 1
     said = capsys.readouterr().out
     assert "not finite at update 5" in said and "update-000000004" in said
+
+
+def _scaled(trainer: Trainer, scale: float) -> None:
+    """Scales the loss as fp16 does on a GPU."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
+
+
+def test_overflows_of_the_loss_scaler_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Trainer(tiny(tmp_path / "run"))
+    _scaled(trainer, 2.0**127)
+    assert trainer.accelerator.scaler is not None and trainer.run() == 0
+    halvings = round(127 - math.log2(trainer.accelerator.scaler.get_scale()))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 1 <= halvings < 12 and summary["overflowed_updates"] == halvings and summary["skipped_updates"] == 0
+    assert f"Overflow  {halvings} updates" in capsys.readouterr().out
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_both_kinds_of_skipped_updates_are_told_apart(tmp_path: Path) -> None:
+    """A lost loss under a loss scaler is not one of the scaler's own overflows, and does not enter the means."""
+    trainer = Trainer(tiny(tmp_path / "run", skip_nonfinite=True, clip_grad=1.0))
+    _scaled(trainer, 2.0**127)
+    poison(trainer, 10)
+    assert trainer.accelerator.scaler is not None and trainer.run() == 0
+    lowered = round(127 - math.log2(trainer.accelerator.scaler.get_scale()))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["skipped_updates"] == 1 and summary["overflowed_updates"] == lowered - 1 >= 1
+    assert all(math.isfinite(float(row["loss"])) for row in rows(tmp_path / "run"))
+
+
+def test_counts_survive_a_restart(tmp_path: Path) -> None:
+    settings = {"skip_nonfinite": True, "checkpoint_every": "1 step"}
+    trainer = Trainer(tiny(tmp_path / "run", **settings))
+    poison(trainer, 2)
+    trainer.stopper.received = signal.SIGTERM
+    check = trainer.stopper.check
+    trainer.stopper.check = lambda accelerator: check(accelerator) if trainer.update == 5 else None
+    assert trainer.run() == 143
+    train(tmp_path / "run", **settings)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["skipped_updates"] == 1
 
 
 def test_accumulation_gives_the_large_batch_s_gradient(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trainings small enough for tests."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,19 @@ def train_until(output: Path | str, update: int, **changes: Any) -> None:
     except Crash:
         return
     raise AssertionError(f"the training ended before update {update}")
+
+
+def poison(trainer: Trainer, update: int) -> None:
+    """Makes the loss of one update infinite."""
+    forward = trainer.core._forward_mixed
+
+    def poisoned(*arguments: Any) -> object:
+        output = forward(*arguments)
+        if trainer.update == update:
+            object.__setattr__(output, "loss", output.loss * math.inf)
+        return output
+
+    trainer.core._step = poisoned  # type: ignore[assignment]
 
 
 def weights(output: Path | str, name: str = "last") -> dict[str, Tensor]:

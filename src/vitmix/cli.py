@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except (ValueError, OSError) as error:
-        if os.environ.get("RANK", "0") == "0":  # every process of a distributed training comes here
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # every process comes here; another node may have other files
             print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
 

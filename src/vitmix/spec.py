@@ -45,10 +45,11 @@ def list_methods() -> list[str]:
     return sorted(METHODS)
 
 
-def create(method: str, num_classes: int, **settings: Any) -> AnyMixer:
+def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None = None, **settings: Any) -> AnyMixer:
     """The mixer that a name or a text describes.
 
     Args:
+        defaults: settings that every mixer has (`pairing`, `smoothing`), for those whose text does not give them.
         settings: of the method, when `method` is a bare name: `create("cutmix", num_classes=100, alpha=0.5)`.
     """
     tree = _Parser(method).parse()
@@ -56,7 +57,7 @@ def create(method: str, num_classes: int, **settings: Any) -> AnyMixer:
         if not isinstance(tree, _Call) or tree.settings:
             raise ValueError(f"settings go beside a bare method name only, got {method!r}; write them into the text")
         tree = _Call(tree.name, settings)
-    return _build(tree, num_classes)
+    return _build(tree, num_classes, defaults or {})
 
 
 def to_text(mixer: AnyMixer) -> str:
@@ -259,11 +260,11 @@ class _Parser:
 # Building
 
 
-def _build(tree: Any, num_classes: int) -> AnyMixer:
+def _build(tree: Any, num_classes: int, defaults: Mapping[str, Any]) -> AnyMixer:
     if isinstance(tree, _Either):
         choices, weights = [], []
         for weight, term in tree.terms:
-            mixer = _build(term, num_classes)
+            mixer = _build(term, num_classes, defaults)
             inner = mixer.weights if isinstance(mixer, Switch) else (1.0,)
             total = sum(inner)
             for choice, odds in zip(mixer.mixers, inner, strict=True):
@@ -271,18 +272,19 @@ def _build(tree: Any, num_classes: int) -> AnyMixer:
                 weights.append(weight * odds / total)
         return Switch(tuple(choices), tuple(weights))
     if isinstance(tree, _Plus):
-        base = _build(tree.base, num_classes)
+        base = _build(tree.base, num_classes, defaults)
         added = [_addition(call) for call in tree.additions]
         grown = tuple(_grow(mixer, added) for mixer in base.mixers)
         return Switch(grown, base.weights) if isinstance(base, Switch) else grown[0]
     assert isinstance(tree, _Call)
+    settings = {**defaults, **tree.settings}
     if tree.name == "mix":
-        return Mixer(num_classes, **_checked("mix", tree.settings, _mixer_fields()))
+        return Mixer(num_classes, **_checked("mix", settings, _mixer_fields()))
     if tree.name not in METHODS:
         raise unknown_name("method", tree.name, (*METHODS, "mix"))
     method = METHODS[tree.name]
     known = [key for key in inspect.signature(method).parameters if key not in ("num_classes", "common")]
-    return method(num_classes, **_checked(tree.name, tree.settings, [*known, "pairing", "smoothing"]))
+    return method(num_classes, **_checked(tree.name, settings, [*known, "pairing", "smoothing"]))
 
 
 def _mixer_fields() -> list[str]:

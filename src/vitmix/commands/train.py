@@ -57,14 +57,32 @@ def _run(namespace: argparse.Namespace) -> int:
     if "model_args" in flags:
         flags["model_args"] = dict(map(_key_and_value, flags["model_args"]))
     settings = config.resolve(flags, namespace.config)
+    return _train(settings)
+
+
+def _train(settings: config.TrainConfig) -> int:
+    import torch
+
+    from vitmix.data.images import NothingReadable
+    from vitmix.train import processes
     from vitmix.train.engine import Trainer
 
-    trainer = Trainer(settings)
     try:
-        return trainer.run()
-    except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
-        traceback.print_exc()
-        return 1
+        trainer = Trainer(settings)
+        try:
+            return trainer.run()
+        except NothingReadable:
+            raise
+        except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
+            traceback.print_exc()
+            return 1
+    except processes.Refused:
+        if torch.distributed.get_rank() == 0:  # it speaks for all
+            raise
+        return 2
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def _key_and_value(text: str) -> tuple[str, Any]:

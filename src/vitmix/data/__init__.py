@@ -11,7 +11,6 @@ from .loader import EvalLoader as EvalLoader
 from .loader import TrainLoader as TrainLoader
 from .resident import ResidentEvalLoader as ResidentEvalLoader
 from .resident import ResidentLoader as ResidentLoader
-from .resident import fits_resident as fits_resident
 from .shapes import Shapes as Shapes
 from .shapes import ShapesBatch as ShapesBatch
 from .shapes import shapes_batch as shapes_batch

@@ -89,7 +89,7 @@ def batch_settings(augmentation: Augmentation, source: tuple[int, int], *, dense
     """Checks that an augmentation can be done in batch, and gathers what that takes."""
     problem = batch_problem(augmentation)
     if problem is not None:
-        raise ValueError(f"{problem}; read the images with TrainLoader instead")
+        raise ValueError(f"{problem}; leave --resident out (TrainLoader in a program)")
     return BatchSettings(augmentation, source, _rand_policy(augmentation), dense)
 
 

@@ -24,6 +24,10 @@ class BrokenImage(Exception):
     """A picture that could not be read; the text starts with its name."""
 
 
+class NothingReadable(ValueError):
+    """Not a single picture of a set could be read."""
+
+
 class ImageSet(Dataset, ABC):
     """Pictures (PIL, RGB) with labels. `labels` is known without reading a picture.
 
@@ -88,8 +92,13 @@ class ImageSet(Dataset, ABC):
                 return *self[found], found
             except BrokenImage as problem:
                 self.note_broken({found: str(problem)})
-        raise ValueError(
-            f"none of the {len(self)} images of {self.description} could be read, the first says: {self.broken[index]}"
+        raise self.nothing_readable()
+
+    def nothing_readable(self) -> NothingReadable:
+        """The error to raise where every picture is broken."""
+        return NothingReadable(
+            f"none of the {len(self)} images of {self.description} could be read, the first says: "
+            f"{self.broken[min(self.broken)]}; get the files again"
         )
 
     def note_broken(self, found: dict[int, str]) -> None:
@@ -250,7 +259,7 @@ def in_memory(images: ImageSet) -> ArrayImages:
             raise ValueError(
                 f"images kept in memory must be of one size, got {first.width} x {first.height} "
                 f"({images.name(start)}) and {image.width} x {image.height} ({images.name(index)}); "
-                "read them with TrainLoader instead"
+                "leave --resident out (TrainLoader in a program)"
             )
         pixels[index] = np.asarray(image)
     result = ArrayImages(pixels, images.labels, images.classes, images.description, name_of=images.name)

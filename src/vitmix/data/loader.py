@@ -4,7 +4,11 @@ The order of an epoch is a function of (seed, epoch), a picture's augmentation o
 the number of workers changes nothing, and an epoch entered at batch k goes on as if it had run from its start.
 """
 
+import atexit
+import multiprocessing.util  # noqa: F401  its own exit handler must be registered before the one below
 import os
+import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vitmix._checks import check_count
 
 from .augment import Augmentation, augment, erase, eval_pixels, global_generators_kept, normalize
-from .images import BrokenImage, ImageSet, log
-from .plan import EpochPlan, check_rank
+from .images import BrokenImage, ImageSet, NothingReadable, log
+from .plan import EpochPlan, rows_of_rank
 
 
 @dataclass
@@ -87,6 +91,12 @@ class _TrainFetch(Dataset):
         self.images, self.augmentation, self.seed = images, augmentation, seed
 
     def __getitems__(self, keys: list[Key]) -> _Fetched:
+        try:
+            return self._fetch(keys)
+        except NothingReadable:  # told by the main process: out of a worker an error comes with its whole traceback
+            return _Fetched(None, dict(self.images.broken))
+
+    def _fetch(self, keys: list[Key]) -> _Fetched:
         augmentation = self.augmentation
         pixels = torch.empty(len(keys), 3, *augmentation.sides, dtype=torch.uint8)
         boxes = torch.zeros(len(keys), augmentation.erasing_count, 4, dtype=torch.long)
@@ -177,8 +187,10 @@ class TrainLoader:
         if self._loader is None:
             raise RuntimeError("this loader was closed; make a new one")
         self._sampler.epoch, self._sampler.start = number, start
-        for fetched in self._loader:
+        for fetched in _started(self._loader):
             self.images.note_broken(fetched.broken)
+            if fetched.batch is None:
+                raise self.images.nothing_readable()
             yield fetched.batch
 
     def close(self) -> None:
@@ -207,9 +219,8 @@ class EvalLoader:
     ) -> None:
         check_count("batch", batch)
         check_count("workers", workers, least=0)
-        check_rank(rank, world)
         self.images = images
-        rows = range(rank, len(images), world)
+        rows = rows_of_rank(len(images), rank, world)
         self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
         self._loader = _torch_loader(_EvalFetch(images, augmentation), self._rows, workers, pin_memory)
 
@@ -217,7 +228,7 @@ class EvalLoader:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        fetching = iter(self._loader)
+        fetching = _started(self._loader)
         try:
             for fetched in fetching:
                 self.images.note_broken(fetched.broken)
@@ -256,6 +267,15 @@ def _torch_loader(
     )
 
 
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _started(loader: DataLoader) -> Iterator[Any]:
+    iterator = iter(loader)
+    _iterators.add(iterator)
+    return iterator
+
+
 def _end_workers(iterator: Any) -> None:
     """Ends the workers of torch's iterator at once.
 
@@ -264,6 +284,16 @@ def _end_workers(iterator: Any) -> None:
     """
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
+        for worker in iterator._workers:
+            if worker.is_alive():  # busy, and deaf to the signal with which torch would end it
+                worker.kill()
+
+
+@atexit.register
+def _end_all_workers() -> None:
+    # Else Python would wait for them, having sent the signal that they ignore.
+    for iterator in list(_iterators):
+        _end_workers(iterator)
 
 
 def _as_it_is(fetched: Any) -> Any:
@@ -271,11 +301,12 @@ def _as_it_is(fetched: Any) -> Any:
 
 
 def _start_worker(number: int) -> None:
-    """Moves a worker out of reach of Ctrl-C and of signals to the process group.
+    """Moves a worker out of reach of Ctrl-C and of signals to the process group or to every process of a job.
 
-    The main process answers those, and may need a last batch to end cleanly. It ends its workers itself, and a worker
-    whose parent is gone ends within seconds.
+    The main process answers those, and may need a last batch to end cleanly, at the same update as other ranks. It
+    ends its workers itself, and a worker whose parent is gone ends within seconds.
     """
     log.disabled = True  # the main process hears of every unreadable image and reports it once
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -65,6 +65,12 @@ class EpochPlan:
             raise ValueError(f"start must be at most the {self.batches} batches of an epoch, got {start}")
 
 
+def rows_of_rank(length: int, rank: int, world: int) -> range:
+    """The samples that a rank evaluates: all ranks together show each one once."""
+    check_rank(rank, world)
+    return range(rank, length, world)
+
+
 def check_rank(rank: int, world: int) -> None:
     check_count("world", world)
     check_count("rank", rank, least=0)

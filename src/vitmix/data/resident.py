@@ -17,18 +17,13 @@ from vitmix.draws import generator_for
 
 from .augment import Augmentation, eval_pixels, normalize
 from .batch_augment import augment_batch
-from .batch_draws import batch_problem, batch_settings, draw, uniforms_per_sample
+from .batch_draws import batch_settings, draw, uniforms_per_sample
 from .images import ArrayImages, ImageSet, in_memory
 from .loader import Batch
-from .plan import EpochPlan, check_rank
+from .plan import EpochPlan, rows_of_rank
 
 RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # keep these random numbers apart from others made from the same seed
 CHUNK = 2048  # samples whose numbers are drawn at once
-
-
-def fits_resident(images: ImageSet, augmentation: Augmentation) -> bool:
-    """Whether `ResidentLoader` can take these images as they are: in memory already, and augmented in batch."""
-    return isinstance(images, ArrayImages) and batch_problem(augmentation) is None
 
 
 class ResidentLoader:
@@ -144,11 +139,11 @@ class ResidentEvalLoader:
         world: int = 1,
     ) -> None:
         check_count("batch", batch)
-        check_rank(rank, world)
         self.images, self.augmentation, self.batch = images, augmentation, batch
         device = torch.device(device)
         arrays = in_memory(images)
-        rows = np.array([row for row in range(rank, len(arrays), world) if row not in arrays.broken], dtype=np.int64)
+        own = rows_of_rank(len(arrays), rank, world)
+        rows = np.array([row for row in own if row not in arrays.broken], dtype=np.int64)
         self._rows = torch.from_numpy(rows).to(device)
         self._labels = torch.from_numpy(arrays.labels[rows]).to(device)
         self._pixels = _resized(arrays, augmentation, crop_pct=augmentation.crop_pct)[rows].to(device)

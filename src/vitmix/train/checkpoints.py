@@ -8,6 +8,7 @@ complete checkpoint; the checksums find what a disk damaged later.
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Mapping
@@ -154,6 +155,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
+def update_of(path: Path) -> int:
+    """The number of updates before a checkpoint."""
+    return int(path.name.removeprefix(PREFIX))
+
+
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint, and a sentence for each newer one that is damaged."""
     damaged = []
@@ -253,6 +259,8 @@ def _read_weights(path: Path) -> Tensors:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
         reason = " ".join(str(error).split())[:200]
+        if isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
+            reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
         raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):

@@ -1,15 +1,13 @@
 """Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import torch
 from timm.utils.model_ema import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.draws import Draw, generator_for
@@ -20,9 +18,11 @@ from vitmix.train.measure import MEASURES, LossTally, score
 from vitmix.train.optim import make_optimizer, make_schedule
 from vitmix.train.progress import MetricsFiles, Reporter, Row
 from vitmix.train.state import Position
+from vitmix.train.stepper import Stepper
 from vitmix.train.summary import about, is_better, summarize
 
 DROPOUT = 1  # names a stream of random numbers
+LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
 
 
 class NonFiniteLoss(RuntimeError):
@@ -36,38 +36,24 @@ class Trainer:
         self.config, self.folder = config, runs.folder_for(config)
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
+        processes.check_alike(accelerator, dataclasses.replace(config, output=None), prepare.other_settings)
         processes.on_main(accelerator, lambda: self.folder.check(config))
+        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
+        # In turn only where something may be downloaded: to look through a large folder takes minutes.
+        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
+        self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
+        facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
+        processes.check_alike(accelerator, facts, prepare.other_data)
+        # Only the first process's run folder counts: nodes need not share their files.
+        newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
         torch.manual_seed(config.seed)
-        part = processes.part_of_batch(config, self.world)
-        self.images, self.eval_images, self.classes = prepare.open_data(config)
-        fresh = checkpoints.newest_checkpoint(self.folder.checkpoints)[0] is None
-        model, self.remarks = prepare.build_model(config, self.classes, initial_weights=fresh)
-        model.to(self.device)
-        if config.warmup_epochs >= config.epochs:
-            self.remarks.append(
-                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
-            )
-        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
-        self.method = prepare.build_mixer(config, self.classes)
-        self.quiet = prepare.without_image_mixing(self.method)
-        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet)).to(self.device)
-        if config.compile:
-            self.core.compile(mode=config.compile_mode, dynamic=False)
-        augmentation = prepare.build_augmentation(config, model)
-        prepare.check_size(self.core, augmentation)
-        place = {"device": self.device, "rank": self.rank, "world": self.world}
-        self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place)
-        self.eval_loader = prepare.eval_loader(config, self.eval_images, augmentation, batch=part, **place)
-        self.updates_per_epoch = len(self.loader) // config.accumulate
-        if self.updates_per_epoch == 0:
-            raise ValueError(
-                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
-            )
-        self.optimizer = make_optimizer(self.core, config)
-        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
-        self.learner, scaling = accelerator.prepare(self.core, self.optimizer)
-        # Accelerate's optimizer scales losses; elsewhere it only costs time, looking for other packages at each step.
-        self.apply_gradients = self.optimizer.step if accelerator.scaler is None else scaling.step
+        run = processes.in_turn if config.pretrained else processes.together
+        model, self.remarks = run(
+            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=newest is None)
+        )
+        processes.together(accelerator, lambda: self._build(model, part))
+        self.learner, _ = accelerator.prepare(self.core, self.optimizer)
+        self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.position = Position()
@@ -81,6 +67,33 @@ class Trainer:
         )
         self.stopper = processes.Stopper()
         processes.on_main(accelerator, lambda: self.folder.open(config))
+
+    def _build(self, model: nn.Module, part: int) -> None:
+        """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
+        config = self.config
+        model.to(self.device)
+        if config.warmup_epochs >= config.epochs:
+            self.remarks.append(
+                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
+            )
+        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
+        self.method = prepare.build_mixer(config, self.classes)
+        self.quiet = prepare.without_image_mixing(self.method)
+        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet)).to(self.device)
+        if config.compile:
+            self.core.compile(mode=config.compile_mode, dynamic=False)
+        augmentation = prepare.build_augmentation(config, model)
+        prepare.check_size(self.core, augmentation)
+        self.loader, self.eval_loader = prepare.make_loaders(
+            config, self.images, self.eval_images, augmentation, part, (self.device, self.rank, self.world)
+        )
+        self.updates_per_epoch = len(self.loader) // config.accumulate
+        if self.updates_per_epoch == 0:
+            raise ValueError(
+                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
+            )
+        self.optimizer = make_optimizer(self.core, config)
+        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
     @property
     def total_updates(self) -> int:
@@ -105,11 +118,12 @@ class Trainer:
             self.folder.close()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
     def _run(self) -> int:
         try:
-            summary = self.folder.read_summary()
+            summary = processes.on_main(self.accelerator, self.folder.read_summary)
             if summary is not None:
                 self.reporter.say(f"This run is finished.\n{summary['text']}")
                 return 0
@@ -138,7 +152,7 @@ class Trainer:
             reading = self.update % self.config.log_every == 0 or self.position.step == self.updates_per_epoch
             if reading:
                 self._report(epoch)
-            if self.world == 1 or reading:  # several processes need a message to agree
+            if reading or self.update % self._look_every == 0:
                 self.stopper.check(self.accelerator)
             if self.position.step < self.updates_per_epoch and self._checkpoint_due(reading):
                 self._save()
@@ -156,11 +170,12 @@ class Trainer:
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
-        if self._usable(mean):
+        if self._usable(mean[0]):
             self.tally.add(mean)
-            self.apply_gradients()
+            self.stepper.apply()
         else:
             self.position.skipped += 1
+            self.stepper.leave_out()
         self.optimizer.zero_grad()
         self.position.step += 1
         if self.ema is not None:
@@ -170,7 +185,7 @@ class Trainer:
         try:
             return next(batches)
         except RuntimeError:  # a worker is gone
-            if self.stopper.received:
+            if self.stopper.received and self.world == 1:  # several processes would stop at different updates
                 raise processes.Stopped(self.stopper.received) from None
             raise
 
@@ -182,23 +197,19 @@ class Trainer:
         draw = (self.quiet if off else self.method).draw(frame, own, shared=shared)
         return dataclasses.replace(draw, choice=draw.choice + len(self.method.mixers)) if off else draw
 
-    def _usable(self, values: Tensor) -> bool:
-        """Clips the gradients; whether the update may be made. A loss that is not finite is skipped or ends the run."""
-        config = self.config
-        if config.clip_grad is not None or config.skip_nonfinite:
-            norm: Any = self.accelerator.clip_grad_norm_(self.learner.parameters(), config.clip_grad or math.inf)
-            # Gradients are the same on every rank, so all decide alike. A loss scaler skips by itself.
-            if config.skip_nonfinite and self.accelerator.scaler is None:
-                return bool(torch.isfinite(norm))
-        if self.world == 1 and self.device.type == "cpu" and not torch.isfinite(values[0]):
+    def _usable(self, loss: Tensor) -> bool:
+        """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
+        usable = self.stepper.clip(loss)
+        if usable and self.world == 1 and self.device.type == "cpu" and not torch.isfinite(loss):
             raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
-        return True
+        return usable
 
     def _check_finite(self) -> None:
         self.tally.flush()
         bad = self.tally.first_bad >= 0
         if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
-            raise self._not_finite(self._first_update + self.tally.first_bad)
+            found = processes.gather(self.accelerator, self.tally.first_bad)
+            raise self._not_finite(self._first_update + min(number for number in found if number >= 0))
 
     def _not_finite(self, update: int) -> NonFiniteLoss:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
@@ -211,11 +222,15 @@ class Trainer:
         """Reads the losses, which makes the host wait for the device, and shows the progress."""
         means = self.tally.means(self.accelerator)
         self._check_finite()
+        self.position.overflowed += self.stepper.take_overflows()
         now = time.perf_counter()
         elapsed, updates = now - self._reported[0], self.update - self._reported[1]
         self._reported = now, self.update
         self.position.seconds += elapsed
         per_update = elapsed / max(updates, 1)
+        if self.world > 1:  # looking for signals takes a message and waits for the device
+            slowest = max(processes.gather(self.accelerator, per_update))
+            self._look_every = max(1, round(LOOK_SECONDS / max(slowest, 1e-9)))
         if self.position.step == self.updates_per_epoch and not self.reporter.live:
             return  # the epoch's row follows
         self.reporter.update(
@@ -266,19 +281,20 @@ class Trainer:
             self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
 
     def _tell(self, row: Row) -> None:
-        self._try(lambda: self.metrics.append(row), "metrics")
+        self._try(lambda: self.metrics.write(self.position.history), "metrics")
         self.reporter.row(row)
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=row["epoch"])
 
     def _try(self, write: Callable[[], object], what: str) -> bool:
         """Lets the first process write; a full or failing disk is told and does not end the training."""
+        failed = False
         if self.accelerator.is_main_process:
             try:
                 write()
             except OSError as error:
                 self.reporter.say(f"The {what} could not be written: {error.strerror or error}.")
-                return False
-        return True
+                failed = True
+        return not processes.any_process(self.accelerator, failed)
 
     def _checkpoint_due(self, reading: bool) -> bool:
         number, unit = checkpoint_interval(self.config.checkpoint_every)
@@ -291,6 +307,7 @@ class Trainer:
     def _save(self) -> str:
         """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
         self._check_finite()
+        self.position.overflowed += self.stepper.take_overflows()
         self._saved = self._count_time()
         captured, update = state.capture(self), self.update
 
@@ -299,24 +316,26 @@ class Trainer:
 
         if self._try(write, f"checkpoint of update {update}"):
             return f"Checkpoint of update {self.update} is written"
+        self.reporter.say(self._newest() + "; training goes on.")
+        return self._newest()
+
+    def _newest(self) -> str:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        said = f"The newest complete checkpoint is {newest.name if newest else 'none'}"
-        self.reporter.say(said + "; training goes on.")
-        return said
+        return f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint"
 
     def _start(self) -> None:
         for remark in self.remarks:
             self.reporter.say(remark)
         for remark in state.resume(self):
             self.reporter.say(remark)
-        if self.accelerator.is_main_process:
-            self.metrics.start(self.position.history)
+        # A resumed run computes the later rows again.
+        self._try(lambda: self.metrics.write(self.position.history), "metrics")
         plain = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in vars(self.config).items()
         }
         self.accelerator.init_trackers("vitmix", config=plain)
-        self._first_update = self.update
+        self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
 
@@ -336,7 +355,7 @@ class Trainer:
             self.folder.write_summary(summary)
 
         if not self._try(write, "final weights and summary"):
-            self.reporter.say("The last checkpoint holds them: make room and run the same command again.")
+            self.reporter.say(f"{self._newest()}: make room, and the same command goes on from there.")
             return 1
         self.reporter.stop()
         self.reporter.say(text)

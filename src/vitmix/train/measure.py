@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from vitmix.data.images import NothingReadable
 from vitmix.data.loader import Batch
 
 MEASURES = ("accuracy", "accuracy5", "eval_loss")
@@ -48,14 +49,20 @@ class LossTally:
             self.seen, self.count = self.seen + 1, self.count + 1
         self._waiting = 0
 
+    def total(self, accelerator: Accelerator) -> tuple[list[float], int]:
+        """Sums and number of updates since `reset`, over all processes."""
+        self.flush()
+        if accelerator.num_processes == 1:
+            return self.sums, self.count
+        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        own = torch.tensor([*self.sums, self.count], dtype=dtype)
+        total: Any = accelerator.reduce(own.to(accelerator.device), "sum")
+        *sums, count = total.tolist()
+        return sums, round(count)
+
     def means(self, accelerator: Accelerator) -> dict[str, float]:
         """Means since `reset`, over all processes."""
-        self.flush()
-        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        total: Any = torch.tensor([*self.sums, self.count], dtype=dtype)
-        if accelerator.num_processes > 1:
-            total = accelerator.reduce(total.to(accelerator.device), "sum")
-        *sums, count = total.tolist()
+        sums, count = self.total(accelerator)
         return {name: value / count if count else math.nan for name, value in zip(self.names, sums, strict=True)}
 
     def reset(self) -> None:
@@ -86,5 +93,5 @@ def score(
     total: Any = accelerator.reduce(torch.cat([sums, sums.new_tensor([count])]), "sum")
     *found, count = total.tolist()
     if not count:
-        raise ValueError("none of the images to evaluate on could be read")
+        raise NothingReadable("none of the images to evaluate on could be read; get the files again")
     return {name: value / count for name, value in zip(MEASURES, found, strict=True)}

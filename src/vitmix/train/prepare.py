@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from vitmix.mixer import AnyMixer, Mixer, Switch
 from vitmix.shares import ActivationShare, AreaShare
 from vitmix.spec import create
 from vitmix.train.checkpoints import load_weights
-from vitmix.train.config import TrainConfig
+from vitmix.train.config import FIELDS, TrainConfig
 
 
 def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
@@ -98,16 +99,13 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
 
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
-    """The method, with the configuration's smoothing and loss in every mixer of it."""
-    method = create(config.method, num_classes)
+    """The method, with the configuration's loss in every mixer of it, and its smoothing where the text has none."""
+    method = create(config.method, num_classes, defaults={"smoothing": config.smoothing})
 
     def finished(mixer: Mixer) -> Mixer:
         if isinstance(mixer.share, ActivationShare):
             raise ValueError(f"{mixer} needs a teacher's activation maps with every image; use label=area")
-        changes: dict[str, Any] = {"smoothing": mixer.smoothing or config.smoothing}
-        if config.loss is not None:
-            changes["loss"] = config.loss
-        return dataclasses.replace(mixer, **changes)
+        return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
     return _each(method, finished)
 
@@ -150,41 +148,47 @@ def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:
     return Augmentation(**settings)
 
 
-def train_loader(
+def make_loaders(
     config: TrainConfig,
     images: ImageSet,
+    eval_images: ImageSet,
     augmentation: Augmentation,
-    *,
     batch: int,
-    device: torch.device,
-    rank: int,
-    world: int,
-) -> TrainLoader | ResidentLoader:
-    """Batches to train on: read one by one, or from device memory."""
-    place: dict[str, Any] = {
-        "batch": batch,
-        "seed": config.seed,
-        "rank": rank,
-        "world": world,
-        "repeats": config.repeats,
-    }
+    place: tuple[torch.device, int, int],
+) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
+    """Batches to train and to evaluate on: read one by one, or from device memory. `place`: device, rank, world."""
+    device, rank, world = place
+    training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats}
+    training |= {"rank": rank, "world": world}
+    evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, "rank": rank, "world": world}
     if config.resident:
-        return ResidentLoader(images, augmentation, device=device, compile=config.compile, **place)
-    return TrainLoader(images, augmentation, workers=config.workers, **place)
+        return (
+            ResidentLoader(images, augmentation, device=device, compile=config.compile, **training),
+            ResidentEvalLoader(eval_images, augmentation, device=device, **evaluation),
+        )
+    return (
+        TrainLoader(images, augmentation, workers=config.workers, **training),
+        EvalLoader(eval_images, augmentation, workers=config.workers, **evaluation),
+    )
 
 
-def eval_loader(
-    config: TrainConfig,
-    images: ImageSet,
-    augmentation: Augmentation,
-    *,
-    batch: int,
-    device: torch.device,
-    rank: int,
-    world: int,
-) -> EvalLoader | ResidentEvalLoader:
-    """Batches to evaluate on."""
-    place: dict[str, Any] = {"batch": config.eval_batch or batch, "rank": rank, "world": world}
-    if config.resident:
-        return ResidentEvalLoader(images, augmentation, device=device, **place)
-    return EvalLoader(images, augmentation, workers=config.workers, **place)
+# What processes must have alike
+
+
+def other_settings(first: TrainConfig, other: TrainConfig) -> str:
+    names = [name for name in FIELDS if getattr(first, name) != getattr(other, name)]
+    return f"it was started with another {', '.join(names)}; give every process the same settings"
+
+
+def describe(images: ImageSet) -> tuple[int, int, str]:
+    """Enough of a data set to tell it from another: images, classes, and a number made from labels and names."""
+    content = hashlib.sha256(images.labels.tobytes() + "\n".join(images.classes).encode()).hexdigest()
+    return len(images), len(images.classes), content
+
+
+def other_data(first: list[tuple[int, int, str]], other: list[tuple[int, int, str]]) -> str:
+    one, two = next((one, two) for one, two in zip(first, other, strict=True) if one != two)
+    return (
+        f"its data has {two[0]} images of {two[1]} classes instead of {one[0]} of {one[1]}, or other labels; "
+        "every node needs the same files"
+    )

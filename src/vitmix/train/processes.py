@@ -2,27 +2,37 @@
 
 import importlib.util
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import (
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    broadcast,
+    broadcast_object_list,
+    gather_object,
+)
 from torch import Tensor
 
+from vitmix.train.checkpoints import pack, unpack
 from vitmix.train.config import TrainConfig
+
+Result = TypeVar("Result")
+LONGEST_WAIT = timedelta(hours=2)  # of processes for one that downloads or reads a large data set
 
 
 def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     """Accelerate's view of this process: device, rank, precision, trackers."""
-    if AcceleratorState._shared_state and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier training in this process had its own
+    # An earlier training in this process had its own; the group of processes is one for all trainings.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     trackers = [] if config.track == "none" else config.track.replace(" ", "").split(",")
     if config.track == "auto":
@@ -33,7 +43,8 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
             gradient_accumulation_steps=config.accumulate,
             cpu=config.cpu,
             log_with=trackers or None,  # pyright: ignore[reportArgumentType]
-            project_dir=folder,
+            project_config=ProjectConfiguration(str(folder), logging_dir=str(folder / "logs")),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
         )
     except ValueError as error:
         raise ValueError(
@@ -58,18 +69,79 @@ def part_of_batch(config: TrainConfig, world: int) -> int:
     return config.batch // parts
 
 
-def on_main(accelerator: Accelerator, action: Callable[[], None]) -> None:
-    """Runs an action in the first process; its refusal is raised in all of them."""
-    problem: list[Any] = [None]
+class Refused(ValueError):
+    """A refusal that every process raises alike, so that one of them may speak for all."""
+
+
+def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in every process; what one of them refuses is raised in all. All must call this together."""
+    result, problem = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as error:
+        if accelerator.num_processes == 1:
+            raise
+        problem = str(error)
+    problems = gather(accelerator, problem)
+    ranks = [rank for rank, each in enumerate(problems) if each is not None]
+    if ranks:
+        where = "" if ranks[0] == 0 else f"process {ranks[0]}: "
+        raise Refused(f"{where}{problems[ranks[0]]}")
+    return cast(Result, result)
+
+
+def on_main(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in the first process; all get its result, or raise its refusal."""
+    result, problem = None, None
     if accelerator.is_main_process:
         try:
-            action()
-        except ValueError as error:
-            problem = [str(error)]
+            result = action()
+        except (ValueError, OSError) as error:
+            if accelerator.num_processes == 1:
+                raise
+            problem = str(error)
     if accelerator.num_processes > 1:
-        broadcast_object_list(problem)
-    if problem[0] is not None:
-        raise ValueError(problem[0])
+        problem, result = broadcast_object_list([problem, result])
+    if problem is not None:
+        raise Refused(problem)
+    return cast(Result, result)
+
+
+def in_turn(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in the first process, then in the first one of every node, then in the others.
+
+    So what is downloaded is downloaded once, whether the nodes share their files or not.
+    """
+    turn = 0 if accelerator.is_main_process else 1 if accelerator.is_local_main_process else 2
+    results = [together(accelerator, lambda now=now: action() if now == turn else None) for now in range(3)]
+    return cast(Result, results[turn])
+
+
+def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, Any], str]) -> None:
+    """Refuses a value that another process has otherwise; `problem` says so of the first process's and the other's."""
+    values = gather(accelerator, value)
+    for rank, each in enumerate(values):
+        if each != values[0]:
+            raise Refused(f"process {rank} does not fit process 0: {problem(values[0], each)}")
+
+
+def gather(accelerator: Accelerator, value: Any) -> list[Any]:
+    """A plain value of each process."""
+    return [value] if accelerator.num_processes == 1 else gather_object([value])
+
+
+def from_main(accelerator: Accelerator, tree: Any) -> Any:
+    """A nested value of tensors and plain values, as the first process has it, its tensors on the host."""
+    if accelerator.num_processes == 1:
+        return tree
+    tensors, skeleton = pack(tree)
+    kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    skeleton, kinds = on_main(accelerator, lambda: (skeleton, kinds))
+    received = {}
+    for name, (shape, dtype) in kinds.items():
+        own = tensors[name] if accelerator.is_main_process else torch.empty(shape, dtype=dtype)
+        received[name] = broadcast(own.to(accelerator.device).contiguous()).cpu()  # pyright: ignore
+    return unpack(received, skeleton)
 
 
 def any_process(accelerator: Accelerator, flag: bool) -> bool:
@@ -97,9 +169,9 @@ def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -
     """Continues the generators; a process that was not there before keeps its fresh ones."""
     rank = accelerator.process_index
     if rank < len(states["cpu"]):
-        torch.set_rng_state(states["cpu"][rank])
+        torch.set_rng_state(states["cpu"][rank].clone())  # torch reads a row as if it were the first one
         if "cuda" in states and accelerator.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"][rank], accelerator.device)
+            torch.cuda.set_rng_state(states["cuda"][rank].clone(), accelerator.device)
 
 
 class Stopped(Exception):

@@ -24,15 +24,10 @@ class MetricsFiles:
         self.columns = tuple(columns)
         self.csv, self.jsonl = folder / "metrics.csv", folder / "metrics.jsonl"
 
-    def start(self, rows: list[Row]) -> None:
-        """Writes the files with these rows alone: a resumed run computes the later ones again."""
+    def write(self, rows: list[Row]) -> None:
+        """Writes the files with these rows: all of them, so that what a full disk kept out is made up for."""
         write_file(self.csv, "".join([self._line(self.columns), *map(self._csv, rows)]).encode())
         write_file(self.jsonl, "".join(map(self._json, rows)).encode())
-
-    def append(self, row: Row) -> None:
-        for path, line in ((self.csv, self._csv(row)), (self.jsonl, self._json(row))):
-            with open(path, "a", encoding="utf-8", newline="") as file:
-                file.write(line)
 
     def _csv(self, row: Row) -> str:
         return self._line(row.get(name, "") for name in self.columns)

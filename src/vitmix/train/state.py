@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmix.train import checkpoints, processes
@@ -22,7 +23,8 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     wall: float = 0.0
-    skipped: int = 0
+    skipped: int = 0  # updates whose loss or gradient was not finite
+    overflowed: int = 0  # those that the loss scaler of fp16 left out
     broken: list[str] = field(default_factory=list)
     best: dict[str, Any] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -33,41 +35,42 @@ def capture(trainer: "Trainer") -> Checkpoint:
 
     Draws and the loaders' order are functions of the position, so they need no state of their own.
     """
-    trainer.tally.flush()
-    scaler = trainer.accelerator.scaler
-    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values()}
-    trainer.position.broken = sorted(found | set(trainer.position.broken))
+    accelerator, scaler = trainer.accelerator, trainer.accelerator.scaler
+    sums, count = trainer.tally.total(accelerator)
+    trainer.position.broken = broken_images(trainer)
     training = {
         "position": dataclasses.asdict(trainer.position),
         "update": trainer.update,
         "world": trainer.world,
-        "tally": {"sums": trainer.tally.sums, "count": trainer.tally.count},
+        "tally": {"sums": sums, "count": count},
         "added": trainer.core.added.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
-        "random": processes.random_states(trainer.accelerator),
+        "random": processes.random_states(accelerator),
     }
     ema = None if trainer.ema is None else trainer.ema.module.state_dict()
     return Checkpoint(trainer.core.model.state_dict(), ema, training)
 
 
+def broken_images(trainer: "Trainer") -> list[str]:
+    """What could not be read so far, by any process; all must call this together."""
+    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values(), *trainer.position.broken}
+    return sorted(set().union(*processes.gather(trainer.accelerator, found)))
+
+
 def resume(trainer: "Trainer") -> list[str]:
-    """Puts the trainer where its newest complete checkpoint was written; says what was found and what was lost."""
-    folder = trainer.folder.checkpoints
-    remarks = []
-    if trainer.accelerator.is_main_process:
-        remarks += [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
-    trainer.accelerator.wait_for_everyone()
-    path, damaged = checkpoints.newest_checkpoint(folder)
-    remarks += damaged
+    """Puts the trainer where its newest complete checkpoint was written; says what was found and what was lost.
+
+    The first process reads and the others are told: their nodes may have disks of their own.
+    """
+    accelerator, folder = trainer.accelerator, trainer.folder.checkpoints
+    path, newest, remarks = processes.on_main(accelerator, lambda: _find(folder))
     if path is None:
-        if remarks:
-            remarks.append("no complete checkpoint was found: the training starts anew")
         return remarks
-    checkpoint = checkpoints.load_checkpoint(path)
+    loaded = vars(checkpoints.load_checkpoint(path)) if accelerator.is_main_process else None
+    checkpoint = Checkpoint(**processes.from_main(accelerator, loaded))
     restore(trainer, checkpoint)
-    lost = [int(each.name.removeprefix(checkpoints.PREFIX)) for each in checkpoints.list_checkpoints(folder)]
-    repeated = f"; {max(lost) - trainer.update} updates are computed again" if max(lost) > trainer.update else ""
+    repeated = f"; {newest - trainer.update} updates are computed again" if newest > trainer.update else ""
     remarks.append(
         f"resuming at update {trainer.update} of {trainer.total_updates} (epoch {trainer.position.epoch + 1}){repeated}"
     )
@@ -77,6 +80,16 @@ def resume(trainer: "Trainer") -> list[str]:
             "its numbers will not be those of an uninterrupted run"
         )
     return remarks
+
+
+def _find(folder: Path) -> tuple[Path | None, int, list[str]]:
+    """The newest complete checkpoint, the update of the newest one of all, and what there is to say."""
+    remarks = [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
+    path, damaged = checkpoints.newest_checkpoint(folder)
+    remarks += damaged
+    if path is None and remarks:
+        remarks.append("no complete checkpoint was found: the training starts anew")
+    return path, max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0), remarks
 
 
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
@@ -89,6 +102,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     trainer.optimizer.load_state_dict(training["optimizer"])
     if trainer.accelerator.scaler is not None and training["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(training["scaler"])
-    trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
+    if trainer.accelerator.is_main_process:  # the others go on from zero: what is stored is the sum over all
+        trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
     trainer.position = Position(**training["position"])
     processes.restore_random_states(trainer.accelerator, training["random"])

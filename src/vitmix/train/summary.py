@@ -3,11 +3,10 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import gather_object
-
 from vitmix import __version__
 from vitmix.train import prepare
 from vitmix.train.progress import duration
+from vitmix.train.state import broken_images
 
 if TYPE_CHECKING:
     from vitmix.train.engine import Trainer
@@ -16,10 +15,7 @@ if TYPE_CHECKING:
 def summarize(trainer: "Trainer") -> dict[str, Any]:
     """The results as plain values; `text` is what a person reads. With several processes, all must call this."""
     config, position = trainer.config, trainer.position
-    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values()}
-    broken = sorted(found | set(trainer.position.broken))
-    if trainer.world > 1:
-        broken = sorted(set(gather_object(broken)))
+    broken = broken_images(trainer)
     last = position.history[-1]
     return {
         "text": _text(trainer, broken),
@@ -31,6 +27,7 @@ def summarize(trainer: "Trainer") -> dict[str, Any]:
         "seconds": position.wall,
         "training_seconds": position.seconds,
         "skipped_updates": position.skipped,
+        "overflowed_updates": position.overflowed,
         "broken_images": broken,
         "model": config.model,
         "model_settings": prepare.model_settings(config, trainer.classes),
@@ -65,7 +62,9 @@ def _text(trainer: "Trainer", broken: list[str]) -> str:
         f"Load      timm.create_model({config.model!r}, {arguments})",
     ]
     if position.skipped:
-        lines.append(f"Skipped   {position.skipped} updates whose loss was not finite")
+        lines.append(f"Skipped   {position.skipped} updates whose loss or gradient was not finite")
+    if position.overflowed:
+        lines.append(f"Overflow  {position.overflowed} updates left out while fp16 lowered the scale of its loss")
     if broken:
         more = f" and {len(broken) - 5} more, in summary.json" if len(broken) > 5 else ""
         lines.append(f"Unread    {len(broken)} images that could not be read: {'; '.join(broken[:5])}{more}")
