@@ -145,7 +145,7 @@ def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--auto-augment", "rnd-m9"], "auto_augment"),
         (["--auto-augment", "augmix-m3", "--resident"], "leave --resident out"),
         (["--model", "cct_7_3x1_32", "--pretrained"], "cannot get the published weights of cct_7_3x1_32"),
-        (["--method", "tl_align", "--model", "test_resnet", "--model-args", "in_chans=3"], "no attention"),
+        (["--method", "transmix", "--model", "test_resnet", "--model-args", "in_chans=3"], "needs attention"),
     ],
 )
 def test_other_wrong_input(
