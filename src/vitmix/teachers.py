@@ -49,11 +49,19 @@ class Teacher:
         return dense_logits(self.module, (pixels.float() / 255 - mean) / std).float()
 
 
-def timm_teacher(name: str, module: nn.Module, *, size: int | None = None) -> Teacher:
-    """A timm model as teacher, with the preprocessing it was trained with."""
+def timm_teacher(
+    name: str,
+    module: nn.Module,
+    *,
+    size: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Teacher:
+    """A timm model as teacher; what is not given of its preprocessing is timm's."""
     cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
     sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else (size, size)
-    mean, std = (tuple(cfg.get(key) or default) for key, default in _PREPROCESSING.items())
+    mean = mean or tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN)
+    std = std or tuple(cfg.get("std") or IMAGENET_DEFAULT_STD)
     return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std)
 
 
@@ -63,9 +71,6 @@ def saliency_teacher(kind: str) -> Teacher:
         raise ValueError(f"unknown saliency {kind!r}, known: {', '.join(SALIENCY)}; write saliency:spectral")
     sides = (SPECTRAL_SIDE, SPECTRAL_SIDE)
     return Teacher(f"saliency:{kind}", SpectralResidual(), size=sides, mean=(0.0,) * 3, std=(1.0,) * 3, any_class=True)
-
-
-_PREPROCESSING = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 
 
 def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -115,7 +120,8 @@ def _tokens(model: Any, features: Tensor, images: Tensor) -> tuple[Tensor, tuple
         if rows > 0 and count % rows == 0 and abs(count / rows * ratio - rows) < 1e-6:
             return features[:, guess:], (rows, count // rows), (guess + 1, features.shape[2])
     raise ValueError(
-        f"the {features.shape[1]} tokens of this {type(model).__name__} are no grid over the picture; use another teacher"
+        f"the {features.shape[1]} tokens of this {type(model).__name__} are no grid over the picture; "
+        "use another teacher"
     )
 
 

@@ -92,9 +92,7 @@ def _to_level(values: Tensor) -> Tensor:
     return (values + 0.5).floor().clamp(0, LEVELS - 1)
 
 
-def affine(
-    images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubic, levels: bool = True
-) -> Tensor:
+def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubic, levels: bool = True) -> Tensor:
     """`Image.transform` with six numbers per sample that lead from a place in the result to one in the source."""
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrix.view(count, 6, 1, 1).unbind(1)

@@ -20,9 +20,7 @@ from .policy import map_policy
 Size = tuple[int, int]
 
 
-def augment_map(
-    activation: Tensor, size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]
-) -> Tensor:
+def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:
     """The map `(H, W)` of the picture that `augment` makes with the same numbers.
 
     Seeds the global generators: to be called inside `global_generators_kept()`.

@@ -7,7 +7,6 @@ from PIL import Image
 from timm.data import auto_augment as timm_augment
 from timm.data.transforms import str_to_pil_interp
 
-
 # The operations that move things; all others leave a map of the picture as it is.
 GEOMETRIC = (
     timm_augment.rotate,

@@ -56,7 +56,8 @@ class Trainer:
         augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation)
         place = {"device": self.device, "rank": self.rank, "world": self.world}
-        self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place)
+        maps = prepare.map_settings(config, self.images, self.core, augmentation)
+        self.loader = prepare.train_loader(config, self.images, augmentation, batch=part, **place, **maps)
         self.eval_loader = prepare.eval_loader(config, self.eval_images, augmentation, batch=part, **place)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
@@ -152,7 +153,7 @@ class Trainer:
             draw = self._draw(batch.images, epoch, self.update * accumulate + part)
             erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
-                output = self.learner(batch.images, batch.labels, draw=draw, erase=erase)
+                output = self.learner(batch.images, batch.labels, maps=batch.maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)

@@ -12,6 +12,7 @@ from torch import nn
 from vitmix import models as models  # its import registers names with timm
 from vitmix.data.augment import Augmentation
 from vitmix.data.images import ImageSet
+from vitmix.data.label_maps import read_label_maps
 from vitmix.data.loader import EvalLoader, TrainLoader
 from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.data.sources import open_images
@@ -102,14 +103,39 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     method = create(config.method, num_classes)
 
     def finished(mixer: Mixer) -> Mixer:
-        if isinstance(mixer.share, ActivationShare):
-            raise ValueError(f"{mixer} needs a teacher's activation maps with every image; use label=area")
+        if isinstance(mixer.share, ActivationShare) and config.maps is None:
+            raise ValueError(
+                f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
+                "--maps FOLDER, or use label=area"
+            )
         changes: dict[str, Any] = {"smoothing": mixer.smoothing or config.smoothing}
         if config.loss is not None:
             changes["loss"] = config.loss
         return dataclasses.replace(mixer, **changes)
 
+    if config.maps is not None and not any(isinstance(mixer.share, ActivationShare) for mixer in method.mixers):
+        raise ValueError(
+            f"maps are given, but {config.method!r} does not use them; write a method with activation labels, "
+            "such as 'tokenmix(label=activation)', or leave maps out"
+        )
     return _each(method, finished)
+
+
+def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> dict[str, Any]:
+    """The activation maps that travel with the training images, and the grid they end on.
+
+    That grid is the masks' where all of them have one; elsewhere, as for boxes of pixels, maps keep the images' size.
+    """
+    if config.maps is None:
+        return {}
+    frame = learner.mixing.frame(torch.empty(1, 3, *augmentation.sides))
+    masks = [
+        mixer.draw(frame, torch.Generator()).part("mask").get("mask")
+        for mixer in learner.mixer.mixers
+        if isinstance(mixer.share, ActivationShare)
+    ]
+    grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
+    return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
 
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:
@@ -159,6 +185,7 @@ def train_loader(
     device: torch.device,
     rank: int,
     world: int,
+    **maps: Any,
 ) -> TrainLoader | ResidentLoader:
     """Batches to train on: read one by one, or from device memory."""
     place: dict[str, Any] = {
@@ -167,6 +194,7 @@ def train_loader(
         "rank": rank,
         "world": world,
         "repeats": config.repeats,
+        **maps,
     }
     if config.resident:
         return ResidentLoader(images, augmentation, device=device, compile=config.compile, **place)
