@@ -1,10 +1,11 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import maps, methods, recipes, train
+from vitmix.commands import maps, methods, recipes, show, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "show": show.COMMAND,
     "maps": maps.COMMAND,
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,
