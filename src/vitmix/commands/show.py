@@ -31,6 +31,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    import torch
+
     from vitmix.loading import load_named, load_run
     from vitmix.show.figure import check_suffix, draw_figure
     from vitmix.show.pictures import BUILT_IN, read_picture
@@ -39,6 +41,8 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.train.checkpoints import write_file
 
     output = check_suffix(namespace.output)
+    if not output.parent.is_dir():
+        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
     for method in namespace.method:
         create(method, 2)  # a typo should show before a model is built
     images = namespace.images or list(BUILT_IN)
@@ -49,6 +53,7 @@ def _run(namespace: argparse.Namespace) -> int:
             raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
         loaded = load_run(namespace.run_folder)
     else:
+        torch.manual_seed(namespace.seed)  # of weights that are nobody's
         given = {"checkpoint": namespace.checkpoint, "pretrained": namespace.pretrained}
         loaded = load_named(namespace.model or MODEL, num_classes=namespace.num_classes, **given)
     pictures = [read_picture(text, max(loaded.augmentation.sides)) for text in images]
@@ -62,10 +67,8 @@ def _run(namespace: argparse.Namespace) -> int:
         classes=loaded.classes,
         seed=namespace.seed,
     )
-    said = "trained" if loaded.trained else "UNTRAINED: its attention means nothing yet; --run shows a trained one's"
-    footer = f"Attention of {loaded.name} ({said})."
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
+    said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
+    footer = f"Attention: {loaded.name}, {said}."
     write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(view.title for view in scene.views)}")
     if not loaded.trained:

@@ -1,6 +1,7 @@
 """The figure: one column for each method, rows for mask, mixed image, attention and target."""
 
 import io
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
 ATTENTION = matplotlib.colormaps["magma"]
 SUFFIXES = (".png", ".svg", ".pdf")
 PER_BAND = 8  # methods side by side
+SHORT_TITLE, LINE, MOST_TITLE_LINES, TAG = 13, 18, 5, 13  # letters that fit, and lines
+MOST_LINES = 32  # a finer grid is of pixels, and not drawn
 PANEL, GAP, TITLE, CAPTION, BAR = 1.28, 0.13, 0.34, 0.24, 0.24  # inches
 LEFT, MARGIN = 1.62, 0.16
 
@@ -54,17 +57,18 @@ class _Canvas:
         self.tall = PANEL * min(1.6, max(0.6, height / width))
         self.notes = max([len(view.notes) for view in scene.views], default=0)
         lines = max([len(_title_lines(view.title)) for view in scene.views], default=1)
-        self.title = TITLE + 0.17 * (lines - 1) + 0.16 * self.notes
+        self.title = TITLE + 0.14 * (lines - 1) + 0.16 * self.notes
         band = self.title + 3 * self.tall + 2 * GAP + CAPTION + BAR + 0.34
         columns = max([len(each) for each in bands], default=0)
         self.width = MARGIN + LEFT + columns * PANEL + (columns - 1) * GAP + MARGIN
         self.width = max(self.width, 5.2)
-        self.height = MARGIN + len(bands) * band + (0.2 if footer else 0.0)
+        legend = textwrap.wrap(_legend(scene, footer), int(self.width * 14.5))
+        self.height = MARGIN + len(bands) * band + 0.06 + 0.16 * len(legend)
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
         for number, views in enumerate(bands):
             self._draw_band(views, MARGIN + number * band)
-        if footer:
-            self._text(MARGIN, self.height - 0.14, footer, size=7.5, color=FAINT)
+        for number, line in enumerate(reversed(legend)):
+            self._text(MARGIN, self.height - 0.12 - 0.16 * number, line, size=8.5, color=FAINT)
 
     def _draw_band(self, views: tuple[View, ...], top: float) -> None:
         self._draw_originals(top)
@@ -80,7 +84,7 @@ class _Canvas:
             panel = self._panel(MARGIN, row, PANEL, self.tall)
             panel.imshow(picture.permute(1, 2, 0).numpy(), interpolation="antialiased", aspect="auto")
             _frame(panel, color, 2.6)
-            label = f"{role}: {_shortened(name)}"
+            label = f"{role}: {_shortened(name, TAG - len(role))}"
             panel.text(
                 0.04, 0.05, label, transform=panel.transAxes, fontsize=8.5, color="white", fontweight="bold",
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": color, "edgecolor": "none"},
@@ -100,7 +104,9 @@ class _Canvas:
     def _draw_view(self, view: View, left: float, top: float) -> None:
         lines = _title_lines(view.title)
         baseline = top + self.title - 0.12 - 0.16 * self.notes
-        self._text(left, baseline, "\n".join(lines), size=11 if len(lines) == 1 else 8.5, weight="bold", va="bottom")
+        self._text(
+            left, baseline, "\n".join(lines), size=11 if lines == [view.title] else 7.8, weight="bold", va="bottom"
+        )
         for number, note in enumerate(view.notes):
             self._text(left, baseline + 0.16 * (number + 1), note, size=8, color=FAINT, va="bottom")
         row = top + self.title
@@ -114,14 +120,12 @@ class _Canvas:
 
     def _draw_mask(self, view: View, panel: Any) -> None:
         origin = view.origin.numpy()
-        rows, columns = origin.shape
         panel.imshow(origin, cmap=ORIGIN, vmin=0, vmax=1, extent=(0, 1, 1, 0), interpolation="nearest", aspect="auto")
-        if 1 < rows <= 32 and 1 < columns <= 32:
-            for number in range(1, max(rows, columns)):
-                if number < columns:
-                    panel.axvline(number / columns, color="white", linewidth=0.5)
-                if number < rows:
-                    panel.axhline(number / rows, color="white", linewidth=0.5)
+        rows, columns = origin.shape if view.bank is None else view.bank.shape
+        if max(rows, columns) <= MOST_LINES:
+            for edges, line in ((columns, panel.axvline), (rows, panel.axhline)):
+                for number in range(1, edges):
+                    line(number / edges, color="white", linewidth=0.5)
         if view.bank is not None:
             tall, wide = view.bank.shape
             row, column = np.nonzero(view.bank.numpy())
@@ -158,13 +162,14 @@ class _Canvas:
         self._text(left, row + self.tall + 0.06, words, size=8.5, color=FAINT, va="top")
 
     def _draw_target(self, view: View, panel: Any) -> None:
-        panel.set(xlim=(0, 1), ylim=(0, 1))
+        # Activation labels need not sum to one: what is missing stays gray, what is too much makes the bar longer.
+        panel.set(xlim=(0, max(1.0, view.own + view.partner)), ylim=(0, 1))
         panel.set_facecolor(REST)
         start = 0.0
         for part, color, dark in ((view.own, OWN, False), (view.partner, PARTNER, True)):
-            shown = max(0.0, min(part, 1 - start))
+            shown = max(0.0, part)
             panel.add_patch(Rectangle((start, 0), shown, 1, facecolor=color, linewidth=0))
-            if shown >= 0.22:
+            if shown >= 0.24:
                 ink = INK if dark else "white"
                 words = f"{part:.0%}"
                 panel.text(
@@ -185,6 +190,18 @@ class _Canvas:
         self.figure.text(*place, words, fontsize=size, **({"color": INK} | settings))
 
 
+def _legend(scene: Scene, footer: str) -> str:
+    """The footer, and a word on every sign that occurs."""
+    said = [footer] if footer else []
+    if any(view.statistics and not view.used for view in scene.views):
+        said.append("In parentheses: not used by the method.")
+    if any(view.moved_from is not None for view in scene.views):
+        said.append("Dashed: where the pasted part lay.")
+    if any(view.bank is not None for view in scene.views):
+        said.append("Dots: tokens in the bank.")
+    return "  ".join(said)
+
+
 def _draw_grid(panel: Any, statistic: Statistic) -> None:
     values = statistic.grid.numpy()
     if statistic.kind == "share":
@@ -201,8 +218,17 @@ def _frame(panel: Any, color: str, width: float) -> None:
 
 
 def _title_lines(title: str) -> list[str]:
-    return textwrap.wrap(title, 15 if len(title) <= 15 else 20, break_long_words=True, max_lines=4, placeholder="…")
+    """A method's text in lines that fit a column, broken after brackets, commas and signs."""
+    if len(title) <= SHORT_TITLE:
+        return [title]
+    lines = [""]
+    for piece in re.split(r"(?<=[(,+| ])", title):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > LINE:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    lines = [line.rstrip() for line in lines if line.strip()]
+    return lines if len(lines) <= MOST_TITLE_LINES else [*lines[: MOST_TITLE_LINES - 1], "…"]
 
 
-def _shortened(name: str, length: int = 12) -> str:
+def _shortened(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from vitmix.data.images import check_pixels, reason_of
 from vitmix.data.shapes import CLASSES, shapes_batch
 
-BUILT_IN = ("shapes:2", "shapes:0")
+BUILT_IN = ("shapes:1", "shapes:46")
 
 
 @dataclass(frozen=True)
