@@ -16,12 +16,13 @@ from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
-from training import TINY, one_thread, tiny, train  # noqa: F401
+from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
 from vitmix import make_maps as making
 from vitmix.cli import main
 from vitmix.data import augment as augment_module
 from vitmix.data import batch_draws, map_augment
 from vitmix.data.augment import Augmentation, augment, global_generators_kept
+from vitmix.data.batch_augment import augment_maps
 from vitmix.data.images import ArrayImages, FileImages
 from vitmix.data.label_maps import describe_data, read_index, read_label_maps, same_data
 from vitmix.data.loader import Batch, TrainLoader
@@ -221,6 +222,25 @@ def test_resident_maps_follow_their_pictures(changes, dense, only):
         assert correlation(image, moved) > 0.99 or moved.std() < 0.02
 
 
+def test_maps_are_augmented_in_one_graph():
+    loader = loader_of(ResidentLoader, RAND)
+    dense = dataclasses.replace(loader.settings, dense=True)
+    numbers = loader._draw(0, range(1))
+    maps = torch.rand(8, 5, 5)
+    compiled = torch.compile(augment_maps, fullgraph=True, backend="eager", dynamic=False)
+    torch.testing.assert_close(compiled(maps, numbers, dense), augment_maps(maps, numbers, loader.settings))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_gpu_makes_the_same_maps(compile):
+    settings = {"map_grid": (8, 8), "drop_last": False}
+    here = batches(loader_of(ResidentLoader, RAND, **settings))
+    there = batches(loader_of(ResidentLoader, RAND, device="cuda", compile=compile, **settings))
+    for ours, theirs in zip(here, there, strict=True):
+        torch.testing.assert_close(theirs.maps.cpu(), ours.maps, atol=1e-3, rtol=1e-3)
+
+
 def test_maps_of_both_loaders_are_pooled_last():
     for kind in (TrainLoader, ResidentLoader):
         whole, pooled = batches(loader_of(kind, RAND)), batches(loader_of(kind, RAND, map_grid=(8, 8)))
@@ -397,6 +417,41 @@ def test_data_is_known_again_wherever_it_lies(tmp_path):
     assert same_data(describe_data(images), describe_data(other))
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "data": {}}'])
+def test_damaged_indexes_get_one_sentence(tmp_path, content):
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match="not an index of activation maps"):
+        read_label_maps(tmp_path, blob_images()[0])
+
+
+def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    images, _ = blob_images()
+    vit = Teacher("vit", tiny_teacher("test_vit"), size=(50, 50))
+    with pytest.raises(ValueError, match="vit does not take pictures of 50 x 50"):
+        making.make_maps(images, vit, tmp_path / "maps")
+    with pytest.raises(ValueError, match="teacher's 3 classes, 0..2, got 3 numbers up to 7"):
+        making.make_maps(images, BLOBS, tmp_path / "maps", classes=[0, 1, 7])
+    assert not (tmp_path / "maps").exists()
+
+
+def test_maps_of_every_kind_of_data(tmp_path):
+    """A folder of pictures of different sizes, arrays, a data set that is computed, and one that is divided."""
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / "photos" / split / label).mkdir(parents=True)
+            for number in range(3):
+                picture = Image.effect_noise((20 + 30 * number, 40), 50)
+                picture.save(tmp_path / "photos" / split / label / f"{number}.png")
+    (tmp_path / "arrays").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "arrays" / "train.npz", images=pixels, labels=np.arange(8) % 2)
+    data = [f"imagefolder:{tmp_path / 'photos'}", f"npz:{tmp_path / 'arrays'}", "shapes(size=16, length=5)"]
+    for number, text in enumerate([*data, "shapes(size=16, length=60)?holdout=0.2"]):
+        images = open_images(text, "train")
+        making.make_maps(images, saliency_teacher("spectral"), tmp_path / str(number))
+        assert read_label_maps(tmp_path / str(number), open_images(text, "train")).shape == (len(images), 16, 16)
+
+
 def test_unreadable_pictures_have_empty_maps(tmp_path):
     images, _ = blob_images()
     images.broken[4] = "image 4: damaged"
@@ -453,6 +508,16 @@ def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
     assert "does not use them" in refusal(tiny, tmp_path / "other", maps=maps)
     assert "make them with 'vitmix maps'" in refusal(tiny, tmp_path / "other", method=method)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_with_maps_is_the_same(tmp_path):
+    making.make_maps(open_images(TINY["data"], "train"), saliency_teacher("spectral"), tmp_path / "maps")
+    settings = {"method": "mixup | tokenmix(label=activation)", "maps": str(tmp_path / "maps"), "scale": [0.3, 1.0]}
+    settings |= {"auto_augment": "rand-m9-mstd0.5-inc1", "checkpoint_every": "2 steps"}
+    train(tmp_path / "whole", **settings)
+    train_until(tmp_path / "parts", 7, **settings)
+    train(tmp_path / "parts", **settings, workers=1)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
 def shape_of_maps(trainer: Trainer) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def _open(
     if not (folder / INDEX).exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{str(folder)!r} exists and holds no activation maps; give another --output")
-        wanted = list(classes) if classes is not None else _classes(images, teacher)
+        wanted = _classes(images, teacher, classes)
         fresh = {"format": FORMAT, "data": data, "teacher": about, "top": 1 if teacher.any_class else top}
         return fresh | {"classes": wanted, "grid": None, "broken": [], "shards": []}, []
     index = read_index(folder)
@@ -147,15 +147,24 @@ def _open(
     return index | {"shards": whole}, remarks
 
 
-def _classes(images: ImageSet, teacher: Teacher) -> list[int]:
+def _classes(images: ImageSet, teacher: Teacher, given: Sequence[int] | None) -> list[int]:
+    """The teacher's class for each label, after a look at what the teacher gives."""
+    height, width = teacher.size
+    try:
+        count = teacher.maps(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape[1]
+    except (RuntimeError, AssertionError) as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise ValueError(f"teacher {teacher.name} does not take pictures of {height} x {width}: {reason}") from None
     if teacher.any_class:
         return list(range(len(images.classes)))
-    probe = teacher.maps(torch.zeros(1, 3, *teacher.size, dtype=torch.uint8, device=_device_of(teacher)))
-    return match_classes(images.classes, probe.shape[1])
-
-
-def _device_of(teacher: Teacher) -> torch.device:
-    return next((each.device for each in teacher.module.parameters()), torch.device("cpu"))
+    if given is None:
+        return match_classes(images.classes, count)
+    if len(given) != len(images.classes) or max(given) >= count:
+        raise ValueError(
+            f"classes must give each of the {len(images.classes)} labels one of the teacher's {count} classes, "
+            f"0..{count - 1}, got {len(given)} numbers up to {max(given)}"
+        )
+    return list(given)
 
 
 def _batches(start: int, stop: int, size: int) -> list[range]:

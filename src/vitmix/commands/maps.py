@@ -42,11 +42,11 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.teacher.startswith("saliency:"):
         teacher = saliency_teacher(namespace.teacher.removeprefix("saliency:"))
     elif Path(namespace.teacher).is_dir():
+        if namespace.size is not None or namespace.pretrained or namespace.checkpoint is not None:
+            raise ValueError("a run has its own size and weights; leave --size, --checkpoint and --pretrained out")
         loaded = load_run(namespace.teacher)
-        cfg = loaded.augmentation
-        teacher = timm_teacher(
-            loaded.name, loaded.model, size=namespace.size or cfg.sides[0], mean=cfg.mean, std=cfg.std
-        )
+        own = loaded.augmentation
+        teacher = timm_teacher(loaded.name, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
     else:
         if not namespace.pretrained and namespace.checkpoint is None:
             raise ValueError(

@@ -66,12 +66,15 @@ def read_index(folder: Path) -> dict[str, Any]:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, and this version reads {FORMAT}")
+        missing = [key for key in ("data", "teacher", "top", "classes", "grid", "broken", "shards") if key not in index]
+        if missing or not all(isinstance(look, str | None) for look in index["data"]["looks"].values()):
+            raise ValueError(f"{missing[0]} is missing" if missing else "the pictures' looks are not texts")
         return index
     except FileNotFoundError:
         raise ValueError(
             f"{str(folder)!r} is no folder of activation maps; make one with 'vitmix maps --output {folder}'"
         ) from None
-    except (ValueError, KeyError, TypeError, NotADirectoryError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as problem:
         raise ValueError(f"{str(folder / INDEX)!r} is not an index of activation maps ({problem})") from None
 
 

@@ -186,8 +186,8 @@ class _Canvas:
         return panel
 
     def _text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
-        place = (left / self.width, 1 - top / self.height)
-        self.figure.text(*place, words, fontsize=size, **({"color": INK} | settings))
+        settings = {"color": INK, "fontsize": size} | settings
+        self.figure.text(left / self.width, 1 - top / self.height, words, **settings)
 
 
 def _legend(scene: Scene, footer: str) -> str:
