@@ -5,8 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitmix.commands._command import Command
+
+if TYPE_CHECKING:
+    from vitmix.teachers import Teacher
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,34 +38,10 @@ def _run(namespace: argparse.Namespace) -> int:
     import torch
 
     from vitmix.data.sources import open_images
-    from vitmix.loading import load_named, load_run
     from vitmix.make_maps import make_maps, read_classes
-    from vitmix.teachers import saliency_teacher, timm_teacher
 
     images = open_images(namespace.data, namespace.split)
-    if namespace.teacher.startswith("saliency:"):
-        teacher = saliency_teacher(namespace.teacher.removeprefix("saliency:"))
-    elif Path(namespace.teacher).is_dir():
-        if namespace.size is not None or namespace.pretrained or namespace.checkpoint is not None:
-            raise ValueError("a run has its own size and weights; leave --size, --checkpoint and --pretrained out")
-        loaded = load_run(namespace.teacher)
-        own = loaded.augmentation
-        teacher = timm_teacher(loaded.name, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
-    else:
-        if not namespace.pretrained and namespace.checkpoint is None:
-            raise ValueError(
-                f"teacher {namespace.teacher!r} would have random weights; give --checkpoint FILE or --pretrained, "
-                "or a run folder as teacher"
-            )
-        loaded = load_named(
-            namespace.teacher,
-            checkpoint=namespace.checkpoint,
-            pretrained=namespace.pretrained,
-            num_classes=namespace.num_classes,
-            guesses=[len(images.classes)],
-            size=namespace.size,
-        )
-        teacher = timm_teacher(loaded.name, loaded.model, size=namespace.size)
+    teacher = _teacher(namespace, len(images.classes))
     classes = None if namespace.classes is None else read_classes(namespace.classes, images.classes)
     with _bar(images.description) as progress:
         remarks = make_maps(
@@ -81,6 +61,35 @@ def _run(namespace: argparse.Namespace) -> int:
     print(f"Maps of {len(images)} images by {teacher.name} are in {namespace.output} ({used / 2**20:.1f} MiB).")
     print(f"Use them: vitmix train --method 'tokenmix(label=activation)' --maps {namespace.output}")
     return 0
+
+
+def _teacher(namespace: argparse.Namespace, data_classes: int) -> "Teacher":
+    from vitmix.loading import load_named, load_run
+    from vitmix.teachers import saliency_teacher, timm_teacher
+
+    name = namespace.teacher
+    if name.startswith("saliency:"):
+        return saliency_teacher(name.removeprefix("saliency:"))
+    if Path(name).is_dir():
+        if namespace.size is not None or namespace.pretrained or namespace.checkpoint is not None:
+            raise ValueError("a run has its own size and weights; leave --size, --checkpoint and --pretrained out")
+        loaded = load_run(name)
+        own = loaded.augmentation
+        return timm_teacher(loaded.name, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
+    if not namespace.pretrained and namespace.checkpoint is None:
+        raise ValueError(
+            f"teacher {name!r} would have random weights; give --checkpoint FILE or --pretrained, "
+            "or a run folder as teacher"
+        )
+    loaded = load_named(
+        name,
+        checkpoint=namespace.checkpoint,
+        pretrained=namespace.pretrained,
+        num_classes=namespace.num_classes,
+        guesses=[data_classes],
+        size=namespace.size,
+    )
+    return timm_teacher(loaded.name, loaded.model, size=namespace.size)
 
 
 @contextmanager
