@@ -368,8 +368,21 @@ def test_stopped_making_goes_on_and_gives_the_same(tmp_path, small_shards):
     seen = []
     making.make_maps(images, BLOBS, tmp_path / "parts", batch=4, workers=1, progress=lambda done, _: seen.append(done))
     assert seen == [10, 20, 24]
+    (tmp_path / "early").mkdir()  # stopped while the index was written for the first time
+    (tmp_path / "early" / ".index.json.partial").write_bytes(b"half")
+    making.make_maps(images, BLOBS, tmp_path / "early")
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+
+
+def test_a_teacher_in_training_mode_is_not_trained(tmp_path):
+    images, _ = blob_images()
+    module = tiny_teacher("test_resnet").train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    teacher = Teacher("resnet", module, size=(64, 64))
+    making.make_maps(images, teacher, tmp_path, classes=[0, 1, 2])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert making.make_maps(images, teacher, tmp_path) == []  # and knows its folder again
 
 
 def test_damaged_shards_are_refused_and_made_anew(tmp_path, small_shards):

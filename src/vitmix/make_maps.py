@@ -47,13 +47,15 @@ def make_maps(
     check_count("batch", batch)
     check_count("workers", workers, least=0)
     folder = Path(folder)
+    teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_index(folder, index)  # before any shard: a folder without one is somebody else's
     done = {tuple(shard["rows"]) for shard in index["shards"]}
     spans = [(start, min(start + SHARD, len(images))) for start in range(0, len(images), SHARD)]
     ready = sum(stop - start for start, stop in done)
     progress(ready, len(images))
     todo = [span for span in spans if span not in done]
-    teacher.module.to(device).eval()
     fetched = _fetch(images, teacher.size, todo, batch, workers)
     for start, stop in todo:
         parts, broken = [], []
@@ -68,18 +70,21 @@ def make_maps(
         shard["classes"] = shard["classes"].astype(np.uint16 if shard["classes"].max() < 2**16 else np.uint32)
         content = safetensors.numpy.save(shard)
         name = f"maps-{start:09d}.safetensors"
-        folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / name, content)
         entry = {"file": name, "rows": [start, stop], "sha256": hashlib.sha256(content).hexdigest()}
         index["shards"] = sorted([*index["shards"], entry], key=lambda each: each["rows"])
         index["grid"] = list(shard["values"].shape[2:])
         index["broken"] = sorted({*index["broken"], *broken})
-        write_file(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+        _write_index(folder, index)
         ready += stop - start
         progress(ready, len(images))
     if index["broken"]:
         remarks.append(f"{len(index['broken'])} images could not be read and have empty maps: {index['broken'][0]}.")
     return remarks
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    write_file(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
 
 
 def match_classes(names: Sequence[str], count: int) -> list[int]:
@@ -118,7 +123,7 @@ def _open(
     """The index to go on with: a new one, or the folder's, without shards that were damaged."""
     about, data = teacher.about(), describe_data(images)
     if not (folder / INDEX).exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
             raise ValueError(f"{str(folder)!r} exists and holds no activation maps; give another --output")
         wanted = _classes(images, teacher, classes)
         fresh = {"format": FORMAT, "data": data, "teacher": about, "top": 1 if teacher.any_class else top}
@@ -151,7 +156,8 @@ def _classes(images: ImageSet, teacher: Teacher, given: Sequence[int] | None) ->
     """The teacher's class for each label, after a look at what the teacher gives."""
     height, width = teacher.size
     try:
-        count = teacher.maps(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape[1]
+        device = next((each.device for each in teacher.module.parameters()), torch.device("cpu"))
+        count = teacher.maps(torch.zeros(1, 3, height, width, dtype=torch.uint8, device=device)).shape[1]
     except (RuntimeError, AssertionError) as problem:
         reason = " ".join(str(problem).split())[:200]
         raise ValueError(f"teacher {teacher.name} does not take pictures of {height} x {width}: {reason}") from None

@@ -79,14 +79,16 @@ class _Canvas:
         first = top + self.title
         rows = [first + number * (self.tall + GAP) for number in range(2)]
         last = rows[1] + self.tall + GAP
-        words = zip(rows, self.scene.pictures, self.scene.names, (OWN, PARTNER), ("own", "partner"), strict=True)
-        for row, picture, name, color, role in words:
+        roles = ((OWN, "white", "own"), (PARTNER, INK, "partner"))
+        for row, picture, name, (color, ink, role) in zip(
+            rows, self.scene.pictures, self.scene.names, roles, strict=True
+        ):
             panel = self._panel(MARGIN, row, PANEL, self.tall)
             panel.imshow(picture.permute(1, 2, 0).numpy(), interpolation="antialiased", aspect="auto")
             _frame(panel, color, 2.6)
             label = f"{role}: {_shortened(name, TAG - len(role))}"
             panel.text(
-                0.04, 0.05, label, transform=panel.transAxes, fontsize=8.5, color="white", fontweight="bold",
+                0.04, 0.05, label, transform=panel.transAxes, fontsize=8.5, color=ink, fontweight="bold",
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": color, "edgecolor": "none"},
             )  # fmt: skip
         side = MARGIN + PANEL + GAP + 0.06
