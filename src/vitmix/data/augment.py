@@ -206,7 +206,11 @@ def eval_sample(image: Image.Image, augmentation: Augmentation) -> Tensor:
 
 
 def _prepare(image: Image.Image) -> Image.Image:
-    image = image if image.mode == "RGB" else image.convert("RGB")
+    return fit_sides(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def fit_sides(image: Image.Image) -> Image.Image:
+    """A picture that is neither too long nor too small to be augmented."""
     width, height = image.size
     shorter = min(width, height)
     if shorter * MAX_ASPECT < max(width, height):
@@ -243,18 +247,8 @@ def _erase_boxes(augmentation: Augmentation) -> Iterator[tuple[int, int, int, in
 @lru_cache(maxsize=64)
 def _train_transform(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], bool]:
     """Everything up to the pixels, and whether it draws random numbers."""
-    if augmentation.scale is not None:
-        crop = RandomResizedCropAndInterpolation(
-            augmentation.sides, augmentation.scale, augmentation.ratio, augmentation.interpolation
-        )
-        steps: list[Any] = [crop]
-    else:
-        steps = [_eval_transform(augmentation.sides, 1.0, augmentation.interpolation)]
-    fixed = len(steps) if augmentation.scale is None else 0
-    if augmentation.padding:
-        steps.append(transforms.RandomCrop(augmentation.sides, padding=augmentation.padding))
-    if augmentation.hflip:
-        steps.append(transforms.RandomHorizontalFlip(augmentation.hflip))
+    steps = crop_and_flip(augmentation)
+    fixed = 1 if augmentation.scale is None else 0
     if augmentation.auto_augment:
         steps.append(
             timm_policy(augmentation.auto_augment, augmentation.sides, augmentation.mean, augmentation.interpolation)
@@ -262,6 +256,22 @@ def _train_transform(augmentation: Augmentation) -> tuple[Callable[[Image.Image]
     if augmentation.color_jitter:
         steps.append(transforms.ColorJitter(*[augmentation.color_jitter] * 3))
     return transforms.Compose(steps), len(steps) > fixed
+
+
+def crop_and_flip(augmentation: Augmentation) -> list[Any]:
+    """The steps that come first: from a picture of any size to one of `augmentation.sides`."""
+    if augmentation.scale is not None:
+        crop = RandomResizedCropAndInterpolation(
+            augmentation.sides, augmentation.scale, augmentation.ratio, augmentation.interpolation
+        )
+        steps: list[Any] = [crop]
+    else:
+        steps = [_eval_transform(augmentation.sides, 1.0, augmentation.interpolation)]
+    if augmentation.padding:
+        steps.append(transforms.RandomCrop(augmentation.sides, padding=augmentation.padding))
+    if augmentation.hflip:
+        steps.append(transforms.RandomHorizontalFlip(augmentation.hflip))
+    return steps
 
 
 @lru_cache(maxsize=64)

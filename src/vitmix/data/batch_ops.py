@@ -4,6 +4,7 @@ Images are float tensors `(B, 3, H, W)` that hold whole numbers in 0..255; resul
 here waits for the device, indexes by a condition or has a shape that depends on values, so all of it can be compiled.
 
 `cubic` says how to interpolate: bicubic or bilinear for all samples, or per sample where it is a `(B,)` tensor.
+With `levels=False` values are not levels but any numbers, such as those of an activation map: nothing is rounded.
 
 Operations that treat each pixel alone are tables of 256 levels, one per sample and channel, as they are in Pillow.
 """
@@ -20,7 +21,9 @@ LEVELS = 256
 Cubic = bool | Tensor
 
 
-def resized_crop(images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int], *, cubic: Cubic) -> Tensor:
+def resized_crop(
+    images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int], *, cubic: Cubic, levels: bool = True
+) -> Tensor:
     """Cut out, scaled to `size` with `Image.resize`'s filter (which smooths when it shrinks), and mirrored where asked.
 
     Args:
@@ -31,16 +34,18 @@ def resized_crop(images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int,
     rows = _resize_weights(top, height, images.shape[2], size[0], cubic=cubic)
     columns = _resize_weights(left, width, images.shape[3], size[1], cubic=cubic)
     columns = torch.where(flipped.view(-1, 1, 1) > 0, columns.flip(1), columns)
-    return _apply_weights(images, rows, columns)
+    return _apply_weights(images, rows, columns, levels=levels)
 
 
-def shifted_crop(images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int]) -> Tensor:
+def shifted_crop(
+    images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int], *, levels: bool = True
+) -> Tensor:
     """The part that starts at `crop`'s (top, left), which may lie outside; what is not in the picture is black."""
     top, left = crop.unbind(1)[:2]
     rows = _shift_weights(top, images.shape[2], size[0]).to(images.dtype)
     columns = _shift_weights(left, images.shape[3], size[1]).to(images.dtype)
     columns = torch.where(flipped.view(-1, 1, 1) > 0, columns.flip(1), columns)
-    return _apply_weights(images, rows, columns)
+    return _apply_weights(images, rows, columns, levels=levels)
 
 
 def _resize_weights(start: Tensor, length: Tensor, source: int, target: int, *, cubic: Cubic) -> Tensor:
@@ -75,17 +80,19 @@ def _shift_weights(start: Tensor, source: int, target: int) -> Tensor:
     return place == torch.arange(source, device=start.device)
 
 
-def _apply_weights(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _apply_weights(images: Tensor, rows: Tensor, columns: Tensor, *, levels: bool) -> Tensor:
     """Columns first and in whole levels in between, as in Pillow; newer versions may begin with rows that shrink."""
-    narrowed = _to_level(images @ columns.transpose(1, 2).unsqueeze(1))
-    return _to_level(rows.unsqueeze(1) @ narrowed)
+    narrowed = images @ columns.transpose(1, 2).unsqueeze(1)
+    if not levels:
+        return rows.unsqueeze(1) @ narrowed
+    return _to_level(rows.unsqueeze(1) @ _to_level(narrowed))
 
 
 def _to_level(values: Tensor) -> Tensor:
     return (values + 0.5).floor().clamp(0, LEVELS - 1)
 
 
-def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubic) -> Tensor:
+def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubic, levels: bool = True) -> Tensor:
     """`Image.transform` with six numbers per sample that lead from a place in the result to one in the source."""
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrix.view(count, 6, 1, 1).unbind(1)
@@ -108,7 +115,8 @@ def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubi
         return _choose(cubic, lambda: _cubic_between(values, part), lambda: _linear_between(values, part))
 
     lines = [between([tap(row_step, column_step) for column_step in taps], across) for row_step in taps]
-    values = between(lines, down).clamp(0, LEVELS - 1).floor()
+    values = between(lines, down)
+    values = values.clamp(0, LEVELS - 1).floor() if levels else values
     return torch.where(inside.unsqueeze(1), values, per_channel(fill, images.device))
 
 

@@ -9,7 +9,7 @@ import multiprocessing.util  # noqa: F401  its own exit handler must be register
 import os
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitmix._checks import check_count
+from vitmix.mix import Grid, resample_mask
 
 from .augment import Augmentation, augment, erase, eval_pixels, global_generators_kept, normalize
 from .images import BrokenImage, ImageSet, NothingReadable, log
+from .map_augment import augment_map, check_maps
 from .plan import EpochPlan, rows_of_rank
 
 
@@ -31,27 +33,28 @@ class Batch:
     Args:
         erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty where there is none; `None`
             when the images are erased already.
+        maps: `(B, h, w)` activation map of each image's label, augmented with it.
     """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
     erase: Tensor | None = None
+    maps: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device, without waiting where it comes from pinned memory."""
-        boxes = None if self.erase is None else self.erase.to(device, non_blocking=True)
-        images, labels, indices = (
-            part.to(device, non_blocking=True) for part in (self.images, self.labels, self.indices)
-        )
-        return Batch(images, labels, indices, boxes)
+        return self._each(lambda part: part.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        boxes = None if self.erase is None else self.erase.pin_memory()
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory(), boxes)
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        erase, maps = (None if part is None else change(part) for part in (self.erase, self.maps))
+        return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps)
 
 
 Key = tuple[int, int, int]  # epoch, index, repeat: all that a worker must know, so that workers can outlive an epoch
@@ -87,8 +90,11 @@ class _Fetched:
 
 
 class _TrainFetch(Dataset):
-    def __init__(self, images: ImageSet, augmentation: Augmentation, seed: int) -> None:
+    def __init__(
+        self, images: ImageSet, augmentation: Augmentation, seed: int, maps: Tensor | None, map_grid: Grid | None
+    ) -> None:
         self.images, self.augmentation, self.seed = images, augmentation, seed
+        self.maps, self.map_grid = maps, map_grid
 
     def __getitems__(self, keys: list[Key]) -> _Fetched:
         try:
@@ -102,6 +108,7 @@ class _TrainFetch(Dataset):
         boxes = torch.zeros(len(keys), augmentation.erasing_count, 4, dtype=torch.long)
         labels = torch.empty(len(keys), dtype=torch.long)
         indices = torch.empty(len(keys), dtype=torch.long)
+        maps = None if self.maps is None else torch.empty(len(keys), *augmentation.sides)
         broken: dict[int, str] = {}
         with global_generators_kept():
             for row, (epoch, index, repeat) in enumerate(keys):
@@ -110,12 +117,17 @@ class _TrainFetch(Dataset):
                 numbers = (self.seed, epoch, index, repeat)
                 pixels[row], boxes[row] = augment(image, augmentation, seed_numbers=numbers)
                 labels[row], indices[row] = label, found
+                if maps is not None and self.maps is not None:
+                    size = (image.height, image.width)
+                    maps[row] = augment_map(self.maps[found], size, augmentation, seed_numbers=numbers)
+        if maps is not None and self.map_grid is not None:
+            maps = resample_mask(maps, self.map_grid, rule="area")
         normalized = normalize(pixels, augmentation)
         if augmentation.erase_after_mixing:
-            return _Fetched(Batch(normalized, labels, indices, boxes[:, 0]), broken)
+            return _Fetched(Batch(normalized, labels, indices, boxes[:, 0], maps), broken)
         for row, (epoch, index, repeat) in enumerate(keys):
             erase(normalized[row], boxes[row], seed_numbers=(self.seed, epoch, index, repeat))
-        return _Fetched(Batch(normalized, labels, indices), broken)
+        return _Fetched(Batch(normalized, labels, indices, maps=maps), broken)
 
 
 class _EvalFetch(Dataset):
@@ -151,6 +163,9 @@ class TrainLoader:
             An epoch is not longer for it; it shows a part of the pictures.
         drop_last: leaves an incomplete last batch out. Otherwise pictures are repeated until every rank has as many.
         pin_memory: for copies to a GPU that need not be waited for; where there is a GPU by default.
+        maps: `(N, h, w)` activation map of each picture's label over the whole picture, to be augmented with it; see
+            `vitmix.data.label_maps`. They leave the picture's own random choices as they are.
+        map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
     """
 
     def __init__(
@@ -166,13 +181,20 @@ class TrainLoader:
         repeats: int = 1,
         drop_last: bool = True,
         pin_memory: bool | None = None,
+        maps: Tensor | None = None,
+        map_grid: Grid | None = None,
     ) -> None:
         check_count("workers", workers, least=0)
+        check_maps(maps, images, augmentation)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
         self._sampler = _EpochSampler(self.plan)
         self._loader: DataLoader | None = _torch_loader(
-            _TrainFetch(images, augmentation, seed), self._sampler, workers, pin_memory, persistent=True
+            _TrainFetch(images, augmentation, seed, maps, map_grid),
+            self._sampler,
+            workers,
+            pin_memory,
+            persistent=True,
         )
 
     def __len__(self) -> int:

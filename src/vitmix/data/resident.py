@@ -14,12 +14,14 @@ from torch import Tensor
 
 from vitmix._checks import check_count
 from vitmix.draws import generator_for
+from vitmix.mix import Grid, resample_mask
 
 from .augment import Augmentation, eval_pixels, normalize
-from .batch_augment import augment_batch
+from .batch_augment import augment_batch, augment_maps
 from .batch_draws import batch_settings, draw, uniforms_per_sample
 from .images import ArrayImages, ImageSet, in_memory
 from .loader import Batch
+from .map_augment import centered_map, check_maps
 from .plan import EpochPlan, rows_of_rank
 
 RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # keep these random numbers apart from others made from the same seed
@@ -31,7 +33,7 @@ class ResidentLoader:
 
     Args:
         batch: samples per batch and process.
-        repeats: as in `TrainLoader`.
+        repeats, maps, map_grid: as in `TrainLoader`.
         compile: runs the augmentation through `torch.compile`.
     """
 
@@ -48,8 +50,11 @@ class ResidentLoader:
         repeats: int = 1,
         drop_last: bool = True,
         compile: bool = False,
+        maps: Tensor | None = None,
+        map_grid: Grid | None = None,
     ) -> None:
-        self.images = images
+        check_maps(maps, images, augmentation)
+        self.images, self.map_grid = images, map_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
@@ -57,6 +62,7 @@ class ResidentLoader:
         self._stand_in = _stand_ins(arrays)
         if augmentation.scale is None:
             pixels = _resized(arrays, augmentation, crop_pct=1.0)
+            maps = _resized_maps(maps, arrays, augmentation)
         else:
             pixels = torch.from_numpy(arrays.pixels)
         # Fixed shapes are what a compiler and a GPU need; a CPU is faster when each operation sees its samples only.
@@ -64,7 +70,9 @@ class ResidentLoader:
         self.settings = batch_settings(augmentation, (pixels.shape[1], pixels.shape[2]), dense=dense)
         self._pixels = pixels.to(self.device)  # (N, H, W, 3), shared with `images` where that is possible
         self._labels = torch.from_numpy(arrays.labels).to(self.device)
+        self._maps = None if maps is None else maps.to(self.device)
         self._augment = torch.compile(augment_batch, dynamic=False) if compile else augment_batch
+        self._augment_maps = torch.compile(augment_maps, dynamic=False) if compile else augment_maps
 
     def __len__(self) -> int:
         return self.plan.batches
@@ -95,8 +103,8 @@ class ResidentLoader:
             whole = self._batch(*(_filled(part, per_chunk * size) for part in (rows, numbers, noise)))
             for number in range(max(start, first), numbers_of.stop):
                 part = slice((number - first) * size, min((number - first + 1) * size, len(rows)))
-                boxes = None if whole.erase is None else whole.erase[part]
-                yield Batch(whole.images[part], whole.labels[part], whole.indices[part], boxes)
+                boxes, maps = (None if each is None else each[part] for each in (whole.erase, whole.maps))
+                yield Batch(whole.images[part], whole.labels[part], whole.indices[part], boxes, maps)
 
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
@@ -122,7 +130,10 @@ class ResidentLoader:
         boxes = numbers[:, self.settings.boxes].long() if self.augmentation.erase_after_mixing else None
         with torch.autocast(self.device.type, enabled=False):
             images = self._augment(images, numbers, noise, self.settings)
-        return Batch(images, self._labels[rows], rows, boxes)
+            maps = None if self._maps is None else self._augment_maps(self._maps[rows], numbers, self.settings)
+        if maps is not None and self.map_grid is not None:
+            maps = resample_mask(maps, self.map_grid, rule="area")
+        return Batch(images, self._labels[rows], rows, boxes, maps)
 
 
 class ResidentEvalLoader:
@@ -175,6 +186,17 @@ def _resized(images: ArrayImages, augmentation: Augmentation, *, crop_pct: float
     for row in range(len(images)):
         pixels[row] = eval_pixels(images.read(row), augmentation).permute(1, 2, 0)
     return pixels
+
+
+def _resized_maps(maps: Tensor | None, images: ArrayImages, augmentation: Augmentation) -> Tensor | None:
+    """The maps of the pictures that `_resized` gives."""
+    height, width = images.pixels.shape[1:3]
+    if maps is None or (height, width) == augmentation.sides:
+        return maps
+    resized = torch.empty(len(maps), *augmentation.sides, dtype=maps.dtype)
+    for row in range(len(maps)):
+        resized[row] = centered_map(maps[row], (height, width), augmentation)
+    return resized
 
 
 def _filled(values: Any, length: int) -> Any:

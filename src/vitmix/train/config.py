@@ -47,6 +47,11 @@ class TrainConfig:
         {}, TRAIN, "further settings of the model as KEY=VALUE; dropped where a later layer names another model"
     )
     method: str = option("mixup(alpha=0.8) | cutmix", TRAIN, "mixing method, such as 'mixup(alpha=0.8) | tl_align'")
+    maps: str | None = option(
+        None,
+        TRAIN,
+        "folder of activation maps that 'vitmix maps' made of this data, for methods with activation labels",
+    )
     recipe: str | None = option(None, TRAIN, "a paper's settings; 'help' lists the recipes")
     pretrained: bool = option(False, TRAIN, "start from timm's published weights")
     checkpoint: str | None = option(None, TRAIN, "start from the weights in this file (.safetensors, or torch's)")

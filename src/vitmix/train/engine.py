@@ -84,8 +84,10 @@ class Trainer:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation)
+        maps = prepare.map_settings(config, self.images, self.core, augmentation)
+        place = (self.device, self.rank, self.world)
         self.loader, self.eval_loader = prepare.make_loaders(
-            config, self.images, self.eval_images, augmentation, part, (self.device, self.rank, self.world)
+            config, self.images, self.eval_images, augmentation, part, place, maps
         )
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
@@ -166,7 +168,7 @@ class Trainer:
             draw = self._draw(batch.images, epoch, self.update * accumulate + part)
             erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
-                output = self.learner(batch.images, batch.labels, draw=draw, erase=erase)
+                output = self.learner(batch.images, batch.labels, maps=batch.maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)

@@ -13,6 +13,7 @@ from torch import nn
 from vitmix import models as models  # its import registers names with timm
 from vitmix.data.augment import Augmentation
 from vitmix.data.images import ImageSet
+from vitmix.data.label_maps import read_label_maps
 from vitmix.data.loader import EvalLoader, TrainLoader
 from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.data.sources import open_images
@@ -103,11 +104,36 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     method = create(config.method, num_classes, defaults={"smoothing": config.smoothing})
 
     def finished(mixer: Mixer) -> Mixer:
-        if isinstance(mixer.share, ActivationShare):
-            raise ValueError(f"{mixer} needs a teacher's activation maps with every image; use label=area")
+        if isinstance(mixer.share, ActivationShare) and config.maps is None:
+            raise ValueError(
+                f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
+                "--maps FOLDER, or use label=area"
+            )
         return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
+    if config.maps is not None and not any(isinstance(mixer.share, ActivationShare) for mixer in method.mixers):
+        raise ValueError(
+            f"maps are given, but {config.method!r} does not use them; write a method with activation labels, "
+            "such as 'tokenmix(label=activation)', or leave maps out"
+        )
     return _each(method, finished)
+
+
+def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> dict[str, Any]:
+    """The activation maps that travel with the training images, and the grid they end on.
+
+    That grid is the masks' where all of them have one; elsewhere, as for boxes of pixels, maps keep the images' size.
+    """
+    if config.maps is None:
+        return {}
+    frame = learner.mixing.frame(torch.empty(1, 3, *augmentation.sides))
+    masks = [
+        mixer.draw(frame, torch.Generator()).part("mask").get("mask")
+        for mixer in learner.mixer.mixers
+        if isinstance(mixer.share, ActivationShare)
+    ]
+    grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
+    return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
 
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:
@@ -155,11 +181,15 @@ def make_loaders(
     augmentation: Augmentation,
     batch: int,
     place: tuple[torch.device, int, int],
+    maps: dict[str, Any],
 ) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
-    """Batches to train and to evaluate on: read one by one, or from device memory. `place`: device, rank, world."""
+    """Batches to train and to evaluate on: read one by one, or from device memory.
+
+    `place` is device, rank and world; `maps` is what `map_settings` gave.
+    """
     device, rank, world = place
     training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats}
-    training |= {"rank": rank, "world": world}
+    training |= {"rank": rank, "world": world, **maps}
     evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, "rank": rank, "world": world}
     if config.resident:
         return (

@@ -1,0 +1,269 @@
+"""`vitmix show`: what is drawn is what the methods do."""
+
+import struct
+import time
+import xml.etree.ElementTree as ElementTree
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import vitmix
+from training import one_thread, train  # noqa: F401
+from vitmix.cli import main
+from vitmix.commands.show import METHODS
+from vitmix.data.augment import Augmentation
+from vitmix.methods import METHODS as ALL_METHODS
+from vitmix.show import Picture, Scene, draw_figure, observe, read_picture
+from vitmix.tap import AttentionTap
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PLAIN = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def small_model(**settings) -> torch.nn.Module:
+    torch.manual_seed(1)
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 12}
+    model = timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.5, drop_rate=0.5, **shape, **settings)
+    for block in model.blocks:  # else attention is nearly uniform
+        block.attn.qkv.weight.data.mul_(12)
+    return model
+
+
+def scene_of(*methods: str, model: torch.nn.Module | None = None, seed: int = 3) -> Scene:
+    pictures = [read_picture(text, 32) for text in ("shapes:1", "shapes:46")]
+    return observe(model or small_model(), PLAIN, pictures, methods, seed=seed)
+
+
+def view_of(method: str, **settings):
+    (view,) = scene_of(method, **settings).views
+    return view
+
+
+def test_all_methods_are_drawn_by_default():
+    assert set(METHODS) == set(ALL_METHODS) - {"none"}
+
+
+def test_mask_image_and_target_agree():
+    """Slow twin: every pixel is the own one's, the partner's, or a blend by the mask that is drawn."""
+    scene = scene_of("mixup", "cutmix", "tokenmix", "smmix", "none")
+    own, partner = scene.pictures
+    for view in scene.views[:3]:
+        height, width = view.origin.shape
+        cells = view.origin.repeat_interleave(32 // height, 0).repeat_interleave(32 // width, 1)
+        torch.testing.assert_close(view.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
+    for view in scene.views[:4]:
+        assert view.partner == pytest.approx(float(view.origin.mean()), abs=1e-5)
+        assert view.own + view.partner == pytest.approx(1, abs=1e-5)
+    assert scene.views[4].own == 1 and torch.allclose(scene.views[4].mixed, own, atol=1e-5)
+
+
+def test_comparable_methods_share_their_draw():
+    cutmix, transmix, tl_align = scene_of("cutmix", "transmix", "tl_align").views
+    assert torch.equal(cutmix.mixed, transmix.mixed) and torch.equal(cutmix.origin, tl_align.origin)
+    assert len({round(view.own, 6) for view in (cutmix, transmix, tl_align)}) == 3
+
+
+def test_transmix_shows_the_attention_that_it_uses():
+    model = small_model()
+    view = view_of("transmix", model=model)
+    with AttentionTap(model, class_row=[-1]) as tap, torch.no_grad():
+        images = (torch.stack([view.mixed, view.mixed]) - 0.5) / 0.5
+        model.eval()(images)
+    expected = tap.class_row(-1)[0].view(4, 4)
+    assert view.used and view.statistics[0].caption == "class attention"
+    torch.testing.assert_close(view.statistics[0].grid, expected, atol=1e-5, rtol=1e-4)
+    assert not view_of("cutmix").used and view_of("cutmix").statistics[0].grid.shape == (4, 4)
+
+
+def test_tl_align_shows_shares_that_average_to_its_target():
+    view = view_of("tl_align", model=small_model(global_pool="avg", class_token=False))
+    assert view.statistics[0].kind == "share"
+    assert float(view.statistics[0].grid.mean()) == pytest.approx(view.partner, abs=1e-5)
+
+
+def test_smmix_shows_where_its_window_came_from():
+    view = view_of("smmix")
+    assert view.moved_from is not None
+    top, bottom, left, right = view.moved_from
+    assert (bottom - top) * (right - left) == pytest.approx(view.partner, abs=1e-5)
+    scores = view.statistics[1].grid  # the window is the partner's most attended
+    window = scores[round(4 * top) : round(4 * bottom), round(4 * left) : round(4 * right)]
+    unfolded = scores.unfold(0, window.shape[0], 1).unfold(1, window.shape[1], 1).sum((2, 3))
+    assert float(window.sum()) == pytest.approx(float(unfolded.max()), rel=1e-5)
+
+
+def test_htm_shows_the_tokens_it_took_and_from_whom():
+    scene = scene_of("htm(block=1, rho=0.001)", "cutmix + htm(block=1, rho=0.001)")
+    own, partner = scene.pictures
+    view = scene.views[0]
+    taken = (view.statistics[1].grid - view.statistics[0].grid > 0.001).float()
+    assert 0 < taken.sum() < 16 and torch.equal(view.origin, taken)
+    cells = taken.repeat_interleave(8, 0).repeat_interleave(8, 1)
+    torch.testing.assert_close(view.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
+    kept, gained = view.statistics[0].grid[taken == 0].sum(), view.statistics[1].grid[taken == 1].sum()
+    assert view.own == pytest.approx(float(kept / (kept + gained)), abs=1e-5)
+    assert scene.views[1].origin.shape == (4, 4)
+
+
+def test_vtm_shows_its_bank():
+    view = view_of("vtm(block=3, tokens=5)")
+    assert view.bank is not None and view.bank.shape == (4, 4) and int(view.bank.sum()) == 15
+    assert view.own == 1 and not view.origin.any()
+
+
+def test_every_choice_of_a_switch_is_a_column():
+    views = scene_of("0.2*mixup | 0.8*cutmix", "transmix").views
+    assert [view.title for view in views] == ["mixup", "cutmix", "transmix"]
+    assert [view.notes for view in views] == [("20% of batches",), ("80% of batches",), ()]
+
+
+def test_activation_labels_use_the_models_own_maps():
+    view = view_of("tokenmix(label=activation)")
+    assert view.used and len(view.statistics) == 2 and view.statistics[0].grid.shape == (4, 4)
+    mass = [each.grid / each.grid.sum() for each in view.statistics]
+    assert view.own == pytest.approx(float((mass[0] * (1 - view.origin)).sum()), abs=1e-4)
+    assert view.partner == pytest.approx(float((mass[1] * view.origin).sum()), abs=1e-4)
+
+
+def test_models_without_readable_attention():
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=4)
+    pictures = [read_picture(text, 64) for text in ("shapes:1", "shapes:2")]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scene = observe(model, Augmentation(64), pictures, ["cutmix", "tokenmix(grid=[4, 4])"])
+    assert scene.views[0].statistics == () and draw_figure(scene)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # BatchNorm's too
+    aligned = observe(model, Augmentation(64), pictures, ["tl_align"]).views[0]
+    assert aligned.statistics[0].kind == "share" and aligned.used
+    with pytest.raises(ValueError, match="needs attention"):
+        observe(model, Augmentation(64), pictures, ["transmix"])
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 900), (2000, 1500)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "I;16", "CMYK"])
+def test_pictures_of_any_kind_and_size(tmp_path, mode, size):
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0]), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    picture = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else picture.convert(mode)
+    path = tmp_path / ("picture.tif" if mode in ("CMYK", "I;16") else "picture.png")
+    picture.save(path)
+    read = read_picture(str(path), 32)
+    assert read.image.mode == "RGB" and read.name == "picture"
+    scene = observe(small_model(), PLAIN, [read, read], ["cutmix"])
+    assert scene.pictures.shape == (2, 3, 32, 32)
+
+
+def bomb() -> bytes:
+    """A PNG of 30,000 x 30,000 pixels in a few bytes."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("bomb.png", bomb(), "900000000 pixels|30000 x 30000 pixels"),
+        ("cut.png", bomb()[:20], "cannot be read"),
+        ("text.jpg", b"not a picture", "not an image of a known kind"),
+        ("empty.png", b"", "not an image of a known kind"),
+    ],
+)
+def test_broken_and_huge_pictures_get_one_sentence(tmp_path, capsys, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    output = tmp_path / "out.png"
+    assert main(["show", str(tmp_path / name), "shapes:1", "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and name in said
+    assert any(word in said for word in words.split("|")), said
+    assert not output.exists()
+
+
+def test_sideways_photographs_stand_upright(tmp_path):
+    picture = Image.new("RGB", (40, 20))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "photo.jpg", exif=exif)
+    assert read_picture(str(tmp_path / "photo.jpg"), 32).image.size == (20, 40)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["shapes:1"], "two pictures, got 1"),
+        (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
+        (["--method", "cutmx"], "did you mean 'cutmix'?"),
+        (["--output", "figure.bmp"], ".png, .svg, .pdf"),
+        (["--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["--run", "nowhere"], "no run folder"),
+        (["--run", "nowhere", "--model", "resnet18"], "names the model already"),
+        (["--model", "deit_smal"], "unknown model"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_method_on_files_with_an_untrained_model(tmp_path, capsys):
+    for name, size in (("cat.jpg", (640, 480)), ("dog.png", (50, 300))):
+        Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)
+    start = time.process_time()
+    output = tmp_path / "figure.png"
+    assert main(["show", str(tmp_path / "cat.jpg"), str(tmp_path / "dog.png"), "--output", str(output)]) == 0
+    assert time.process_time() - start < 12
+    said = capsys.readouterr().out
+    assert "untrained" in said and "mixup, cutmix, tokenmix, transmix, tl_align, smmix, htm, vtm" in said
+    with Image.open(output) as figure:
+        assert figure.width > 1000
+
+
+def test_formats_and_a_run(tmp_path, capsys):
+    train(tmp_path / "run", epochs=1)
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        output = tmp_path / f"figure{suffix}"
+        arguments = ["--run", str(tmp_path / "run"), "--method", "cutmix", "tl_align | mixup", "--output", str(output)]
+        assert main(["show", *arguments]) == 0
+        assert output.read_bytes().startswith(start)
+    words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
+    for expected in ("own: arrow", "partner: ring", "cutmix", "tl_align", "50% of batches", "trained"):
+        assert expected in words
+    assert "untrained" not in capsys.readouterr().out and "UNTRAINED" not in words
+
+
+def test_many_methods_go_into_bands():
+    pictures = [Picture(Image.new("RGB", (32, 32), color), color) for color in ("red", "blue")]
+    scene = observe(small_model(), PLAIN, pictures, ["cutmix"] * 11)
+    assert len(scene.views) == 11 and draw_figure(scene, dpi=40)
+
+
+def test_spec_texts_fit_their_columns():
+    view = view_of("mix(mask=block(share=0.3), share=aligned) + consistency")
+    assert view.title.startswith("mix(") and vitmix.create(view.title, 12)
+
+
+def test_same_command_same_figure():
+    assert draw_figure(scene_of("smmix", "vtm")) == draw_figure(scene_of("smmix", "vtm"))
+
+
+def test_documented_picture_is_small():
+    path = Path(__file__).parents[1] / "docs" / "show.png"
+    assert path.stat().st_size < 300_000
