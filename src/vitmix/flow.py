@@ -122,7 +122,8 @@ class Given(Flow):
 
     def _mean(self) -> Tensor:
         with torch.autocast(self.attention.device.type, enabled=False):
-            return self.attention.to(torch.promote_types(self.attention.dtype, torch.float32)).mean(1)
+            mean = self.attention.to(torch.promote_types(self.attention.dtype, torch.float32)).mean(1)
+            return mean / mean.sum(-1, keepdim=True)  # rows rounded to half precision do not sum to one
 
     def with_bank(self, length: int, share: Tensor | None) -> Flow:
         return Given(self.attention[:, :, : self.tokens - length], prefix=self.prefix, bank_share=share)
@@ -179,7 +180,7 @@ class Windows(Flow):
     """Attention within windows of a grid, cyclically shifted or not; `products` has one batch row per window.
 
     Windows of an image follow each other row by row. Where the grid does not divide, it is padded at the bottom and the
-    right, before the shift or after it. Padding carries no share, and no weight starts there.
+    right, before the shift (`pad_first`) or after it. Padding carries no share, and no weight starts there.
     """
 
     def __init__(self, products: Products, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False) -> None:
@@ -213,25 +214,36 @@ class Windows(Flow):
         return dense[:, :, :tokens, :tokens]
 
     def _split(self, values: Tensor) -> Tensor:
-        grid = values.view(-1, *self.grid)
-        shift = (-self.shift[0], -self.shift[1])
-        if self.pad_first:
-            grid = torch.roll(_pad(grid, self.pad), shift, (1, 2))
-        else:
-            grid = _pad(torch.roll(grid, shift, (1, 2)), self.pad)
-        (rows, columns), (height, width) = grid.shape[1:], self.window
-        split = grid.view(-1, rows // height, height, columns // width, width).transpose(2, 3)
-        return split.reshape(-1, height * width)
+        grid = values.view(len(values), *self.grid, 1)
+        return cut_windows(grid, self.window, self.shift, pad_first=self.pad_first).squeeze(-1)
 
     def _join(self, values: Tensor) -> Tensor:
-        (height, width), rows, columns = self.window, self.grid[0] + self.pad[0], self.grid[1] + self.pad[1]
-        grid = values.view(-1, rows // height, columns // width, height, width).transpose(2, 3)
-        grid = grid.reshape(-1, rows, columns)
-        if self.pad_first:
-            grid = torch.roll(grid, self.shift, (1, 2))[:, : self.grid[0], : self.grid[1]]
-        else:
-            grid = torch.roll(grid[:, : self.grid[0], : self.grid[1]], self.shift, (1, 2))
-        return grid.reshape(-1, self.grid[0] * self.grid[1])
+        joined = join_windows(values.unsqueeze(-1), self.grid, self.window, self.shift, pad_first=self.pad_first)
+        return joined.flatten(1)
+
+
+def cut_windows(tokens: Tensor, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
+    """Tokens `(B, H, W, C)` rolled, padded and cut into windows `(B * windows, cells, C)` as Swin does."""
+    (height, width), shifts = window, (-shift[0], -shift[1])
+    if not pad_first:
+        tokens = torch.roll(tokens, shifts, (1, 2))
+    tokens = torch.nn.functional.pad(tokens, (0, 0, 0, -tokens.shape[2] % width, 0, -tokens.shape[1] % height))
+    if pad_first:
+        tokens = torch.roll(tokens, shifts, (1, 2))
+    _, rows, columns, channels = tokens.shape
+    cut = tokens.reshape(-1, rows // height, height, columns // width, width, channels)
+    return cut.transpose(2, 3).reshape(-1, height * width, channels)
+
+
+def join_windows(windows: Tensor, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
+    """The inverse of `cut_windows`: tokens `(B, H, W, C)` of a grid, without padding."""
+    (height, width), channels = window, windows.shape[-1]
+    rows, columns = grid[0] + -grid[0] % height, grid[1] + -grid[1] % width
+    cut = windows.reshape(-1, rows // height, columns // width, height, width, channels)
+    tokens = cut.transpose(2, 3).reshape(-1, rows, columns, channels)
+    if pad_first:
+        return torch.roll(tokens, shift, (1, 2))[:, : grid[0], : grid[1]]
+    return torch.roll(tokens[:, : grid[0], : grid[1]], shift, (1, 2))
 
 
 class Reduced(Flow):
@@ -247,7 +259,7 @@ class Reduced(Flow):
 
     def carry(self, share: Tensor) -> Tensor:
         rows, columns = self.rows.to(share.dtype), self.columns.to(share.dtype)
-        grid = share.view(-1, rows.shape[1], columns.shape[1])
+        grid = share.view(len(share), rows.shape[1], columns.shape[1])
         with torch.autocast(share.device.type, enabled=False):
             keys = (rows @ grid @ columns.T).flatten(1)
         return self.products.carry(keys)
@@ -285,13 +297,13 @@ class Steps(Flow):
         self.grid, self.steps, self.beside = grid, steps, shortcut
 
     def carry(self, share: Tensor) -> Tensor:
-        grid = share.view(-1, 1, *self.grid)
+        grid = share.view(len(share), 1, *self.grid)
         for step in self.steps:
             grid = step(grid)
         return grid.flatten(1)
 
     def shortcut(self, share: Tensor) -> Tensor:
-        return self.beside(share.view(-1, 1, *self.grid)).flatten(1)
+        return self.beside(share.view(len(share), 1, *self.grid)).flatten(1)
 
 
 def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
@@ -306,7 +318,3 @@ def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
     for flow in reversed(flows[:-1]):
         attention = (flow.pull(attention) + attention) / 2
     return attention[:, last.prefix :]
-
-
-def _pad(grid: Tensor, pad: Grid) -> Tensor:
-    return torch.nn.functional.pad(grid, (0, pad[1], 0, pad[0])) if pad != (0, 0) else grid

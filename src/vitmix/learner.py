@@ -111,7 +111,11 @@ class Learner(nn.Module):
         if draw is None:
             draw = self.mixing.draw(self.mixing.frame(images))
         draw = draw.to(images.device)
-        output = self._step(images, labels, maps, draw.choice, draw.values, erase)
+        try:
+            output = self._step(images, labels, maps, draw.choice, draw.values, erase)
+        except BaseException:
+            self.mixing.forget()  # or the hooks would take the next plain pass for this batch
+            raise
         # Not in the compiled part: there a loss of one part and that part detached become one tensor, without gradient.
         return replace(output, parts={name: part.detach() for name, part in output.parts.items()})
 

@@ -380,11 +380,17 @@ def _wanted(mask: BlockMask | ScatteredMask, grid: Grid, frame: Frame, generator
 
 
 def _final_grid(frame: Frame) -> Grid:
-    if frame.final_grid is None:
+    grid, size = frame.final_grid, frame.size
+    if grid is None:
+        raise ValueError("a salient box is cut by a model's tokens; attach the mixer to one whose attention is read")
+    if grid == (1, 1):
+        raise ValueError(f"a salient box needs several final tokens, and images of {size[0]}x{size[1]} give only one")
+    if size[0] % grid[0] or size[1] % grid[1]:
         raise ValueError(
-            "a salient box is cut by the tokens of a model; attach the mixer to one whose attention is read"
+            f"a salient box needs images that divide into the model's {grid[0]}x{grid[1]} final tokens, "
+            f"got {size[0]}x{size[1]}; resize them"
         )
-    return frame.final_grid
+    return grid
 
 
 def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:

@@ -12,7 +12,7 @@ from vitmix.draws import Draw, generator_for
 from vitmix.inner import HTM, Horizontal, Inner
 from vitmix.losses import Consistency, Region
 from vitmix.masks import NoMask
-from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, resample_mask, smooth_rows
+from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, smooth_rows
 from vitmix.mixer import AnyMixer, Mixer
 from vitmix.shares import AlignedShare, Evidence
 from vitmix.statistics import forget_casts
@@ -60,7 +60,15 @@ class Mixing:
         self._guide_reader = read_model(guide) if guide is not None and self.reader is not None else self.reader
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
         self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
-        self._recorder = self._guide_recorder = None
+        self._recorder: Recorder | None = None
+        self._guide_recorder: Recorder | None = None
+        try:
+            self._listen(guide)
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self, guide: nn.Module | None) -> None:
         if self.reader is not None:
             union = _union(self._plans)
             self._add_modules(self.reader)
@@ -86,6 +94,12 @@ class Mixing:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def forget(self) -> None:
+        """Leaves the model alone until the next batch is mixed, as after a step that failed half-way."""
+        for recorder in (self._recorder, self._guide_recorder):
+            if recorder is not None:
+                recorder.tape = None
+
     def close(self) -> None:
         """Removes every hook."""
         for recorder in (self._recorder, self._guide_recorder):
@@ -97,7 +111,12 @@ class Mixing:
         return self.modules.parameters()
 
     def frame(self, images: Tensor) -> Frame:
-        return frame_of(images, self.reader)
+        try:
+            return frame_of(images, self.reader)
+        except ValueError:
+            if not self.mixer.input_only:
+                raise
+            return frame_of(images, None)  # nothing here depends on the model's tokens
 
     def draw(self, frame: Frame) -> Draw:
         """The choices of the next batch, a function of (seed, step, rank); the switch's of (seed, step)."""
@@ -250,10 +269,7 @@ class Mixing:
         reader, tokens = self._read(), batch.tape.final
         if tokens is None:
             raise RuntimeError("the final tokens were not recorded: run the model on the mixed batch before its loss")
-        grid, dtype = batch.frame.final_grid, batch.frame.dtype
-        assert grid is not None
-        mask = resample_mask(batch.mix.mask, grid, rule="area", dtype=dtype).flatten(1)
-        mask = mask.expand(batch.frame.batch, -1)
+        mask = reader.patch_share(batch.mix.mask, self.evidence(batch).area, batch.frame.size)
         own, theirs = losses.region_means(tokens[:, reader.prefix :], mask)
         head = self.modules["token_head"] if part.head == "separate" else reader.classify
         rows = smooth_rows(batch.rows, batch.mixer.smoothing)

@@ -168,8 +168,7 @@ class AttentionShare(_Shared):
         by_class = model.block(block).class_token
         slots, what = (tape.class_row, "class row") if by_class else (tape.column_mean, "column mean")
         attention = recorded(slots, what, block)
-        grid = model.grids(evidence.frame.size)[block]
-        tokens = resample_mask(mix.mask, grid, rule="nearest").flatten(1)
+        tokens = model.patch_mask(mix.mask, block, evidence.frame.size)
         share = self.blend * attention_share(attention, tokens) + (1 - self.blend) * evidence.area
         return _two_sides(share)
 

@@ -83,8 +83,10 @@ class Tape:
             last -= 1
         share = recorded(self.token_share, "carried share", last)
         assert self.image_share is not None
-        for index in range(last + 1, min(block + 1, reader.depth)):
+        for index in range(last + 1, min(block, reader.last) + 1):
             share = reader.arrive(index, share, self.image_share, self.size)
+            if index < block:
+                share = reader.pass_by(index, share, self.size)
         return share
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tape":
@@ -126,7 +128,7 @@ class Recorder:
             add(self.reader.final_module.register_forward_hook(self._final))
 
     def remove(self) -> None:
-        for handle in self._handles:
+        for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
         self.tape = None
@@ -158,8 +160,8 @@ class _BlockHooks:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self.recorder.active()
-        if tape is None:
-            return None
+        if tape is None or not (tape.actors or self.index in tape.plan.tokens):
+            return None  # nothing to do here: the tokens keep their memory layout
         tokens = args[0].flatten(1, -2)
         if self.training:
             for actor in tape.actors:

@@ -44,21 +44,26 @@ def read_model(model: nn.Module) -> Reader:
     """The reader of a model, compiled or wrapped for data parallelism or not."""
     model = unwrap(model)
     kind = type(model)
-    package = kind.__module__.partition(".")[0]
+    package = _package(kind)
     if kind not in READERS and package in LATER:
-        READERS.update(import_module(LATER[package]).READERS)
+        for each, reader in import_module(LATER[package]).READERS.items():
+            READERS.setdefault(each, reader)  # one's own comes first
     if kind in REFUSED:
         raise ValueError(
             f"{kind.__name__} cannot be read: {REFUSED[kind]}. Methods that need no attention work with it"
         )
     if kind not in READERS:
-        known = ", ".join(sorted(kind.__name__ for kind in READERS))
+        known = ", ".join(sorted(f"{_package(kind)}.{kind.__name__}" for kind in READERS))
         raise ValueError(
-            f"{kind.__name__} has no attention this library can read; known classes (matched exactly): {known}, and "
-            "those of torchvision and transformers listed by 'vitmix models'. Methods that need no attention work on "
-            "any model; docs/adapters.md shows how to add a class"
+            f"{package}.{kind.__name__} cannot be read; known classes (matched exactly): {known}, and those of "
+            "torchvision and transformers that 'vitmix models' lists. Methods that need no attention work on any "
+            "model; docs/adapters.md shows how to add a class"
         )
     return READERS[kind](model)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -14,8 +14,6 @@ from vitmix.mix import Grid, initial_token_share
 class TalkingHeadsBlock(BlockReader):
     """The softmax before the second head projection, which the model has in memory anyway."""
 
-    no_bank = None
-
     def hooks(self) -> Handles:
         return [self.attention.proj_w.register_forward_pre_hook(self._on_attention)]
 
@@ -44,8 +42,7 @@ class ClassAttentionBlock(BlockReader):
         ]
 
     def _on_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if self.wanted():
-            self.query = output.unsqueeze(1)
+        self.query = output.unsqueeze(1) if self.wanted() else None
 
     def _on_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if self.query is not None:

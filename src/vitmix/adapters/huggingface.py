@@ -1,7 +1,7 @@
 """Hugging Face transformers, read through its attention-function registry: no module is patched.
 
-While a model is attached, its attention implementation is "vitmix", which tells whoever listens and then calls the
-implementation that was set before.
+While a model is attached, its attention implementation is a tapped form of its own ("vitmix_sdpa" for "sdpa"), which
+tells whoever listens and then calls the original.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deit import modeling_deit
 from transformers.models.dinov2 import modeling_dinov2
@@ -18,53 +18,59 @@ from transformers.models.dinov2_with_registers import modeling_dinov2_with_regis
 from transformers.models.swin import modeling_swin
 from transformers.models.vit import modeling_vit
 
-from vitmix.adapters.pyramid import PyramidReader, swin_windows
+from vitmix.adapters.pyramid import PyramidReader
 from vitmix.adapters.reader import BlockReader, Handles, Reader, check_divides, check_size, one_head_each
-from vitmix.flow import Flow, Products, Windows
+from vitmix.flow import Flow, Products, Windows, cut_windows
 from vitmix.mix import Grid
 
-NAME = "vitmix"
+PREFIX = "vitmix_"  # of the names under which tapped implementations are registered
+VIT = (modeling_vit.ViTLayer, modeling_vit.ViTAttention)
+DEIT = (modeling_deit.DeiTLayer, modeling_deit.DeiTAttention)
+DINOV2 = (modeling_dinov2.Dinov2Layer, modeling_dinov2.Dinov2Attention)
+DINOV2_REGISTERS = (
+    modeling_dinov2_registers.Dinov2WithRegistersLayer,
+    modeling_dinov2_registers.Dinov2WithRegistersAttention,
+)
+SWIN = (modeling_swin.SwinLayer, modeling_swin.SwinAttention)
 LISTENERS = "vitmix_listeners"  # an attribute of attention modules while somebody listens
 
 
-def tapped_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
-) -> tuple[Tensor, Tensor | None]:
-    """The attention function of tapped models."""
-    for block in getattr(module, LISTENERS, ()):
-        if block.wanted():
-            block.receive(query, key, attention_mask, settings.get("scaling"))
-    original = module.config.vitmix_attention
-    default = sys.modules[type(module).__module__].eager_attention_forward
-    function = default if original == "eager" else ALL_ATTENTION_FUNCTIONS[original]
-    return function(module, query, key, value, attention_mask, **settings)
+def tapped(original: str) -> str:
+    """The name of an attention implementation that tells listeners and then does what `original` does."""
+    name = PREFIX + original
+    if name not in ALL_ATTENTION_FUNCTIONS:
 
+        def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **settings: Any) -> Any:
+            for block in getattr(module, LISTENERS, ()):
+                if block.wanted():
+                    block.receive(query, key, mask, settings.get("scaling"))
+            default = sys.modules[type(module).__module__].eager_attention_forward
+            function = default if original == "eager" else ALL_ATTENTION_FUNCTIONS[original]
+            return function(module, query, key, value, mask, **settings)
 
-AttentionInterface.register(NAME, tapped_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+        AttentionInterface.register(name, attention)
+        if original in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
+    return name
 
 
 class SwitchedAttention:
-    """A model's attention implementation, replaced by ours until removed; several may be in place at a time."""
+    """A model's attention implementation, replaced by its tapped form until nobody listens any more.
+
+    The name says what it stands for, so nothing else has to be remembered, in the model or its configuration.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        config = model.config
-        self.count(+1)
-        if config._attn_implementation != NAME:
-            config.vitmix_attention = config._attn_implementation
-            model.set_attn_implementation(NAME)
-
-    def count(self, change: int) -> int:
-        config = self.model.config
-        config.vitmix_count = getattr(config, "vitmix_count", 0) + change
-        return config.vitmix_count
+        current = model.config._attn_implementation
+        if not current.startswith(PREFIX):
+            model.set_attn_implementation(tapped(current))
 
     def remove(self) -> None:
-        if self.count(-1) == 0:
-            config = self.model.config
-            self.model.set_attn_implementation(config.vitmix_attention)
-            del config.vitmix_attention, config.vitmix_count
+        current = self.model.config._attn_implementation
+        listening = any(LISTENERS in module.__dict__ for module in self.model.modules())
+        if current.startswith(PREFIX) and not listening:
+            self.model.set_attn_implementation(current.removeprefix(PREFIX))
 
 
 class Listening:
@@ -114,6 +120,9 @@ class HuggingFaceReader(Reader):
         check_size(size, image)
         return size[0] // patch[0], size[1] // patch[1]
 
+    def embed_stride(self, size: Grid) -> Grid:
+        return _pair(self.body.embeddings.patch_embeddings.patch_size)
+
     def classify(self, pooled: Tensor) -> Tensor:
         return self.model.classifier(pooled)
 
@@ -140,9 +149,12 @@ class Dinov2Reader(HuggingFaceReader):
         return self.model.classifier(torch.cat([pooled, pooled], dim=1))
 
 
-def _read(model: Any, body: Any, layers: Any, kind: type[HuggingFaceReader], **settings: Any) -> Reader:
+def _read(
+    model: Any, body: Any, layers: Any, kinds: tuple[type, type], kind: type[HuggingFaceReader], **settings: Any
+) -> Reader:
     prefix, blocks = settings["prefix"], []
     for layer in layers:
+        _check_kinds(layer, kinds)
         norm = layer.layernorm_before if hasattr(layer, "layernorm_before") else layer.norm1
         blocks.append(
             RegistryBlock(
@@ -155,25 +167,29 @@ def _read(model: Any, body: Any, layers: Any, kind: type[HuggingFaceReader], **s
 
 
 def read_vit(model: Any) -> Reader:
-    return _read(model, model.vit, model.vit.layers, HuggingFaceReader, prefix=1, readout="class")
+    return _read(model, model.vit, model.vit.layers, VIT, HuggingFaceReader, prefix=1, readout="class")
 
 
 def read_deit(model: Any) -> Reader:
-    return _read(model, model.deit, model.deit.layers, HuggingFaceReader, prefix=2, readout="class")
+    return _read(model, model.deit, model.deit.layers, DEIT, HuggingFaceReader, prefix=2, readout="class")
 
 
 def read_deit_with_teacher(model: Any) -> Reader:
-    return _read(model, model.deit, model.deit.layers, TwoHeadedReader, prefix=2, readout="class", read_tokens=2)
+    return _read(model, model.deit, model.deit.layers, DEIT, TwoHeadedReader, prefix=2, readout="class", read_tokens=2)
 
 
 def read_dinov2(model: Any) -> Reader:
-    return _read(model, model.dinov2, model.dinov2.encoder.layer, Dinov2Reader, prefix=1, readout="class and mean")
+    return _read(
+        model, model.dinov2, model.dinov2.encoder.layer, DINOV2, Dinov2Reader, prefix=1, readout="class and mean"
+    )
 
 
 def read_dinov2_registers(model: Any) -> Reader:
     body = model.dinov2_with_registers
     prefix = 1 + model.config.num_register_tokens
-    return _read(model, body, body.encoder.layer, Dinov2Reader, prefix=prefix, readout="class and mean")
+    return _read(
+        model, body, body.encoder.layer, DINOV2_REGISTERS, Dinov2Reader, prefix=prefix, readout="class and mean"
+    )
 
 
 # Swin
@@ -207,7 +223,7 @@ class RegistryWindowBlock(RegistryBlock):
         layer.set_shift_and_window_size(grid)
         side, shift = int(layer.window_size), int(layer.shift_size)
         normed = self.norm.forward(tokens).unflatten(1, grid)
-        query, key = self._projected(swin_windows(normed, (side, side), (shift, shift), pad_first=True))
+        query, key = self._projected(cut_windows(normed, (side, side), (shift, shift), pad_first=True))
         bias = self.attention.relative_position_bias.forward()
         padded = (grid[0] + -grid[0] % side, grid[1] + -grid[1] % side)
         mask = layer.get_attn_mask(*padded, dtype=tokens.dtype, device=tokens.device)
@@ -235,12 +251,19 @@ def read_swin(model: Any) -> Reader:
     blocks: list[BlockReader] = []
     for number, stage in enumerate(model.swin.encoder.layers):
         for layer in stage.blocks:
+            _check_kinds(layer, SWIN)
             width = layer.layernorm_before.normalized_shape[0]
             settings: dict[str, Any] = dict(
                 norm=layer.layernorm_before, prefix=0, class_token=False, width=width, stage=number
             )
             blocks.append(RegistryWindowBlock(layer, layer.attention, **settings))
     return HuggingFaceSwinReader(model, blocks, final_module=model.swin.layernorm, prefix=0, readout="mean")
+
+
+def _check_kinds(layer: Any, kinds: tuple[type, type]) -> None:
+    if (type(layer), type(layer.attention)) != kinds:
+        found = f"{type(layer).__name__} with {type(layer.attention).__name__}"
+        raise ValueError(f"a layer of {found} cannot be read; only {kinds[0].__name__} with {kinds[1].__name__} can")
 
 
 def _pair(side: Any) -> Grid:

@@ -12,12 +12,11 @@ from vitmix.adapters.reader import (
     Handles,
     Reader,
     check_divides,
-    check_size,
     one_head_each,
     split_heads,
     stacked_heads,
 )
-from vitmix.flow import Flow, Products, Reduced, Windows
+from vitmix.flow import Flow, Products, Reduced, Windows, cut_windows
 from vitmix.mix import Grid, initial_token_share, resample_mask
 from vitmix.models import pvt
 
@@ -90,24 +89,11 @@ class WindowBlock(BlockReader):
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         block, grid = self.module, (tokens.shape[1], tokens.shape[2])
-        windows = swin_windows(self.norm.forward(tokens), block.window_size, block.shift_size)
+        windows = cut_windows(self.norm.forward(tokens), block.window_size, block.shift_size, pad_first=False)
         mask = block.get_attn_mask(tokens) if getattr(block, "dynamic_mask", False) else block.attn_mask
         qkv = self.attention.qkv
         query, key = split_heads(windows, qkv.weight, qkv.bias, self.attention.num_heads, kinds=2)
         return self._flow(query, key, mask, grid)
-
-
-def swin_windows(tokens: Tensor, window: Grid, shift: Grid, *, pad_first: bool = False) -> Tensor:
-    """Tokens `(B, H, W, C)` cut into windows `(B * windows, cells, C)`, rolled and padded as Swin does."""
-    (height, width), shifts = window, (-shift[0], -shift[1])
-    if not pad_first:
-        tokens = torch.roll(tokens, shifts, (1, 2))
-    tokens = F.pad(tokens, (0, 0, 0, -tokens.shape[2] % width, 0, -tokens.shape[1] % height))
-    if pad_first:
-        tokens = torch.roll(tokens, shifts, (1, 2))
-    _, rows, columns, channels = tokens.shape
-    cut = tokens.view(-1, rows // height, height, columns // width, width, channels)
-    return cut.transpose(2, 3).reshape(-1, height * width, channels)
 
 
 class SwinReader(PyramidReader):
@@ -156,8 +142,7 @@ class ReducedBlock(BlockReader):
         self.grid = (args[1][0], args[1][1])
 
     def _on_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if self.wanted():
-            self.query = output
+        self.query = output if self.wanted() else None
 
     def _on_keys(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if self.query is not None:
@@ -207,6 +192,9 @@ class PVT2Reader(PyramidReader):
     def embed_grid(self, size: Grid) -> Grid:
         return self._strided(size, self.model.patch_embed.proj)
 
+    def embed_stride(self, size: Grid) -> Grid:
+        return self.model.patch_embed.proj.stride
+
     def merged_grid(self, grid: Grid) -> Grid:
         return self._strided(grid, self.model.stages[1].downsample.proj)
 
@@ -253,8 +241,7 @@ class PVT1Reader(PyramidReader):
     """PVT v1: the class token enters at the last stage."""
 
     def embed_grid(self, size: Grid) -> Grid:
-        check_size(size, tuple(self.model.img_size))
-        check_divides(size, (32, 32))
+        check_divides(size, (self.model.size_multiple, self.model.size_multiple))
         return size[0] // 4, size[1] // 4
 
     def merged_grid(self, grid: Grid) -> Grid:

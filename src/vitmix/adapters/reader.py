@@ -3,7 +3,7 @@
 This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
 """
 
-from types import MethodType
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -94,8 +94,7 @@ class FusedBlock(BlockReader):
         ]
 
     def _on_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if self.wanted():
-            self.query = output
+        self.query = output if self.wanted() else None
 
     def _on_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if self.query is not None:
@@ -161,6 +160,11 @@ class Reader:
         return len(self.blocks)
 
     @property
+    def last(self) -> int:
+        """The index of the last block, attention pooling included."""
+        return self.depth - (self.pooling is None)
+
+    @property
     def patch_depth(self) -> int:
         """How many of the blocks have patches as queries: all but class-attention blocks, which come last."""
         return sum(block.patch_queries for block in self.blocks)
@@ -188,7 +192,7 @@ class Reader:
     def need_attention(self, what: str) -> None:
         """Refuses what cannot be had from a model without attention."""
         if not self.has_attention:
-            raise ValueError(f"{what} needs attention, and {self.name} has none; aligned and area shares work with it")
+            raise ValueError(f"{what} needs attention, and this {self.name} has none")
 
     # Geometry
 
@@ -199,12 +203,20 @@ class Reader:
     def embed_grid(self, size: Grid) -> Grid:
         """Rows and columns of tokens that enter the first block."""
         embed = self.model.patch_embed
+        patch = getattr(embed, "patch_size", None)
         if getattr(embed, "strict_img_size", True):
             check_size(size, tuple(getattr(embed, "img_size", None) or self.model.img_size))
-        patch = getattr(embed, "patch_size", None)
-        if patch is not None and not embed.dynamic_img_pad:
+        elif patch is not None:
             check_divides(size, (patch[0], patch[1]))
         return embed.dynamic_feat_size(size)
+
+    def embed_stride(self, size: Grid) -> Grid:
+        """Pixels between neighboring tokens of the first block; a rest may be left at the bottom and the right."""
+        patch = getattr(getattr(self.model, "patch_embed", None), "patch_size", None)
+        if patch is not None:
+            return patch[0], patch[1]
+        rows, columns = self.embed_grid(size)
+        return size[0] // rows, size[1] // columns
 
     def mask_grid(self, size: Grid) -> Grid:
         """The grid on which token masks are drawn: the final one, in pyramids the one of the stage before the last.
@@ -225,11 +237,34 @@ class Reader:
 
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         """The partner's part `(B or 1, rows, columns)` of the pixels of each patch."""
-        return resample_mask(mask, self.embed_grid(size), rule="area", dtype=dtype)
+        grid, stride = self.embed_grid(size), self.embed_stride(size)
+        if (mask.shape[1], mask.shape[2]) == size:
+            mask = mask[:, : grid[0] * stride[0], : grid[1] * stride[1]]
+        return resample_mask(mask, grid, rule="area", dtype=dtype)
 
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         """The token shares that enter a block, from those that left the one before."""
         return share
+
+    def pass_by(self, index: int, share: Tensor, size: Grid) -> Tensor:
+        """The token shares that leave a block which does not mix them, from those that entered it."""
+        return share
+
+    def patch_share(self, mask: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        """The partner's part `(B, n)` of the pixels that each of the final patches was made of."""
+        share = self.start_share(mask, image_share, size)
+        for index in range(self.depth):
+            share = self.pass_by(index, self.arrive(index, share, image_share, size), size)
+        return share[:, self.prefix :]
+
+    def patch_mask(self, mask: Tensor, index: int, size: Grid) -> Tensor:
+        """A mask `(B or 1, h, w)` on the patches of a block, `(B or 1, n)`: what the top-left pixel of each is."""
+        (rows, columns), stride = self.grids(size)[index], self.embed_stride(size)
+        merges = self.blocks[index].stage - self.blocks[0].stage
+        down = torch.arange(rows, device=mask.device) * (stride[0] << merges)
+        right = torch.arange(columns, device=mask.device) * (stride[1] << merges)
+        down, right = down * mask.shape[1] // size[0], right * mask.shape[2] // size[1]
+        return mask[:, down][:, :, right].flatten(1)
 
     def read_share(self, share: Tensor, final: Tensor | None) -> Tensor:
         """The classifier's view `(B,)` of the shares `(B, N)` of the final tokens."""
@@ -286,23 +321,40 @@ def one_head_each(projected: Tensor, heads: int) -> Tensor:
 
 
 class ReplacedForward:
-    """A module's forward pass, replaced by `block.forward` for as long as this handle is not removed.
+    """A module's forward pass, replaced by `block.forward` until removed; several blocks may listen at a time.
 
-    For attention whose queries and keys no submodule shows. The replacement computes what the original did. The block
-    hangs on the module, since older versions of `torch.compile` follow objects from there only.
+    For attention whose queries and keys no submodule shows. The replacement computes what the original did. The blocks
+    hang on the module, since older versions of `torch.compile` follow objects from there only.
     """
 
-    def __init__(self, module: nn.Module, block: BlockReader) -> None:
-        if "forward" in module.__dict__:
-            raise ValueError(f"the forward pass of this {type(module).__name__} is replaced already; detach first")
-        self.module = module
-        module.__dict__["vitmix_block"] = block
-        module.__dict__["forward"] = MethodType(_forward_by_block, module)
+    def __init__(self, module: nn.Module, block: "ReplacedBlock") -> None:
+        self.module, self.block = module, block
+        module.__dict__.setdefault("vitmix_blocks", []).append(block)
+        module.__dict__["forward"] = partial(_forward_by_block, module)
 
     def remove(self) -> None:
-        self.module.__dict__.pop("forward", None)
-        self.module.__dict__.pop("vitmix_block", None)
+        blocks = self.module.__dict__.get("vitmix_blocks", [])
+        if self.block in blocks:
+            blocks.remove(self.block)
+        if not blocks:
+            self.module.__dict__.pop("vitmix_blocks", None)
+            self.module.__dict__.pop("forward", None)
 
 
 def _forward_by_block(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return module.vitmix_block.forward(*args, **kwargs)
+    return module.vitmix_blocks[0].forward(*args, **kwargs)
+
+
+class ReplacedBlock(BlockReader):
+    """A block whose attention is run by `forward`, which tells every block that listens to this attention."""
+
+    def hooks(self) -> Handles:
+        return [ReplacedForward(self.attention, self)]
+
+    def tell(self, flow: Flow) -> None:
+        for block in self.attention.vitmix_blocks:
+            if block.wanted():
+                block.report(flow)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError

@@ -15,10 +15,11 @@ from vitmix.adapters.reader import (
     FusedBlock,
     Handles,
     Reader,
-    ReplacedForward,
+    ReplacedBlock,
     split_heads,
 )
 from vitmix.flow import Flow, Pooled, Products
+from vitmix.mix import Grid
 from vitmix.models.cct import CompactBlock, CompactTransformer
 
 
@@ -33,6 +34,11 @@ class PoolingBlock(FusedBlock):
 
 
 class ViTReader(Reader):
+    pooled_prefix = False  # whether attention pooling sees the prefix tokens
+
+    def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        return share[:, self.prefix :] if index == self.depth and not self.pooled_prefix else share
+
     def classify(self, pooled: Tensor) -> Tensor:
         model = self.model
         if self.pooling is not None:
@@ -41,6 +47,10 @@ class ViTReader(Reader):
 
     def read_share(self, share: Tensor, final: Tensor | None) -> Tensor:
         return share.mean(1) if self.pooling is not None else super().read_share(share, final)
+
+
+class EvaReader(ViTReader):
+    pooled_prefix = True
 
 
 class DistilledReader(ViTReader):
@@ -68,7 +78,7 @@ class RotaryBlock(FusedBlock):
         return [self.attention.register_forward_pre_hook(self._on_call, with_kwargs=True), *super().hooks()]
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.rope = kwargs.get("rope")
+        self.rope = kwargs.get("rope") if self.wanted() else None
 
     def flow(self, query: Tensor, key: Tensor) -> Flow:
         rope, self.rope = self.rope, None
@@ -98,20 +108,16 @@ class RotaryBlock(FusedBlock):
         return self.flow(attention.q_norm.forward(query), attention.k_norm.forward(key))
 
 
-class BiasedBlock(FusedBlock):
+class BiasedBlock(ReplacedBlock):
     """BEiT: a bias by relative position, and queries and keys that no submodule shows."""
 
     no_bank = "its position bias is a table of the tokens it has, and appended tokens have no place in it"
-
-    def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self)]
 
     def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
         query, key, value = self._projected(tokens, kinds=3)
         bias = self._bias(shared_rel_pos_bias)
-        if self.wanted():
-            self.report(Products(query, key, prefix=self.prefix, bias=bias))
+        self.tell(Products(query, key, prefix=self.prefix, bias=bias))
         dropout = attention.attn_drop.p if attention.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
         return attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))
@@ -193,7 +199,7 @@ def read_eva(model: Any) -> Reader:
         for block in model.blocks
     ]
     readout = "class" if reads_class else "mean"
-    reader = ViTReader(model, list(blocks), final_module=model.norm, prefix=model.num_prefix_tokens, readout=readout)
+    reader = EvaReader(model, list(blocks), final_module=model.norm, prefix=model.num_prefix_tokens, readout=readout)
     _add_pooling(reader)
     return reader
 

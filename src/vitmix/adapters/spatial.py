@@ -5,6 +5,7 @@ normalized over what lies inside the image; channel mixing and pointwise layers 
 the mean of both sides; a stride or a pooling is the mean over its cell.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmix.adapters.pyramid import PyramidReader
-from vitmix.adapters.reader import BlockReader, Handles, Reader
+from vitmix.adapters.reader import BlockReader, Handles, Reader, check_size
 from vitmix.flow import Flow, Matrix, Steps
 from vitmix.mix import Grid, resample_mask
 
@@ -27,9 +28,11 @@ Step = Callable[[Tensor], Tensor]
 
 def token_mixing_weights(*layers: Tensor) -> Tensor:
     """Row-normalized weights `(N, N)` of linear layers over tokens applied one after the other."""
-    product = layers[0].detach().abs()
-    for layer in layers[1:]:
-        product = layer.detach().abs() @ product
+    exact = [layer.detach().abs().to(torch.promote_types(layer.dtype, torch.float32)) for layer in layers]
+    with torch.autocast(exact[0].device.type, enabled=False):
+        product = exact[0]
+        for layer in exact[1:]:
+            product = layer @ product
     return product / product.sum(1, keepdim=True).clamp_min(torch.finfo(product.dtype).tiny)
 
 
@@ -102,12 +105,8 @@ class MixerReader(Reader):
         return False
 
     def embed_grid(self, size: Grid) -> Grid:
-        stem = self.model.stem
-        if tuple(stem.img_size) != size:
-            raise ValueError(
-                f"this model takes images of {stem.img_size[0]}x{stem.img_size[1]}, got {size[0]}x{size[1]}"
-            )
-        return stem.grid_size
+        check_size(size, tuple(self.model.stem.img_size))
+        return self.model.stem.grid_size
 
 
 def read_mixer(model: Any) -> Reader:
@@ -150,8 +149,11 @@ class ConvNeXtReader(SpatialReader):
 
 
 def read_convnext(model: Any) -> Reader:
+    _check_mean_pooling(model, model.head.global_pool)
     blocks: list[BlockReader] = []
     for number, stage in enumerate(model.stages):
+        if number and _convs(stage.downsample)[0].stride != (2, 2):
+            raise ValueError("a dilated ConvNeXt cannot be read; build it with output_stride=32")
         for block in stage.blocks:
             if type(block) is not convnext.ConvNeXtBlock or not isinstance(block.shortcut, nn.Identity):
                 raise ValueError("only a ConvNeXt of plain ConvNeXtBlocks can be read")
@@ -202,11 +204,19 @@ class ResNetReader(SpatialReader):
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         return share  # strides are inside the blocks
 
-    def stop_after(self, block: int, images: Tensor) -> None:
-        self.model.forward_features(images)
+    def pass_by(self, index: int, share: Tensor, size: Grid) -> Tensor:
+        stride = self.blocks[index].module.stride
+        grid = self.embed_grid(size) if index == 0 else self.grids(size)[index - 1]
+        return aggregate_share(share.view(len(share), 1, *grid), (stride, stride)).flatten(1)
+
+    def embed_stride(self, size: Grid) -> Grid:
+        strides = [conv.stride for conv in _convs(self.model.conv1)]
+        rows, columns = (math.prod(each) * self.model.maxpool.stride for each in zip(*strides, strict=True))
+        return rows, columns
 
 
 def read_resnet(model: Any) -> Reader:
+    _check_mean_pooling(model, model.global_pool)
     if type(model.maxpool) is not nn.MaxPool2d:
         raise ValueError(f"a ResNet whose stem pools by {type(model.maxpool).__name__} cannot be read")
     blocks: list[BlockReader] = []
@@ -225,6 +235,11 @@ def read_resnet(model: Any) -> Reader:
             )
             blocks.append(ResidualBlock(block, block.conv2, **settings))
     return ResNetReader(model, blocks, final_module=model.layer4, prefix=0, readout="mean")
+
+
+def _check_mean_pooling(model: nn.Module, pool: Any) -> None:
+    if pool.pool_type != "avg":
+        raise ValueError(f"a {type(model).__name__} that pools by {pool.pool_type!r} cannot be read; it must be 'avg'")
 
 
 def _convs(module: nn.Module) -> list[nn.Conv2d]:

@@ -5,15 +5,18 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import timm
+import torch
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import nn
 
+from vitmix.learner import Learner, Output
 from vitmix.spec import create
 
-SIZE = 32  # pixels of every tiny model
+SIZE = 32  # pixels of most tiny models
 CLASSES = 4
 METHODS = {
-    "cutmix, mixup, tokenmix": "tokenmix(grid=[4, 4])",
+    "mixup, cutmix": "mixup | cutmix",
+    "tokenmix": "tokenmix",
     "transmix": "transmix",
     "tl_align": "tl_align",
     "smmix": "smmix",
@@ -33,6 +36,7 @@ class Family(NamedTuple):
     example: str
     build: Callable[[], nn.Module]
     package: str | None = None
+    size: int = SIZE
 
     @property
     def available(self) -> bool:
@@ -107,9 +111,9 @@ FAMILIES: dict[str, Family] = {
     "BEiT": Family("timm", "beit_base_patch16_224", _plain("beit_base_patch16_224")),
     "CaiT": Family("timm", "cait_xxs24_224", _plain("cait_xxs24_224")),
     "Swin": Family("timm", "swin_tiny_patch4_window7_224", _timm("swin_tiny_patch4_window7_224", **_swin())),
-    "PVT v2": Family("timm", "pvt_v2_b1", _timm("pvt_v2_b1", **_pvt())),
-    "PVT v2, linear": Family("timm", "pvt_v2_b2_li", _timm("pvt_v2_b2_li", **_pvt())),
-    "PVT": Family("vitmix", "pvt_v1_small", _timm("pvt_v1_small", img_size=SIZE, **_pvt())),
+    "PVT v2": Family("timm", "pvt_v2_b1", _timm("pvt_v2_b1", **_pvt()), size=64),
+    "PVT v2, linear": Family("timm", "pvt_v2_b2_li", _timm("pvt_v2_b2_li", **_pvt()), size=64),
+    "PVT": Family("vitmix", "pvt_v1_small", _timm("pvt_v1_small", img_size=64, **_pvt()), size=64),
     "CCT": Family("vitmix", "cct_7_3x1_32", _timm("cct_7_3x1_32", embed_dim=32, depth=3, num_heads=2)),
     "CVT": Family("vitmix", "cvt_7_4_32", _timm("cvt_7_4_32", embed_dim=32, depth=3, num_heads=2)),
     "ViT-Lite": Family("vitmix", "vit_lite_7_4_32", _timm("vit_lite_7_4_32", embed_dim=32, depth=3, num_heads=2)),
@@ -133,31 +137,51 @@ FAMILIES: dict[str, Family] = {
     ),
     "MLP-Mixer": Family("timm", "mixer_b16_224", _mlp()),
     "ResMLP": Family("timm", "resmlp_12_224", _mlp(block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)),
-    "ConvNeXt": Family("timm", "convnext_tiny", _timm("convnext_tiny", depths=(1, 1, 2, 1), dims=(8, 8, 16, 16))),
-    "ResNet": Family("timm", "resnet50", _timm("resnet50", layers=(1, 1, 2, 1), channels=(8, 8, 16, 16))),
+    "ConvNeXt": Family(
+        "timm", "convnext_tiny", _timm("convnext_tiny", depths=(1, 1, 2, 1), dims=(8, 8, 16, 16)), size=64
+    ),
+    "ResNet": Family("timm", "resnet50", _timm("resnet50", layers=(1, 1, 2, 1), channels=(8, 8, 16, 16)), size=64),
     "XCiT": Family("timm", "xcit_nano_12_p16_224", _plain("xcit_nano_12_p16_224", depth=2)),
 }
 
 
 def supported(family: Family) -> dict[str, str | None]:
-    """For each column of the table, why the method does not work on the family; None if it does."""
-    model, found = family.build(), {}
+    """For each column of the table, why a training step of it is refused on the family; None if it runs."""
+    found: dict[str, str | None] = {}
     for column, text in METHODS.items():
         try:
-            create(text, CLASSES).attach(model).close()
+            train_step(family, text)
             found[column] = None
         except ValueError as error:
             found[column] = str(error)
     return found
 
 
-def table() -> list[list[str]]:
-    """The support table as rows of text, its head first; families whose package is absent have question marks."""
-    rows = [["family", "for example", "from", *METHODS]]
+def train_step(family: Family, text: str) -> tuple[Learner, Output]:
+    """One forward and backward pass of a method on a tiny model of a family, its weights drawn wide."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = family.build().train()
+        with torch.no_grad():  # some heads and norms start at zero, which would stop every gradient
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.1) if parameter.ndim > 1 else parameter.add_(0.1)
+        learner = Learner(model, create(text, CLASSES))
+        output = learner(torch.randn(4, 3, family.size, family.size), torch.arange(4) % CLASSES)
+        output.loss.backward()
+    return learner, output
+
+
+def table() -> tuple[list[list[str]], list[str]]:
+    """The support table as rows of text, its head first, and the reason for each dash.
+
+    Families whose package is absent have question marks.
+    """
+    rows, reasons = [["family", "for example", "from", *METHODS]], []
     for name, family in FAMILIES.items():
+        marks = ["?"] * len(METHODS)
         if family.available:
-            marks = ["yes" if reason is None else "-" for reason in supported(family).values()]
-        else:
-            marks = ["?"] * len(METHODS)
+            found = supported(family)
+            marks = ["yes" if reason is None else "-" for reason in found.values()]
+            reasons += [f"{name}, {column}: {reason}" for column, reason in found.items() if reason is not None]
         rows.append([name, family.example, family.source, *marks])
-    return rows
+    return rows, reasons

@@ -8,31 +8,26 @@ from torch.nn import functional as F
 from torchvision.models import swin_transformer, vision_transformer
 from torchvision.ops.misc import Permute
 
-from vitmix.adapters.pyramid import PyramidReader, swin_windows
+from vitmix.adapters.pyramid import PyramidReader
 from vitmix.adapters.reader import (
     BlockReader,
-    Handles,
     Reader,
-    ReplacedForward,
+    ReplacedBlock,
     check_divides,
     check_size,
     split_heads,
 )
-from vitmix.flow import Flow, Products, Windows
+from vitmix.flow import Flow, Products, Windows, cut_windows, join_windows
 from vitmix.mix import Grid
 
 
-class MultiheadBlock(BlockReader):
+class MultiheadBlock(ReplacedBlock):
     """A block around `nn.MultiheadAttention`."""
-
-    def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self)]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
         attention = self.attention
         query, key, value = self._projected(query, kinds=3)
-        if self.wanted():
-            self.report(Products(query, key, prefix=self.prefix))
+        self.tell(Products(query, key, prefix=self.prefix))
         dropout = attention.dropout if attention.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
         return F.linear(mixed.transpose(1, 2).flatten(2), attention.out_proj.weight, attention.out_proj.bias), None
@@ -72,26 +67,23 @@ def read_vit(model: Any) -> Reader:
     return TorchvisionViTReader(model, blocks, final_module=model.encoder.ln, prefix=1, readout="class")
 
 
-class ShiftedBlock(BlockReader):
+class ShiftedBlock(ReplacedBlock):
     """torchvision's Swin block: the grid is padded, then rolled, then cut into windows."""
 
     no_bank = "a window has no place for tokens from elsewhere"
 
-    def hooks(self) -> Handles:
-        return [ReplacedForward(self.attention, self)]
-
     def forward(self, tokens: Tensor) -> Tensor:
         attention = self.attention
         (query, key, value), bias, grid, shift = self._projected(tokens, kinds=3)
-        if self.wanted():
-            self.report(self._flow(query, key, bias, grid, shift))
+        self.tell(self._flow(query, key, bias, grid, shift))
         images = len(query) // len(bias)
         dropout = attention.attention_dropout if attention.training else 0.0
         mask = bias if len(bias) == 1 else bias.repeat(images, 1, 1, 1)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         windows = F.linear(mixed.transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias)
         windows = F.dropout(windows, attention.dropout, attention.training)
-        return self._joined(windows, grid, shift)
+        window = (attention.window_size[0], attention.window_size[1])
+        return join_windows(windows, grid, window, shift, pad_first=True).contiguous()
 
     def _projected(self, tokens: Tensor, kinds: int) -> tuple[tuple[Tensor, ...], Tensor, Grid, Grid]:
         attention, grid = self.attention, (tokens.shape[1], tokens.shape[2])
@@ -99,7 +91,7 @@ class ShiftedBlock(BlockReader):
         padded = (grid[0] + -grid[0] % window[0], grid[1] + -grid[1] % window[1])
         # A window that covers the grid is not shifted.
         shift = tuple(0 if window[axis] >= padded[axis] else attention.shift_size[axis] for axis in (0, 1))
-        windows = swin_windows(tokens, window, (shift[0], shift[1]), pad_first=True)
+        windows = cut_windows(tokens, window, (shift[0], shift[1]), pad_first=True)
         bias = attention.get_relative_position_bias()
         if shift != (0, 0):
             bias = bias + _shift_mask(padded, window, (shift[0], shift[1]), bias).unsqueeze(1)
@@ -110,13 +102,6 @@ class ShiftedBlock(BlockReader):
     def _flow(self, query: Tensor, key: Tensor, bias: Tensor, grid: Grid, shift: Grid) -> Flow:
         window = (self.attention.window_size[0], self.attention.window_size[1])
         return Windows(Products(query, key, bias=bias), grid, window, shift, pad_first=True)
-
-    def _joined(self, windows: Tensor, grid: Grid, shift: Grid) -> Tensor:
-        height, width = self.attention.window_size
-        rows, columns = grid[0] + -grid[0] % height, grid[1] + -grid[1] % width
-        cut = windows.view(-1, rows // height, columns // width, height, width, windows.shape[-1])
-        joined = cut.transpose(2, 3).reshape(-1, rows, columns, windows.shape[-1])
-        return torch.roll(joined, shift, (1, 2))[:, : grid[0], : grid[1]].contiguous()
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         (query, key), bias, grid, shift = self._projected(self.norm.forward(tokens), kinds=2)
@@ -130,7 +115,7 @@ def _shift_mask(size: Grid, window: Grid, shift: Grid, like: Tensor) -> Tensor:
         place = torch.arange(side, device=like.device)
         parts.append((place >= side - cells).int() + (place >= side - moved).int() if moved else 0 * place)
     region = (3 * parts[0].unsqueeze(1) + parts[1].unsqueeze(0)).to(like.dtype)
-    cut = swin_windows(region[None, :, :, None], window, (0, 0)).squeeze(-1)
+    cut = cut_windows(region[None, :, :, None], window, (0, 0), pad_first=True).squeeze(-1)
     return (cut.unsqueeze(1) != cut.unsqueeze(2)).to(like.dtype) * -100.0
 
 

@@ -11,9 +11,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from vitmix.adapters.support import FAMILIES, supported, table
+    from vitmix.adapters.support import table
 
-    rows = table()
+    rows, reasons = table()
     if namespace.markdown:
         rows.insert(1, ["---"] * len(rows[0]))
         for row in rows:
@@ -25,11 +25,7 @@ def _run(namespace: argparse.Namespace) -> int:
     if any("?" in row for row in rows):
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
     if namespace.why:
-        print()
-        for name, family in FAMILIES.items():
-            for method, reason in supported(family).items() if family.available else ():
-                if reason is not None:
-                    print(f"{name}, {method}: {reason}")
+        print("\n" + "\n".join(reasons))
     return 0
 
 
