@@ -1,10 +1,11 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import methods, recipes, train
+from vitmix.commands import evaluate, methods, recipes, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "eval": evaluate.COMMAND,
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,
 }

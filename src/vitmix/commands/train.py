@@ -55,7 +55,7 @@ def _run(namespace: argparse.Namespace) -> int:
     if flags.get("recipe") == "help":
         return list_all()
     if "model_args" in flags:
-        flags["model_args"] = dict(map(_key_and_value, flags["model_args"]))
+        flags["model_args"] = dict(map(key_and_value, flags["model_args"]))
     settings = config.resolve(flags, namespace.config)
     from vitmix.train.engine import Trainer
 
@@ -67,7 +67,8 @@ def _run(namespace: argparse.Namespace) -> int:
         return 1
 
 
-def _key_and_value(text: str) -> tuple[str, Any]:
+def key_and_value(text: str) -> tuple[str, Any]:
+    """`"depth=6"` as `("depth", 6)`."""
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise ValueError(f"model_args takes KEY=VALUE, such as depth=6, got {text!r}")
