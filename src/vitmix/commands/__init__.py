@@ -1,11 +1,12 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import evaluate, methods, recipes, train
+from vitmix.commands import evaluate, export, methods, recipes, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
+    "export": export.COMMAND,
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,
 }

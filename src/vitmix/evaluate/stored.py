@@ -36,9 +36,7 @@ def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation
     start = time.perf_counter()
     predictions = predict(model, loader, running.device, autocast=running.autocast)
     seconds = time.perf_counter() - start
-    speed = throughput(
-        model, augmentation.sides, batch=min(running.batch, len(predictions)), autocast=running.autocast
-    )
+    speed = throughput(model, augmentation.sides, batch=min(running.batch, len(predictions)), autocast=running.autocast)
     return {
         "weights": subject.weights,
         "model": subject.config.model,
