@@ -1,10 +1,9 @@
 """`vitmix eval`."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
-
-import torch
 
 from vitmix.commands._command import Command
 from vitmix.commands.train import key_and_value
@@ -22,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pretrained", action="store_true", help="timm's published weights of the named model")
     parser.add_argument("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
     parser.add_argument("--batch", type=int, metavar="N", help="images per step")
-    parser.add_argument("--workers", type=int, metavar="N", default=0, help="processes that load images (default: 0)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that load images")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), help="a run's own on a GPU, or fp32")
     parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     parser.add_argument("--output", metavar="FILE", help="write everything as JSON to this file")
@@ -30,7 +29,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
-    from vitmix.data.sources import open_images
     from vitmix.evaluate import stored, subject, text
     from vitmix.train.checkpoints import write_file
 
@@ -42,25 +40,15 @@ def _run(namespace: argparse.Namespace) -> int:
         weights=namespace.weights,
         size=namespace.size,
     )
-    usual = stored.running_of(found, cpu=namespace.cpu)
-    running = subject.Running(
-        torch.device(usual.device),
-        namespace.precision or usual.precision,
-        usual.batch if namespace.batch is None else namespace.batch,
-        namespace.workers,
-    )
-    if found.run is not None and not (namespace.data or namespace.split or namespace.size):
-        if namespace.weights == "best":
-            evaluation = stored.evaluate_run(found.run, running)
-        else:
-            images = open_images(found.config.data, found.config.eval_split)
-            evaluation = stored.evaluate(found, images, running)
+    images = stored.own_images(found, data=namespace.data, split=namespace.split)
+    running = stored.running_of(found, images, cpu=namespace.cpu)
+    given = {name: getattr(namespace, name) for name in ("precision", "batch", "workers")}
+    running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
+    own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
+    if found.run is not None and own:
+        evaluation = stored.evaluate_run(found.run, running)
     else:
-        data = namespace.data or (found.config.data if found.run is not None else None)
-        if data is None:
-            raise ValueError(f"{namespace.what} is no run folder, so it names no data; give --data, such as shapes")
-        split = namespace.split or (found.config.eval_split if found.run is not None else "test")
-        evaluation = stored.evaluate(found, open_images(data, split), running)
+        evaluation = stored.evaluate(found, images, running)
     if namespace.output:
         write_file(Path(namespace.output), json.dumps(evaluation, allow_nan=False).encode())
     print(text.describe(evaluation))

@@ -3,6 +3,7 @@
 import argparse
 import traceback
 import typing
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -61,10 +62,24 @@ def _run(namespace: argparse.Namespace) -> int:
 
     trainer = Trainer(settings)
     try:
-        return trainer.run()
+        code = trainer.run()
+        if code == 0 and trainer.accelerator.is_main_process:
+            _keep_evaluation(trainer.folder.path)
+        return code
     except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
         traceback.print_exc()
         return 1
+
+
+def _keep_evaluation(folder: Path) -> None:
+    """Classes, calibration and confusions of the best weights, for `vitmix report`; once, after the last epoch."""
+    from vitmix.evaluate.stored import evaluate_run, read_evaluation
+
+    if read_evaluation(folder) is None:
+        try:
+            evaluate_run(folder)
+        except (ValueError, OSError) as error:  # no reason to call a finished training failed
+            print(f"The best weights could not be evaluated: {error}")
 
 
 def key_and_value(text: str) -> tuple[str, Any]:

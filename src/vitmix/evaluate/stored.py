@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from vitmix import __version__
-from vitmix.data.images import ImageSet
+from vitmix.data.images import ArrayImages, ImageSet
 from vitmix.data.loader import EvalLoader
 from vitmix.data.sources import open_images
 from vitmix.train.checkpoints import write_file
@@ -65,12 +64,19 @@ def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation
 def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
     """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder."""
     subject = open_subject(folder)
-    config = subject.config
-    images = open_images(config.data, config.eval_split)  # pyright: ignore[reportArgumentType]
-    found = evaluate(subject, images, running or running_of(subject))
+    images = own_images(subject)
+    found = evaluate(subject, images, running or running_of(subject, images))
     found["weights_sha256"] = _checksum(folder / "best.safetensors")
     write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
     return found
+
+
+def own_images(subject: Subject, *, data: str | None = None, split: str | None = None) -> ImageSet:
+    """The images that a run was evaluated on, unless others are named."""
+    if data is None and subject.run is None:
+        raise ValueError(f"{subject.weights} is of no run folder, so it names no data; give --data, such as shapes")
+    own = subject.config.eval_split if subject.run is not None else "test"
+    return open_images(data or subject.config.data, split or own)  # pyright: ignore[reportArgumentType]
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
@@ -82,12 +88,16 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         return None
 
 
-def running_of(subject: Subject, *, cpu: bool = False) -> Running:
+def running_of(subject: Subject, images: ImageSet, *, cpu: bool = False) -> Running:
     """As the training computed, where this machine can."""
     config = subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
-    precision = "fp32" if device.type == "cpu" else config.precision
-    return Running(device, precision, config.eval_batch or math.ceil(min(config.batch, 256)), workers=0)
+    return Running(
+        device,
+        "fp32" if device.type == "cpu" else config.precision,
+        config.eval_batch or min(config.batch, 256),
+        0 if isinstance(images, ArrayImages) else config.workers,  # pixels in memory need no help
+    )
 
 
 def _checksum(path: Path) -> str:
