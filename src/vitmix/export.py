@@ -6,23 +6,26 @@ that model of timm (`TimmWrapperForImageClassification`), so every architecture 
 
 import json
 import shutil
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmix import __version__
 from vitmix._checks import check_choice
 from vitmix.evaluate.stored import read_evaluation
 from vitmix.evaluate.subject import Subject
 from vitmix.evaluate.text import NAMES, PERCENT
-from vitmix.train.checkpoints import write_weights
+from vitmix.train.checkpoints import write_file
 from vitmix.train.config import FIELDS, TrainConfig, to_yaml
 
 TARGETS = ("timm", "hf")
+ALIGNMENT = 64  # bytes
 WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
 
 
@@ -56,8 +59,31 @@ def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
         }
         (place / PROCESSOR).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_weights(place / WEIGHTS, subject.model.state_dict(), {"format": "pt"})
+    write_file(place / WEIGHTS, aligned_safetensors(subject.model.state_dict()))
     (place / CARD).write_text(model_card(subject, folder, to), encoding="utf-8")
+
+
+def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Safetensors whose data starts at multiples of 64 bytes, as far as the tensors' sizes allow.
+
+    transformers computes on the file as it lies in memory. At odd addresses a CPU's matrix products take other paths,
+    and the logits differ in their last bits.
+    """
+    # Copies, since safetensors refuses tensors that share memory.
+    whole = safetensors.torch.save({key: each.detach().cpu().clone().contiguous() for key, each in tensors.items()})
+    (length,) = struct.unpack("<Q", whole[:8])
+    entries, data = json.loads(whole[8 : 8 + length]), memoryview(whole)[8 + length :]
+    spans = {name: slice(*entry["data_offsets"]) for name, entry in entries.items()}
+    order = sorted(spans, key=lambda name: ((spans[name].stop - spans[name].start) % ALIGNMENT != 0, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name in order:
+        size = spans[name].stop - spans[name].start
+        header[name] = entries[name] | {"data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return b"".join([struct.pack("<Q", len(text)), text, *(data[spans[name]] for name in order)])
 
 
 def timm_config(subject: Subject) -> dict[str, Any]:
