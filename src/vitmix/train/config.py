@@ -40,7 +40,10 @@ class TrainConfig:
     """Everything that decides a training. Field names are the flags' names and the keys of YAML files."""
 
     data: str = option(
-        "shapes", TRAIN, "shapes (built in), imagefolder:DIR, torchvision:NAME:ROOT or npz:DIR, optionally ?holdout=0.1"
+        "shapes",
+        TRAIN,
+        "shapes (built in), imagefolder:DIR, torchvision:NAME:ROOT, npz:DIR, hfds:PLACE or wds:PATTERN, "
+        "optionally ?holdout=0.1",
     )
     model: str = option("deit_small_patch16_224", TRAIN, "name of a timm model")
     model_args: dict[str, Any] = option(
