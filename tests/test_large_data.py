@@ -3,6 +3,9 @@
 import io
 import json
 import os
+import socket
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fsdp_worker import METHODS
 from training import one_thread, same_weights, train, train_until, weights  # noqa: F401
 from vitmix.data import Augmentation, EvalLoader, TrainLoader, open_images
 from vitmix.data import tar_sets as tars
@@ -267,3 +271,52 @@ def test_missing_place(datasets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="neither a folder") as caught:
         open_images(f"hfds:{tmp_path}/gone", "train")
     assert "\n" not in str(caught.value) and os.path.exists(tmp_path)
+
+
+# Weights spread over processes
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes left their runs."""
+    folder, here = tmp_path_factory.mktemp("spread"), Path(__file__).parent
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    running = []
+    for rank in ("0", "1"):
+        environment = {**shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(here / "fsdp_worker.py"), str(folder)]
+        running.append(
+            subprocess.Popen(
+                command, env=environment, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    for process in running:
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=METHODS)
+def test_spread_weights_train_alike(spread: Path, number: int) -> None:
+    whole, parts = weights(spread / f"{number}-False"), weights(spread / f"{number}-True")
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_each_process_holds_its_part(spread: Path) -> None:
+    assert 0.45 < json.loads((spread / "facts.json").read_text())["held"] < 0.55
+
+
+def test_spread_weights_resume_exactly(spread: Path) -> None:
+    assert same_weights(weights(spread / "1-True"), weights(spread / "resumed"))
+    assert same_weights(weights(spread / "1-True", "best"), weights(spread / "resumed", "best"))
+
+
+def test_refusals_of_fsdp(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is one; start with torchrun"):
+        train(tmp_path / "run", fsdp=True)
+    assert not (tmp_path / "run").exists()

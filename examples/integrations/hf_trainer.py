@@ -43,17 +43,12 @@ model = timm.create_model("vit_tiny_patch16_224", num_classes=12, **settings)
 learner = vitmix.Learner(model, vitmix.create("none | tl_align", num_classes=12))
 to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)])
 with tempfile.TemporaryDirectory() as folder:
-    given = dict(max_steps=steps, per_device_train_batch_size=64, learning_rate=2e-3, weight_decay=0.05, use_cpu=True)
-    given |= dict(
-        save_strategy="no",
-        report_to="none",
-        per_device_eval_batch_size=250,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-    )
+    given = dict(max_steps=steps, per_device_train_batch_size=64, per_device_eval_batch_size=250, use_cpu=True)
+    given |= dict(learning_rate=2e-3, weight_decay=0.05, save_strategy="no", report_to="none")
+    given |= dict(remove_unused_columns=False, dataloader_pin_memory=False, label_names=["labels"])
     trainer = Trainer(
         ForTrainer(learner),
-        TrainingArguments(folder, logging_steps=50, label_names=["labels"], **given),
+        TrainingArguments(folder, logging_steps=50, **given),
         data_collator=collate,
         train_dataset=Shapes(length=64 * steps, transform=to_tensor),
         eval_dataset=Shapes(length=500, split="test", transform=to_tensor),

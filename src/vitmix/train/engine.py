@@ -14,7 +14,7 @@ from torch import Tensor
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.draws import Draw, generator_for
 from vitmix.learner import Learner
-from vitmix.train import checkpoints, prepare, processes, runs, state
+from vitmix.train import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.train.config import TrainConfig, checkpoint_interval
 from vitmix.train.measure import MEASURES, LossTally, score
 from vitmix.train.optim import make_optimizer, make_schedule
@@ -63,9 +63,12 @@ class Trainer:
             raise ValueError(
                 f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
             )
+        if config.fsdp:
+            sharding.shard(self.core, config, accelerator)
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
-        self.learner, scaling = accelerator.prepare(self.core, self.optimizer)
+        prepared = (self.core, self.optimizer) if config.fsdp else accelerator.prepare(self.core, self.optimizer)
+        self.learner, scaling = prepared
         # Accelerate's optimizer scales losses; elsewhere it only costs time, looking for other packages at each step.
         self.apply_gradients = self.optimizer.step if accelerator.scaler is None else scaling.step
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
@@ -187,6 +190,7 @@ class Trainer:
         config = self.config
         if config.clip_grad is not None or config.skip_nonfinite:
             norm: Any = self.accelerator.clip_grad_norm_(self.learner.parameters(), config.clip_grad or math.inf)
+            norm = sharding.whole(norm)
             # Gradients are the same on every rank, so all decide alike. A loss scaler skips by itself.
             if config.skip_nonfinite and self.accelerator.scaler is None:
                 return bool(torch.isfinite(norm))
@@ -261,7 +265,8 @@ class Trainer:
             return
         averaged = self.ema is not None and name.startswith("ema_")
         model = self.ema.module if averaged and self.ema is not None else self.core.model
-        write = lambda: checkpoints.write_weights(self.folder.best, model.state_dict(), about(self))  # noqa: E731
+        weights = sharding.whole(model.state_dict())  # in all processes
+        write = lambda: checkpoints.write_weights(self.folder.best, weights, about(self))  # noqa: E731
         if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
             self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
 
@@ -329,10 +334,10 @@ class Trainer:
     def _finish(self) -> int:
         self._count_time()
         summary = summarize(self)
-        text = summary["text"]
+        text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
 
         def write() -> None:
-            checkpoints.write_weights(self.folder.last, self.core.model.state_dict(), about(self))
+            checkpoints.write_weights(self.folder.last, weights, about(self))
             self.folder.write_summary(summary)
 
         if not self._try(write, "final weights and summary"):

@@ -97,9 +97,9 @@ def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -
     """Continues the generators; a process that was not there before keeps its fresh ones."""
     rank = accelerator.process_index
     if rank < len(states["cpu"]):
-        torch.set_rng_state(states["cpu"][rank])
+        torch.set_rng_state(states["cpu"][rank].clone())  # torch reads a row as if it were the first one
         if "cuda" in states and accelerator.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"][rank], accelerator.device)
+            torch.cuda.set_rng_state(states["cuda"][rank].clone(), accelerator.device)
 
 
 class Stopped(Exception):

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitmix.train import checkpoints, processes
+from vitmix.train import checkpoints, processes, sharding
 from vitmix.train.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ def capture(trainer: "Trainer") -> Checkpoint:
         "update": trainer.update,
         "world": trainer.world,
         "tally": {"sums": trainer.tally.sums, "count": trainer.tally.count},
-        "added": trainer.core.added.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
+        "added": sharding.whole(trainer.core.added.state_dict()),
+        "optimizer": sharding.whole(trainer.optimizer.state_dict()),
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": processes.random_states(trainer.accelerator),
     }
     ema = None if trainer.ema is None else trainer.ema.module.state_dict()
-    return Checkpoint(trainer.core.model.state_dict(), ema, training)
+    return Checkpoint(sharding.whole(trainer.core.model.state_dict()), ema, training)
 
 
 def resume(trainer: "Trainer") -> list[str]:
@@ -82,11 +82,11 @@ def resume(trainer: "Trainer") -> list[str]:
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """Puts the trainer into the state that `capture` saw."""
     training = checkpoint.training
-    trainer.core.model.load_state_dict(checkpoint.model)
-    trainer.core.added.load_state_dict(training["added"])
+    sharding.load(trainer.core.model, checkpoint.model)
+    sharding.load(trainer.core.added, training["added"])
     if trainer.ema is not None and checkpoint.ema is not None:
         trainer.ema.module.load_state_dict(checkpoint.ema)
-    trainer.optimizer.load_state_dict(training["optimizer"])
+    sharding.load_optimizer(trainer.optimizer, training["optimizer"])
     if trainer.accelerator.scaler is not None and training["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(training["scaler"])
     trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
