@@ -1,6 +1,7 @@
 """One of two processes that train with and without spread weights, and resume. Run by test_large_data.py."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def main(folder: Path) -> None:
                 held = sum(each.to_local().numel() for each in trainer.core.parameters())
                 facts["held"] = held / sum(each.numel() for each in trainer.core.parameters())
     run(folder / "resumed", until=3, method=METHODS[1], fsdp=True)
+    if trainer.rank == 0:
+        shutil.copytree(folder / "resumed", folder / "left")
     run(folder / "resumed", method=METHODS[1], fsdp=True)
     if trainer.rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))

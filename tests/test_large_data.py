@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fsdp_worker import METHODS
+from fsdp_worker import METHODS, SETTINGS
 from training import one_thread, same_weights, train, train_until, weights  # noqa: F401
 from vitmix.data import Augmentation, EvalLoader, TrainLoader, open_images
 from vitmix.data import tar_sets as tars
@@ -314,6 +314,12 @@ def test_each_process_holds_its_part(spread: Path) -> None:
 def test_spread_weights_resume_exactly(spread: Path) -> None:
     assert same_weights(weights(spread / "1-True"), weights(spread / "resumed"))
     assert same_weights(weights(spread / "1-True", "best"), weights(spread / "resumed", "best"))
+
+
+def test_one_process_continues_what_two_spread(spread: Path) -> None:
+    trainer = train(spread / "left", method=METHODS[1], grad_checkpointing=False, **SETTINGS)
+    assert trainer.update == 6 and len(trainer.optimizer.state) == len(list(trainer.core.parameters()))
+    assert weights(spread / "left").keys() == weights(spread / "1-False").keys()
 
 
 def test_refusals_of_fsdp(tmp_path: Path) -> None:

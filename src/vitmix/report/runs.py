@@ -13,8 +13,6 @@ from vitmix.train.config import FIELDS, TrainConfig, resolve
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
 
-Path_ = tuple[str | int, ...]
-
 
 @dataclass
 class Run:

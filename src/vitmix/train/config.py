@@ -138,7 +138,9 @@ class TrainConfig:
     grad_checkpointing: bool = option(False, RUN, "recompute activations to save memory", may_change=True)
     resident: bool = option(False, RUN, "keep the data set in device memory and augment it there, in batches")
     workers: int = option(4, RUN, "processes that load images; 0 loads in the training process", may_change=True)
-    fsdp: bool = option(False, RUN, "spread weights and optimizer over the processes, for models too large for one")
+    fsdp: bool = option(
+        False, RUN, "spread weights and optimizer over the processes, for models too large for one", may_change=True
+    )
     cpu: bool = option(False, RUN, "train on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
