@@ -1,6 +1,7 @@
 """The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
 
 import json
+import math
 import re
 import shutil
 import statistics
@@ -224,6 +225,15 @@ def test_single_unfinished_run(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "of 5, not finished" in page and "vitmix eval" in page
     assert not Page(page).open
+
+
+def test_losses_that_are_not_finite_are_left_out_of_curves(runs: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    broken = json.loads(lines[1]) | {"loss": math.nan}
+    (output / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(broken), lines[2]]) + "\n")
+    write_report([output], tmp_path / "page.html", examples=0)
+    assert "nan" not in re.findall(r"<figure data-curve.*</figure>", (tmp_path / "page.html").read_text())[0]
 
 
 def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The page of a report: sections from top to bottom, each a function of the groups of runs."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from html import escape
@@ -113,7 +114,8 @@ def _curves(groups: Sequence[Group]) -> str:
         bands: list[svg.Band] = []
         for group in groups:
             courses = [
-                [(row["epoch"], row[name]) for row in run.rows if row.get(name) is not None] for run in group.runs
+                [(row["epoch"], row[name]) for row in run.rows if math.isfinite(row.get(name, math.nan))]
+                for run in group.runs
             ]
             labels = [f"{group.name}, seed {run.config.seed}" for run in group.runs]
             if len(courses) == 1:
@@ -125,6 +127,8 @@ def _curves(groups: Sequence[Group]) -> str:
                 lines.append(svg.Line(group.number, mean, f"{group.name}, mean"))
                 bands.append(svg.Band(group.number, low, high))
         lines = [line for line in lines if line.points]
+        if not lines:
+            continue
         chart = svg.line_chart(title, lines, bands, shown=shown, x_name="epoch")
         charts.append(f'<figure data-curve="{name}"><h3>{title}</h3>{chart}</figure>')
     many = any(len(group.runs) > 1 for group in groups)
