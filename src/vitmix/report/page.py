@@ -100,7 +100,9 @@ def _results(groups: Sequence[Group]) -> str:
         for group in groups
     ]
     caption = f"Mean ± sample standard deviation over the seeds. {chosen}"
-    return table(["", "seeds", *(name for name, _, _ in columns)], rows, caption=caption)
+    early = [str(run.folder) for group in groups for run in group.runs if not run.finished]
+    warning = html.note(f"Not finished, and counted as far as they are: {', '.join(early)}") if early else ""
+    return warning + table(["", "seeds", *(name for name, _, _ in columns)], rows, caption=caption)
 
 
 def _curves(groups: Sequence[Group]) -> str:
@@ -148,7 +150,8 @@ def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
         values = [each[epoch] for each in tables]
         middle, deviation = statistics.fmean(values), statistics.stdev(values)
         mean.append((epoch, middle))
-        low.append((epoch, middle - deviation))
+        # Accuracies, losses and speeds are never below zero, whatever their spread.
+        low.append((epoch, max(middle - deviation, min(0.0, *values))))
         high.append((epoch, middle + deviation))
     return mean, low, high
 

@@ -5,6 +5,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +57,29 @@ class Run:
             return self.rows[int(first) if index is None else index].get(name)
         if file == "summary.json":
             return (self.summary or {}).get(place)
-        return None if self.evaluation is None else _evaluated(self.evaluation, place)
+        return None if self.evaluation is None else self._evaluated(place)
 
+    def _evaluated(self, place: str) -> float | None:
+        """`NAME`, or `images.LABEL`, `recall.LABEL` and `confusion.LABEL.PREDICTED`, counted from the confusion."""
+        assert self.evaluation is not None
+        first, *rest = place.split(".")
+        if not rest:
+            return self.evaluation.get(first)
+        label, *seen = map(int, rest)
+        counts = self._confusion.get(label, {})
+        if first == "confusion":
+            return counts.get(seen[0], 0)
+        total = sum(counts.values())
+        return total if first == "images" else counts.get(label, 0) / total if total else None
 
-def _evaluated(evaluation: dict[str, Any], place: str) -> float | None:
-    """`NAME`, or `images.LABEL`, `right.LABEL` and `confusion.LABEL.PREDICTED`, counted from the confusion."""
-    first, *rest = place.split(".")
-    if not rest:
-        return evaluation.get(first)
-    label, *seen = map(int, rest)
-    counts = [(each[1], each[2]) for each in evaluation["confusion"] if each[0] == label]
-    if first == "images":
-        return sum(count for _, count in counts)
-    if first == "recall":
-        total = sum(count for _, count in counts)
-        return sum(count for predicted, count in counts if predicted == label) / total if total else None
-    return sum(count for predicted, count in counts if predicted == seen[0])
+    @cached_property
+    def _confusion(self) -> dict[int, dict[int, int]]:
+        """label → predicted → images"""
+        assert self.evaluation is not None
+        found: dict[int, dict[int, int]] = {}
+        for label, predicted, count in self.evaluation["confusion"]:
+            found.setdefault(label, {})[predicted] = count
+        return found
 
 
 @dataclass
