@@ -157,15 +157,18 @@ def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
 
 
 def _cost(groups: Sequence[Group]) -> str:
+    same = [("parameters", "evaluation.json:parameters", COUNT), ("FLOPs an image", "evaluation.json:flops", GIGA)]
     columns = [
-        ("parameters", "evaluation.json:parameters", COUNT),
-        ("FLOPs an image", "evaluation.json:flops", GIGA),
         ("training, images/s", "metrics.jsonl:median.images/s", COUNT),
         ("inference, images/s", "evaluation.json:images_per_second", COUNT),
         ("time of an epoch, s", "metrics.jsonl:median.seconds", lambda value: f"{value:.1f}"),
         ("whole training", "summary.json:seconds", TIME),
     ]
-    rows = [[html.key(group), *(spread(group, where, how) for _, where, how in columns)] for group in groups]
+    rows = []
+    for group in groups:
+        one = next((run for run in group.runs if run.evaluation), group.runs[0])  # one model, whatever the seed
+        fixed = [number(one, where, how) for _, where, how in same]
+        rows.append([html.key(group), *fixed, *(spread(group, where, how) for _, where, how in columns)])
     places = {
         f"{e['device']}, {e['precision']}, batch {e['batch']}"
         for group in groups
@@ -174,7 +177,7 @@ def _cost(groups: Sequence[Group]) -> str:
     }
     said = "Training speed and epoch time: median over the epochs. FLOPs: two for each multiply-add."
     said += f" Inference: model alone on {'; '.join(map(escape, sorted(places)))}." if places else ""
-    return table(["", *(name for name, _, _ in columns)], rows, caption=said)
+    return table(["", *(name for name, _, _ in [*same, *columns])], rows, caption=said)
 
 
 def _runs(runs: Sequence[Run]) -> str:

@@ -36,8 +36,8 @@ def pictures_section(pictures: Pictures) -> str:
             continue
         for method in dict.fromkeys(example.method for example in found):
             tiles = "".join(_tile(example) for example in found if example.method == method)
-            parts.append(f'<h3 class="key g{group.number % 8}"><span><code>{escape(method)}</code></span></h3>')
-            parts.append(f'<div class="tiles">{tiles}</div>')
+            title = f'<h3 class="key g{group.number % 8}"><span><code>{escape(method)}</code></span></h3>'
+            parts.append(f'<figure>{title}<div class="tiles">{tiles}</div></figure>')
     return "".join(parts)
 
 
