@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace) -> int:
     trainer = Trainer(settings)
     try:
         code = trainer.run()
-        if code == 0 and trainer.accelerator.is_main_process:
+        if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
             _keep_evaluation(trainer.folder.path)
         return code
     except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
