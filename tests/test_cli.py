@@ -133,7 +133,6 @@ def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--model-args", "num_heads=5"], "model_args do not fit"),
         (["--model-args", "num_classes=3"], "--num-classes"),
         (["--model", "deit_tiny_patch16_224.foo"], "unknown model"),
-        (["--size", "17"], "do not divide into patches"),
         (["--optimizer", "fusedsgd"], "cannot be had here"),
         (["--precision", "fp16", "--cpu"], "fp16 needs a GPU"),
         (["--mixing-off-epoch", "-3"], "mixing_off_epoch must be an integer of at least 0"),

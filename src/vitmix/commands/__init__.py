@@ -1,10 +1,13 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import bench, maps, methods, models, recipes, show, train
+from vitmix.commands import bench, evaluate, export, maps, methods, models, recipes, report, show, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "eval": evaluate.COMMAND,
+    "export": export.COMMAND,
+    "report": report.COMMAND,
     "show": show.COMMAND,
     "maps": maps.COMMAND,
     "recipes": recipes.COMMAND,

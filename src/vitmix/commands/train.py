@@ -3,6 +3,7 @@
 import argparse
 import traceback
 import typing
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -55,7 +56,7 @@ def _run(namespace: argparse.Namespace) -> int:
     if flags.get("recipe") == "help":
         return list_all()
     if "model_args" in flags:
-        flags["model_args"] = dict(map(_key_and_value, flags["model_args"]))
+        flags["model_args"] = dict(map(key_and_value, flags["model_args"]))
     settings = config.resolve(flags, namespace.config)
     return _train(settings)
 
@@ -70,7 +71,10 @@ def _train(settings: config.TrainConfig) -> int:
     try:
         trainer = Trainer(settings)
         try:
-            return trainer.run()
+            code = trainer.run()
+            if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
+                _keep_evaluation(trainer.folder.path)
+            return code
         except NothingReadable:
             raise
         except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
@@ -85,7 +89,19 @@ def _train(settings: config.TrainConfig) -> int:
             torch.distributed.destroy_process_group()
 
 
-def _key_and_value(text: str) -> tuple[str, Any]:
+def _keep_evaluation(folder: Path) -> None:
+    """Classes, calibration and confusions of the best weights, for `vitmix report`; once, after the last epoch."""
+    from vitmix.evaluate.stored import evaluate_run, read_evaluation
+
+    if read_evaluation(folder) is None:
+        try:
+            evaluate_run(folder)
+        except (ValueError, OSError) as error:  # no reason to call a finished training failed
+            print(f"The best weights could not be evaluated: {error}")
+
+
+def key_and_value(text: str) -> tuple[str, Any]:
+    """`"depth=6"` as `("depth", 6)`."""
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise ValueError(f"model_args takes KEY=VALUE, such as depth=6, got {text!r}")

@@ -37,7 +37,7 @@ def npz_splits(location: str) -> dict[str, Callable[[], ArrayImages]]:
     # The classes are those of the training labels: a list of names may be longer than what is stored here.
     known = parts.get("train") or next(iter(parts.values()))
     count = 1 + max(int(_labels(path).max(initial=-1)) for path in known)
-    classes = _class_names(place if place.is_dir() else place.parent, count)
+    classes = class_names(place if place.is_dir() else place.parent, count)
     return {split: lambda split=split: _read(split, parts[split], classes, location) for split in parts}
 
 
@@ -90,7 +90,7 @@ def _labels(path: Path) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _class_names(folder: Path, count: int) -> list[str]:
+def class_names(folder: Path, count: int) -> list[str]:
     """Names from `classes.json`: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
     path = folder / "classes.json"
     if not path.is_file():

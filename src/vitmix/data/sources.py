@@ -4,6 +4,8 @@
     imagefolder:DIR                             DIR/train/<class>/<image> and DIR/val, or DIR/<class>/<image>
     torchvision:NAME:ROOT                       a data set of torchvision, downloaded where that is possible
     npz:DIR                                     arrays, see `vitmix.data.npz`
+    hfds:PLACE                                  a data set of Hugging Face, see `vitmix.data.hf_sets`
+    wds:PATTERN                                 WebDataset shards, see `vitmix.data.tar_sets`
 
 A data set without a validation split is validated on its test split; with `?holdout=0.1` a tenth of the training images
 is kept for validation instead, of every class alike, and the test split stays untouched. Data without any split at all
@@ -23,9 +25,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from vitmix._checks import check_choice, unknown_name
 from vitmix.draws import generator_for
 
+from .hf_sets import hf_splits
 from .images import ArrayImages, DatasetImages, FileImages, ImageSet
 from .npz import npz_splits
 from .shapes import Shapes, shapes_batch
+from .tar_sets import tar_splits
 from .torchvision_sets import torchvision_splits
 
 Split = Literal["train", "val", "test"]
@@ -202,4 +206,6 @@ KINDS: dict[str, Callable[[str], Openers]] = {
     "imagefolder": _folder_splits,
     "torchvision": torchvision_splits,
     "npz": npz_splits,
+    "hfds": hf_splits,
+    "wds": tar_splits,
 }

@@ -227,7 +227,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     path = Path(path)
     if path.is_dir():
         path = path / "best.safetensors"
-    weights = _adapted(_read_weights(path), model)
+    weights = _adapted(read_weights(path), model)
     own = model.state_dict()
     classifier = _classifier_keys(model)
     replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
@@ -250,7 +250,8 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     return sorted(replaced)
 
 
-def _read_weights(path: Path) -> Tensors:
+def read_weights(path: Path) -> Tensors:
+    """The weights in a file by name, as safetensors or torch's programs store them."""
     if not path.is_file():
         raise ValueError(f"there is no file of weights {path}")
     try:

@@ -40,7 +40,10 @@ class TrainConfig:
     """Everything that decides a training. Field names are the flags' names and the keys of YAML files."""
 
     data: str = option(
-        "shapes", TRAIN, "shapes (built in), imagefolder:DIR, torchvision:NAME:ROOT or npz:DIR, optionally ?holdout=0.1"
+        "shapes",
+        TRAIN,
+        "shapes (built in), imagefolder:DIR, torchvision:NAME:ROOT, npz:DIR, hfds:PLACE or wds:PATTERN, "
+        "optionally ?holdout=0.1",
     )
     model: str = option("deit_small_patch16_224", TRAIN, "name of a timm model")
     model_args: dict[str, Any] = option(
@@ -140,6 +143,9 @@ class TrainConfig:
     grad_checkpointing: bool = option(False, RUN, "recompute activations to save memory", may_change=True)
     resident: bool = option(False, RUN, "keep the data set in device memory and augment it there, in batches")
     workers: int = option(4, RUN, "processes that load images; 0 loads in the training process", may_change=True)
+    fsdp: bool = option(
+        False, RUN, "spread weights and optimizer over the processes, for models too large for one", may_change=True
+    )
     cpu: bool = option(False, RUN, "train on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.draws import Draw, generator_for
 from vitmix.learner import Learner
-from vitmix.train import checkpoints, prepare, processes, runs, state
+from vitmix.train import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.train.config import TrainConfig, checkpoint_interval
 from vitmix.train.measure import MEASURES, LossTally, score
 from vitmix.train.optim import make_optimizer, make_schedule
@@ -52,7 +52,7 @@ class Trainer:
             accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=newest is None)
         )
         processes.together(accelerator, lambda: self._build(model, part))
-        self.learner, _ = accelerator.prepare(self.core, self.optimizer)
+        self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
@@ -94,6 +94,8 @@ class Trainer:
             raise ValueError(
                 f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
             )
+        if config.fsdp:
+            sharding.shard(self.core, config, self.accelerator)
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
@@ -278,7 +280,8 @@ class Trainer:
             return
         averaged = self.ema is not None and name.startswith("ema_")
         model = self.ema.module if averaged and self.ema is not None else self.core.model
-        write = lambda: checkpoints.write_weights(self.folder.best, model.state_dict(), about(self))  # noqa: E731
+        weights = sharding.whole(model.state_dict())  # in all processes
+        write = lambda: checkpoints.write_weights(self.folder.best, weights, about(self))  # noqa: E731
         if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
             self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
 
@@ -350,10 +353,10 @@ class Trainer:
     def _finish(self) -> int:
         self._count_time()
         summary = summarize(self)
-        text = summary["text"]
+        text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
 
         def write() -> None:
-            checkpoints.write_weights(self.folder.last, self.core.model.state_dict(), about(self))
+            checkpoints.write_weights(self.folder.last, weights, about(self))
             self.folder.write_summary(summary)
 
         if not self._try(write, "final weights and summary"):

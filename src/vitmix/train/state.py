@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmix.train import checkpoints, processes
+from vitmix.train import checkpoints, processes, sharding
 from vitmix.train.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def capture(trainer: "Trainer") -> Checkpoint:
         "update": trainer.update,
         "world": trainer.world,
         "tally": {"sums": sums, "count": count},
-        "added": trainer.core.added.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
+        "added": sharding.whole(trainer.core.added.state_dict()),
+        "optimizer": sharding.whole(trainer.optimizer.state_dict()),
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": processes.random_states(accelerator),
     }
     ema = None if trainer.ema is None else trainer.ema.module.state_dict()
-    return Checkpoint(trainer.core.model.state_dict(), ema, training)
+    return Checkpoint(sharding.whole(trainer.core.model.state_dict()), ema, training)
 
 
 def broken_images(trainer: "Trainer") -> list[str]:
@@ -95,11 +95,11 @@ def _find(folder: Path) -> tuple[Path | None, int, list[str]]:
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """Puts the trainer into the state that `capture` saw."""
     training = checkpoint.training
-    trainer.core.model.load_state_dict(checkpoint.model)
-    trainer.core.added.load_state_dict(training["added"])
+    sharding.load(trainer.core.model, checkpoint.model)
+    sharding.load(trainer.core.added, training["added"])
     if trainer.ema is not None and checkpoint.ema is not None:
         trainer.ema.module.load_state_dict(checkpoint.ema)
-    trainer.optimizer.load_state_dict(training["optimizer"])
+    sharding.load_optimizer(trainer.optimizer, training["optimizer"])
     if trainer.accelerator.scaler is not None and training["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(training["scaler"])
     if trainer.accelerator.is_main_process:  # the others go on from zero: what is stored is the sum over all

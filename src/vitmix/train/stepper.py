@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vitmix.train import processes
+from vitmix.train import processes, sharding
 from vitmix.train.config import TrainConfig
 
 
@@ -31,7 +31,7 @@ class Stepper:
             return True
         if scaler is not None:
             scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.parameters, config.clip_grad or math.inf)
+        norm = sharding.whole(nn.utils.clip_grad_norm_(self.parameters, config.clip_grad or math.inf))
         if not config.skip_nonfinite or torch.isfinite(norm):  # the same on every rank, so all decide alike
             return True
         # A loss scaler leaves overflows out by itself; it needs no help unless the loss is what is wrong.

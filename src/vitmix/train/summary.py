@@ -39,7 +39,10 @@ def summarize(trainer: "Trainer") -> dict[str, Any]:
 def about(trainer: "Trainer") -> dict[str, str]:
     """What a file of weights says about itself, as safetensors has it: texts by name."""
     config = trainer.config
-    facts = {"model": config.model, "model_settings": prepare.model_settings(config, trainer.classes)}
+    facts: dict[str, Any] = {"model": config.model, "model_settings": prepare.model_settings(config, trainer.classes)}
+    augmentation = prepare.build_augmentation(config, trainer.core.model)
+    names = ("size", "mean", "std", "crop_pct", "interpolation")  # how images reach the model in evaluation
+    facts["preprocessing"] = {name: getattr(augmentation, name) for name in names}
     return {"vitmix": json.dumps({**facts, "classes": trainer.images.classes, "method": config.method})}
 
 

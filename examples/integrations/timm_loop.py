@@ -1,0 +1,56 @@
+"""The way of timm's own train.py: its loaders, optimizer, schedule and averaged weights; the loss is the learner's.
+
+[--epochs 6] [--images 6400]
+"""
+
+import argparse
+
+import timm
+import torch
+from timm.data.loader import create_loader
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import AverageMeter, ModelEmaV3, accuracy
+
+import vitmix
+from vitmix.data import Shapes
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--images", type=int, default=6400)
+options = parser.parse_args()
+
+torch.manual_seed(0)
+settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2, qk_norm=True)
+model = timm.create_model("vit_tiny_patch16_224", num_classes=12, drop_path_rate=0.05, **settings)
+data = dict(
+    input_size=(3, 32, 32), batch_size=64, use_prefetcher=False, num_workers=0, mean=(0.5,) * 3, std=(0.25,) * 3
+)
+train_loader = create_loader(Shapes(length=options.images), is_training=True, scale=(0.8, 1.0), **data)
+eval_loader = create_loader(Shapes(length=640, split="test"), is_training=False, crop_pct=1.0, **data)
+
+# In train.py: mixup_fn and train_loss_fn. The learner is both, and knows the model.
+learner = vitmix.Learner(model, vitmix.create("none | tl_align", num_classes=12))
+optimizer = create_optimizer_v2(learner, opt="adamw", lr=2e-3, weight_decay=0.05)
+per_epoch = len(train_loader)
+scheduler, epochs = create_scheduler_v2(
+    optimizer, num_epochs=options.epochs, warmup_epochs=1, updates_per_epoch=per_epoch, step_on_epochs=False
+)
+model_ema = ModelEmaV3(model, decay=0.99)
+
+for epoch in range(epochs):
+    learner.train()
+    losses, top1 = AverageMeter(), AverageMeter()
+    for step, (images, labels) in enumerate(train_loader):
+        loss = learner(images, labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        update = epoch * per_epoch + step + 1
+        model_ema.update(model, step=update)
+        scheduler.step_update(num_updates=update)
+        losses.update(loss.item(), len(labels))
+    with torch.no_grad():
+        for images, labels in eval_loader:
+            top1.update(accuracy(model_ema.module.eval()(images), labels)[0].item(), len(labels))
+    print(f"epoch {epoch}  loss {losses.avg:.3f}  accuracy of the averaged weights {top1.avg:.1f} %")

@@ -1,0 +1,58 @@
+"""`vitmix eval`."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from vitmix.commands._command import Command
+from vitmix.commands.train import key_and_value
+
+SPLITS = ("train", "val", "test")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", metavar="RUN|FILE|NAME", help="run folder, file of weights, or name of a timm model")
+    parser.add_argument("--data", metavar="TEXT", help="data, as vitmix train takes it; a run's own if none")
+    parser.add_argument("--split", choices=SPLITS, help="split to evaluate on; a run's own, or test")
+    parser.add_argument("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
+    parser.add_argument("--model", metavar="NAME", help="timm model that a file of weights belongs to")
+    parser.add_argument("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
+    parser.add_argument("--pretrained", action="store_true", help="timm's published weights of the named model")
+    parser.add_argument("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
+    parser.add_argument("--batch", type=int, metavar="N", help="images per step")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that load images")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), help="a run's own on a GPU, or fp32")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    parser.add_argument("--output", metavar="FILE", help="write everything as JSON to this file")
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    # Not at the top: every other command would wait for these imports.
+    from vitmix.evaluate import stored, subject, text
+    from vitmix.train.checkpoints import write_file
+
+    found = subject.open_subject(
+        namespace.what,
+        model=namespace.model,
+        model_args=dict(map(key_and_value, namespace.model_args)),
+        pretrained=namespace.pretrained,
+        weights=namespace.weights,
+        size=namespace.size,
+    )
+    images = stored.own_images(found, data=namespace.data, split=namespace.split)
+    running = stored.running_of(found, images, cpu=namespace.cpu)
+    given = {name: getattr(namespace, name) for name in ("precision", "batch", "workers")}
+    running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
+    own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
+    if found.run is not None and own:
+        evaluation = stored.evaluate_run(found.run, running)
+    else:
+        evaluation = stored.evaluate(found, images, running)
+    if namespace.output:
+        write_file(Path(namespace.output), json.dumps(evaluation, allow_nan=False).encode())
+    print(text.describe(evaluation))
+    return 0
+
+
+COMMAND = Command("Evaluate a run, a file of weights or a timm model.", _add_arguments, _run)

@@ -1,0 +1,233 @@
+"""WebDataset shards as a set of images that can be read in any order: tar files and an index of them.
+
+    wds:DIR                                     DIR/*.tar or DIR/train/*.tar, split by the word in the names
+    wds:DIR/train-{0000..0146}.tar              a pattern with braces, * or ?
+
+A sample is the files of a tar that share their name up to the first dot: a picture (.jpg, .png, .webp, ...) and its
+label, as a number in .cls or as "label" in .json. `classes.json` beside the shards may name the classes.
+
+The index (where each picture lies, and its label) is built once, by reading the tars' headers, and stored beside the
+shards, or in the user's cache where that cannot be written to. With it the shards are like any other data: order and
+augmentation are functions of the seed, ranks and workers read what is theirs, and a resumed run goes on exactly where
+it was. What that gives up is reading whole shards from end to end, which only slow disks and remote storage need.
+"""
+
+import glob
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from .images import ImageSet, check_pixels
+from .npz import class_names
+
+WORDS = {"train": ("training", "train"), "val": ("validation", "valid", "val"), "test": ("testing", "test")}
+INDEX_VERSION = 1
+
+
+class Index(NamedTuple):
+    """Of each sample: number of the shard, first byte and length of the picture, label, name."""
+
+    shard: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    label: np.ndarray
+    name: np.ndarray
+
+
+class TarImages(ImageSet):
+    """Pictures inside tar files."""
+
+    def __init__(self, shards: list[str], index: Index, classes: list[str], description: str) -> None:
+        super().__init__(index.label, classes, description)
+        self.shards, self.index = shards, index
+
+    def name(self, index: int) -> str:
+        return f"{os.path.basename(self.shards[self.index.shard[index]])}[{os.fsdecode(bytes(self.index.name[index]))}]"
+
+    def read(self, index: int) -> Image.Image:
+        # Opened anew each time: samples of thousands of shards follow each other, more than files may be open.
+        with open(self.shards[self.index.shard[index]], "rb") as file:
+            file.seek(int(self.index.offset[index]))
+            content = file.read(int(self.index.size[index]))
+        image = Image.open(io.BytesIO(content))
+        check_pixels(image)  # before the pixels are unpacked
+        image.load()
+        return image
+
+    def subset(self, rows: np.ndarray, description: str) -> "TarImages":
+        return TarImages(self.shards, Index(*(each[rows] for each in self.index)), self.classes, description)
+
+
+def tar_splits(pattern: str) -> dict[str, Callable[[], TarImages]]:
+    """For each split among the shards, a function that opens it."""
+    shards = find_shards(pattern)
+    parts = split_shards(shards)
+    indices: dict[str, Index] = {}
+
+    def index_of(split: str) -> Index:
+        if split not in indices:
+            indices[split] = read_index(parts[split])
+        return indices[split]
+
+    def open_split(split: str) -> TarImages:
+        known = index_of("train" if "train" in parts else split)  # the classes are those of the training labels
+        classes = class_names(Path(parts[split][0]).parent, 1 + int(known.label.max(initial=-1)))
+        return TarImages(parts[split], index_of(split), classes, f"wds:{pattern} ({split})")
+
+    return {split: lambda split=split: open_split(split) for split in parts}
+
+
+def expand_braces(text: str) -> Iterator[str]:
+    """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc."""
+    match = re.search(r"\{([^{}]*)\}", text)
+    if match is None:
+        yield text
+        return
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if numbers:
+        width = len(numbers[1]) if numbers[1].startswith("0") or len(numbers[1]) == len(numbers[2]) else 1
+        choices = [f"{number:0{width}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+    else:
+        choices = match[1].split(",")
+    for choice in choices:
+        yield from expand_braces(text[: match.start()] + choice + text[match.end() :])
+
+
+def find_shards(pattern: str) -> list[str]:
+    """The tar files that a folder or a pattern stands for, in order."""
+    if re.match(r"(pipe|https?|s3|gs|hdfs):", pattern):
+        raise ValueError(f"wds: {pattern!r} is not on this machine; copy the shards to a disk, or mount their storage")
+    if os.path.isdir(pattern):
+        found = sorted(glob.glob(f"{glob.escape(pattern)}/*.tar") + glob.glob(f"{glob.escape(pattern)}/*/*.tar"))
+        if not found:
+            raise ValueError(f"wds: the folder {pattern!r} holds no .tar files; name the one that does, or a pattern")
+        return found
+    found = []
+    for text in expand_braces(pattern):
+        some = sorted(glob.glob(text)) if re.search(r"[*?\[]", text) else [text]
+        missing = [path for path in some if not os.path.isfile(path)] or ([] if some else [text])
+        if missing:
+            raise ValueError(f"wds: there is no shard {missing[0]!r}, as {pattern!r} asks for; correct the pattern")
+        found += some
+    compressed = [path for path in found if not path.endswith(".tar")]
+    if compressed:
+        raise ValueError(f"wds: {compressed[0]!r} is no .tar file; unpack compressed ones, pictures are small already")
+    return found
+
+
+def split_shards(shards: list[str]) -> dict[str, list[str]]:
+    """Shards by split: a word of the file's name, or else its folder's name; all are training data if none says."""
+    parts: dict[str, list[str]] = {}
+    for path in shards:
+        folder = os.path.basename(os.path.dirname(path)).lower()
+        whole = next((split for split, words in WORDS.items() if folder in words), "")  # not just a word in it
+        parts.setdefault(_split_word(os.path.basename(path)) or whole, []).append(path)
+    if "" in parts and len(parts) > 1:
+        named = " and ".join(sorted(filter(None, parts)))
+        raise ValueError(f"wds: some shards are named {named}, but {parts[''][0]!r} is not; give every shard its split")
+    return {"train": parts[""]} if "" in parts else {split: parts[split] for split in WORDS if split in parts}
+
+
+def _split_word(name: str) -> str:
+    for split, words in WORDS.items():
+        if re.search(rf"(?<![a-z])({'|'.join(words)})(?![a-z])", name.lower()):
+            return split
+    return ""
+
+
+def read_index(shards: list[str]) -> Index:
+    """The stored index of these shards, as they are now; built and stored where there is none."""
+    facts = [(os.path.basename(path), (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in shards]
+    key = hashlib.sha256(json.dumps([INDEX_VERSION, facts]).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folders = [os.path.dirname(os.path.abspath(shards[0])), os.path.join(cache, "vitmix")]
+    for folder in folders:
+        try:
+            with np.load(os.path.join(folder, f".vitmix-{key}.npz"), allow_pickle=False) as stored:
+                return Index(*(stored[name] for name in Index._fields))
+        except (OSError, ValueError, KeyError):
+            continue  # not there, or not whole
+    rows = list(itertools.chain.from_iterable(_samples(number, path) for number, path in enumerate(shards)))
+    if not rows:
+        raise ValueError(
+            f"wds: {shards[0]!r} holds no samples of a picture and a label; name the files of one KEY.jpg and KEY.cls"
+        )
+    *numbers, names = zip(*rows, strict=True)
+    shard, offset, size, label = (np.array(each, dtype=np.int64) for each in numbers)
+    index = Index(shard, offset, size, label, np.array(names))
+    for folder in folders:
+        if _store(index, folder, f".vitmix-{key}.npz"):
+            break
+    return index
+
+
+def _store(index: Index, folder: str, name: str) -> bool:
+    """Writes the index, whole or not at all: several processes may do so at a time."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".vitmix-", suffix=".partial")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **index._asdict())
+        os.chmod(partial, 0o644)
+        os.replace(partial, os.path.join(folder, name))
+        return True
+    except OSError:
+        os.unlink(partial)
+        return False
+
+
+def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes]]:
+    pictures: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if not member.isfile():
+                    continue
+                folder, _, name = member.name.rpartition("/")
+                key, _, kind = name.partition(".")
+                key, kind = f"{folder}/{key}" if folder else key, kind.lower()
+                if f".{kind}" in IMG_EXTENSIONS:
+                    pictures[key] = (member.offset_data, member.size)
+                elif kind in ("cls", "json"):
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    label = _label(content.read(), kind)
+                    if label is None and kind == "cls":
+                        raise ValueError(f"wds: {member.name} in {path!r} must hold a class number")
+                    if label is not None:
+                        labels.setdefault(key, label)
+    except (tarfile.TarError, OSError, EOFError) as problem:
+        raise ValueError(f"wds: {path!r} is not a whole tar file ({problem}); get it again") from None
+    unlabeled = [key for key in pictures if key not in labels]
+    if unlabeled:
+        raise ValueError(
+            f"wds: {unlabeled[0]!r} in {path!r} has no label; add {unlabeled[0]}.cls with its class number"
+        )
+    for key, (offset, size) in pictures.items():
+        yield number, offset, size, labels[key], os.fsencode(key)
+
+
+def _label(content: bytes, kind: str) -> int | None:
+    try:
+        if kind == "cls":
+            return int(content)
+        value = json.loads(content).get("label")
+        return value if isinstance(value, int) else None
+    except (ValueError, AttributeError):
+        return None

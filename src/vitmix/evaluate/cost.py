@@ -1,0 +1,51 @@
+"""What a model costs: parameters, floating-point operations, images per second."""
+
+import time
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from .measure import Measurement
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def count_flops(model: nn.Module, size: tuple[int, int]) -> int:
+    """Floating-point operations of one image's forward pass: two for each multiply-add.
+
+    Papers often print multiply-adds under the name of FLOPs: half of this number.
+    """
+    like = next(model.parameters())
+    image = torch.zeros(1, 3, *size, device=like.device, dtype=like.dtype)
+    model.eval()
+    # The counter does not know every fused attention; written out, they all are matrix products.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(image)
+    return counter.get_total_flops()
+
+
+@torch.no_grad()
+def throughput(
+    model: nn.Module, size: tuple[int, int], *, batch: int, autocast: torch.dtype | None = None, seconds: float = 0.5
+) -> Measurement:
+    """Images per second of forward passes alone, on one resting batch: the median pass, after two to warm up."""
+    like = next(model.parameters())
+    images = torch.zeros(batch, 3, *size, device=like.device)
+    model.eval()
+    times: list[float] = []
+    with torch.autocast(like.device.type, dtype=autocast, enabled=autocast is not None):
+        for number in range(102):
+            start = time.perf_counter()
+            model(images)
+            if like.device.type == "cuda":
+                torch.cuda.synchronize(like.device)
+            if number >= 2:
+                times.append(time.perf_counter() - start)
+            if len(times) >= 3 and sum(times) > seconds:
+                break
+    return Measurement("images_per_second", batch / sorted(times)[len(times) // 2], len(times))

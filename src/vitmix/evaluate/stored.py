@@ -1,0 +1,105 @@
+"""A whole evaluation as plain values, and the one that belongs to a run: RUN/evaluation.json."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitmix import __version__
+from vitmix.data.images import ArrayImages, ImageSet
+from vitmix.data.loader import EvalLoader
+from vitmix.data.sources import open_images
+from vitmix.train.checkpoints import write_file
+
+from .cost import count_flops, count_parameters, throughput
+from .measure import calibration_bins, predict
+from .subject import Running, Subject, open_subject
+
+FILE = "evaluation.json"
+Evaluation = dict[str, Any]
+
+
+def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation:
+    """Everything `vitmix eval` says about a model on these images, as JSON holds it.
+
+    `confusion` lists [label, predicted, images] for every pair that occurs; `n` counts the images that could be read.
+    """
+    images, remarks = subject.fit_labels(images)
+    augmentation = subject.augmentation
+    model = subject.model.to(running.device)
+    torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
+    loader = EvalLoader(images, augmentation, batch=running.batch, workers=running.workers)
+    start = time.perf_counter()
+    predictions = predict(model, loader, running.device, autocast=running.autocast)
+    seconds = time.perf_counter() - start
+    speed = throughput(model, augmentation.sides, batch=min(running.batch, len(predictions)), autocast=running.autocast)
+    return {
+        "weights": subject.weights,
+        "model": subject.config.model,
+        "model_settings": subject.settings,
+        "data": images.description,
+        "n": len(predictions),
+        **{each.name: each.value for each in predictions.measurements()},
+        "classes": images.classes,
+        "bins": calibration_bins(predictions.confidence, predictions.correct),
+        "confusion": predictions.confusion(),
+        "parameters": count_parameters(model),
+        "flops": count_flops(model, augmentation.sides),
+        "size": list(augmentation.sides),
+        "images_per_second": speed.value,
+        "passes_timed": speed.n,
+        "batch": min(running.batch, len(predictions)),
+        "seconds": seconds,
+        "device": torch.cuda.get_device_name(running.device) if running.device.type == "cuda" else "cpu",
+        "precision": running.precision,
+        "broken_images": sorted(images.broken.values()),
+        "remarks": remarks,
+        "vitmix": __version__,
+    }
+
+
+def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
+    """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder."""
+    subject = open_subject(folder)
+    images = own_images(subject)
+    found = evaluate(subject, images, running or running_of(subject, images))
+    found["weights_sha256"] = _checksum(folder / "best.safetensors")
+    write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
+    return found
+
+
+def own_images(subject: Subject, *, data: str | None = None, split: str | None = None) -> ImageSet:
+    """The images that a run was evaluated on, unless others are named."""
+    if data is None and subject.run is None:
+        raise ValueError(f"{subject.weights} is of no run folder, so it names no data; give --data, such as shapes")
+    own = subject.config.eval_split if subject.run is not None else "test"
+    return open_images(data or subject.config.data, split or own)  # pyright: ignore[reportArgumentType]
+
+
+def read_evaluation(folder: Path) -> Evaluation | None:
+    """The stored evaluation of a run's best weights, unless there is none, or one of other weights."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return found if found["weights_sha256"] == _checksum(folder / "best.safetensors") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def running_of(subject: Subject, images: ImageSet, *, cpu: bool = False) -> Running:
+    """As the training computed, where this machine can."""
+    config = subject.config
+    device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
+    return Running(
+        device,
+        "fp32" if device.type == "cpu" else config.precision,
+        config.eval_batch or min(config.batch, 256),
+        0 if isinstance(images, ArrayImages) else config.workers,  # pixels in memory need no help
+    )
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

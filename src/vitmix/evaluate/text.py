@@ -1,0 +1,59 @@
+"""An evaluation as a table for people."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from .measure import Measurement
+
+PERCENT = ("accuracy", "accuracy5", "ece")
+NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
+
+
+def table(measurements: Iterable[Measurement]) -> str:
+    """A line for each measurement, with its n."""
+    rows = [(NAMES.get(each.name, each.name), _shown(each), f"n = {each.n:,}") for each in measurements]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {n}" for name, value, n in rows)
+
+
+def describe(evaluation: dict[str, Any]) -> str:
+    """The whole of `evaluate`'s result, in short."""
+    n = evaluation["n"]
+    measured = [Measurement(name, evaluation[name], n) for name in ("accuracy", "accuracy5", "loss", "ece")]
+    flops, size = evaluation["flops"], evaluation["size"]
+    batch, passes, where = evaluation["batch"], evaluation["passes_timed"], evaluation["device"]
+    lines = [
+        f"Model  {evaluation['weights']} ({evaluation['model']})",
+        f"Data   {evaluation['data']}",
+        *evaluation["remarks"],
+        "",
+        table(measured),
+        "",
+        f"parameters  {evaluation['parameters']:,}",
+        f"FLOPs       {flops:,} an image of {size[0]} x {size[1]} ({flops / 2e9:.4g} G multiply-adds)",
+        f"images/s    {evaluation['images_per_second']:,.0f}, model alone "
+        f"(batch {batch}, {evaluation['precision']}, {where}, median of {passes} passes)",
+    ]
+    lines += ["", *_confusions(evaluation)]
+    if evaluation["broken_images"]:
+        lines.append(f"{len(evaluation['broken_images'])} images could not be read and are not counted")
+    return "\n".join(lines)
+
+
+def top_confusions(evaluation: dict[str, Any], most: int) -> list[tuple[int, int, int]]:
+    """The most frequent mistakes as (label, predicted, images)."""
+    wrong = [tuple(each) for each in evaluation["confusion"] if each[0] != each[1]]
+    return sorted(wrong, key=lambda each: (-each[2], each))[:most]  # pyright: ignore[reportReturnType]
+
+
+def _confusions(evaluation: dict[str, Any], most: int = 5) -> list[str]:
+    found, names = top_confusions(evaluation, most), evaluation["classes"]
+    if not found:
+        return ["No mistakes."]
+    known = dict(enumerate(names))
+    rows = [f"  {known.get(a, a)} taken for {known.get(b, b)}: {count}" for a, b, count in found]
+    return ["Most frequent mistakes:", *rows]
+
+
+def _shown(each: Measurement) -> str:
+    return f"{100 * each.value:.2f} %" if each.name in PERCENT else f"{each.value:.4f}"

@@ -1,0 +1,108 @@
+"""The sections of a report about what goes wrong: classes, calibration, confusions."""
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+
+from vitmix.evaluate.text import top_confusions
+
+from . import html, svg
+from .html import COUNT, PERCENT, note, number, spread, table
+from .runs import Group
+
+MOST_CLASSES, MOST_PAIRS = 40, 10
+
+
+def _evaluated(groups: Sequence[Group]) -> list[Group]:
+    """The groups with their evaluated runs alone."""
+    found = [Group([run for run in g.runs if run.evaluation], g.name, g.number, g.different) for g in groups]
+    return [group for group in found if group.runs]
+
+
+def _missing(groups: Sequence[Group]) -> str:
+    return "".join(
+        note(f"{run.folder} is not evaluated: {run.not_evaluated}")
+        for group in groups
+        for run in group.runs
+        if run.evaluation is None
+    )
+
+
+def classes_section(groups: Sequence[Group]) -> str:
+    seen = _evaluated(groups)
+    if not seen:
+        return _missing(groups)
+    first = seen[0].runs[0]
+    assert first.evaluation is not None
+    names = first.evaluation["classes"]
+    same = [group for group in seen if all((run.evaluation or {})["classes"] == names for run in group.runs)]
+    labels = sorted({each[0] for each in first.evaluation["confusion"]})
+    means = {
+        label: statistics.fmean(v for g in same for v in g.values(f"evaluation.json:recall.{label}"))
+        for label in labels
+    }
+    labels.sort(key=lambda label: (means[label], label))
+    said = "Lowest first."
+    if len(labels) > MOST_CLASSES:
+        said = f"The lowest {MOST_CLASSES} of {len(labels)} classes."
+        labels = labels[:MOST_CLASSES]
+    rows = [
+        [
+            escape(names[label]),
+            number(first, f"evaluation.json:images.{label}", COUNT),
+            *(_meter(g, label) for g in same),
+        ]
+        for label in labels
+    ]
+    head = ["class", "images", *(html.key(group) for group in same)]
+    return _missing(groups) + table(head, rows, caption=f"Part of each class's images that is recognized. {said}")
+
+
+def _meter(group: Group, label: int) -> str:
+    source = f"evaluation.json:recall.{label}"
+    mean = statistics.fmean(group.values(source))
+    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * mean:.1f}%"></i></span>'
+    return bar + spread(group, source, PERCENT)
+
+
+def calibration_section(groups: Sequence[Group]) -> str:
+    charts = []
+    for group in _evaluated(groups):
+        for run in group.runs:
+            assert run.evaluation is not None
+            chart = svg.reliability_chart(f"Reliability of {run.folder}", run.evaluation["bins"], group.number)
+            error = number(run, "evaluation.json:ece", PERCENT)
+            title = f"{html.key(group)}, seed {run.config.seed}"
+            said = f"<figcaption>calibration error {error}</figcaption>"
+            charts.append(f'<figure data-reliability="{run.number}"><h3>{title}</h3>{chart}{said}</figure>')
+    if not charts:
+        return ""
+    about = (
+        '<p class="soft">How often predictions are right, by how sure the model is of them. Bars below the dashed '
+        "line: surer than right. The fuller the color, the more images.</p>"
+    )
+    return f'{about}<div class="charts small">{"".join(charts)}</div>'
+
+
+def confusions_section(groups: Sequence[Group]) -> str:
+    parts = []
+    for group in _evaluated(groups):
+        counts: dict[tuple[int, int], int] = {}
+        for run in group.runs:
+            for label, seen, count in top_confusions(run.evaluation or {}, most=10**9):
+                counts[label, seen] = counts.get((label, seen), 0) + count
+        pairs = sorted(counts, key=lambda pair: (-counts[pair], pair))[:MOST_PAIRS]
+        names = dict(enumerate((group.runs[0].evaluation or {})["classes"]))
+        rows = []
+        for label, seen in pairs:
+            count = html.total(group, f"evaluation.json:confusion.{label}.{seen}")
+            of = html.total(group, f"evaluation.json:images.{label}")
+            words = (str(names.get(each, f"output {each}")) for each in (label, seen))
+            rows.append([*map(escape, words), f"{count} of {of}"])
+        found = table(["is", "taken for", "images"], rows, kind="words") if rows else "<p>No mistakes.</p>"
+        parts.append(f"<div><h3>{html.key(group)}</h3>{found}</div>")
+    if not parts:
+        return ""
+    many = any(len(group.runs) > 1 for group in groups)
+    said = '<p class="soft">Added up over the seeds.</p>' if many else ""
+    return f'{said}<div class="columns">{"".join(parts)}</div>'

@@ -1,0 +1,101 @@
+"""Export: timm and transformers load the folder and give the very same logits; nothing is left half-written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from training import one_thread, train  # noqa: F401
+from vitmix import cli
+from vitmix.data import eval_sample
+from vitmix.evaluate import evaluate_run, open_subject
+from vitmix.export import export
+from vitmix.train.checkpoints import write_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MODELS: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "deit_distilled": {
+        "model": "deit_tiny_distilled_patch16_224",
+        "model_args": {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    },
+    "cct": {"model": "cct_2_3x2_32", "model_args": {}, "size": 32, "data": "shapes(size=32, length=16, test_length=8)"},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def run(request: pytest.FixtureRequest, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    output = tmp_path_factory.mktemp("runs") / request.param
+    train(output, epochs=1, crop_pct=0.9, std=(0.2, 0.3, 0.25), **{"method": "mixup", **MODELS[request.param]})
+    return output
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_timm_gives_the_same_logits(run: Path, tmp_path: Path, to: str) -> None:
+    subject = open_subject(run)
+    export(subject, tmp_path / "model", to=to)
+    images = torch.randn(3, 3, *subject.augmentation.sides)
+    with torch.no_grad():
+        expected = subject.model(images)
+        whole = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+        path = str(tmp_path / "model" / "model.safetensors")
+        by_file = timm.create_model(subject.config.model, checkpoint_path=path, **subject.settings).eval()
+        assert torch.equal(whole(images), expected) and torch.equal(by_file(images), expected)
+    config = timm.data.resolve_data_config({}, model=whole)
+    assert config["crop_pct"] == 0.9 and tuple(config["std"]) == (0.2, 0.3, 0.25)
+    assert tuple(config["input_size"]) == (3, *subject.augmentation.sides)
+    assert whole.pretrained_cfg["label_names"][0] == "disk"
+
+
+@pytest.mark.filterwarnings("default")  # transformers' own
+def test_transformers_gives_the_same_logits(run: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra hf)")
+    subject = open_subject(run)
+    export(subject, tmp_path / "model", to="hf")
+    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "model")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30, 3), np.uint8))
+    inputs = processor(image)["pixel_values"]
+    torch.testing.assert_close(inputs[0], eval_sample(image, subject.augmentation), rtol=0, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(model(inputs).logits, subject.model(inputs))
+    assert model.config.id2label[1] == "ring" and model.config.num_labels == subject.settings["num_classes"]
+
+
+def test_card_has_recipe_and_results(tmp_path: Path) -> None:
+    train(tmp_path / "run", epochs=1)
+    found = evaluate_run(tmp_path / "run")
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="hf")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"{100 * found['accuracy']:.2f} %" in card and "n = 24" in card
+    assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
+    assert str(tmp_path) not in card  # nothing of this machine
+
+
+def test_weights_of_elsewhere(tmp_path: Path) -> None:
+    settings = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 16}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings)
+    write_weights(tmp_path / "bare.safetensors", model.state_dict())
+    arguments = [f"{name}={value}" for name, value in settings.items()]
+    given = ["--model", "vit_tiny_patch16_224", "--to", "timm", "--model-args", *arguments]
+    assert cli.main(["export", str(tmp_path / "bare.safetensors"), str(tmp_path / "out"), *given]) == 0
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(again(images), model.eval()(images))
+    assert "Not evaluated" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_refusals_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["export", str(tmp_path / "none"), str(tmp_path / "out"), "--to", "timm"]) == 2
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    train(tmp_path / "run", epochs=1)
+    assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "full"), "--to", "timm"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"full", "run"}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1

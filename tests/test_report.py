@@ -1,0 +1,276 @@
+"""The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
+
+import json
+import math
+import re
+import shutil
+import statistics
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from training import one_thread, train, train_until  # noqa: F401
+from vitmix import cli
+from vitmix.evaluate import evaluate_run
+from vitmix.report import svg, write_report
+from vitmix.report.examples import draw_examples
+from vitmix.report.runs import find_runs, group_runs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+METHODS = {"aligned": "mixup(alpha=0.8) | tl_align", "cut": "cutmix"}
+
+
+@pytest.fixture(scope="module")
+def runs(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """Two configurations with two seeds each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in METHODS.items():
+        for seed in (0, 1):
+            train(folder / f"{name}-{seed}", method=method, seed=seed, epochs=3, lr=0.01, smoothing=0.1)
+            evaluate_run(folder / f"{name}-{seed}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    output = tmp_path_factory.mktemp("page") / "report.html"
+    write_report([runs], output, examples=2)
+    return output.read_text()
+
+
+class Page(HTMLParser):
+    """The page's numbers with their attributes and text, its tags, and the text outside of numbers."""
+
+    VOID = ("meta", "link", "img", "br", "line", "rect", "circle", "polygon")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.numbers: list[tuple[dict[str, Any], str]] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.open: list[str] = []
+        self.words: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag  # well-formed
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "data":
+            self.numbers.append((self.tags[-1][1], data))
+        elif data.strip():
+            self.words.append((self.open[-1], data))
+
+
+def stored(folder: Path, source: str) -> float:
+    """The number at this place of a run folder, found without the library."""
+    file, _, place = source.partition(":")
+    first, _, name = place.partition(".")
+    if file == "metrics.jsonl":
+        rows = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+        if first == "median":
+            return statistics.median(row[name] for row in rows)
+        best = json.loads((folder / "summary.json").read_text())["best"]["epoch"]
+        return rows[{"best": best - 1, "last": -1}[first]][name]
+    content = json.loads((folder / file).read_text())
+    if not name:
+        return content[first]
+    pairs = {(label, seen): count for label, seen, count in content["confusion"]}
+    label = int(name.split(".")[0])
+    images = sum(count for (each, _), count in pairs.items() if each == label)
+    if first == "confusion":
+        return pairs.get((label, int(name.split(".")[1])), 0)
+    return {"images": images, "recall": pairs.get((label, label), 0) / images}[first]
+
+
+def folders(runs: Path) -> list[Path]:
+    return sorted(path for path in runs.iterdir())
+
+
+def test_every_number_is_that_of_the_run_folder(runs: Path, page: str) -> None:
+    found = Page(page)
+    members = [folders(runs)[:2], folders(runs)[2:]]
+    kinds: set[str] = set()
+    for attributes, text in found.numbers:
+        value, source = float(attributes["value"]), attributes["data-from"]
+        kind = attributes.get("data-of", "number")
+        if kind == "number":
+            expected = stored(folders(runs)[int(attributes["data-run"])], source)
+        else:
+            values = [stored(folder, source) for folder in members[int(attributes["data-group"])]]
+            expected = {"mean": statistics.fmean, "deviation": statistics.stdev, "total": sum}[kind](values)
+        assert value == pytest.approx(expected, rel=1e-12), (attributes, expected)
+        assert shows(text, value), (attributes, text)
+        kinds.add(f"{kind} {source.split('.')[0] if 'recall' not in source else 'recall'}")
+    assert len(found.numbers) > 100
+    assert {"mean metrics", "deviation evaluation", "number metrics", "total evaluation", "mean recall"} <= kinds
+
+
+def shows(text: str, value: float) -> bool:
+    """Whether the text is the value, rounded to the places that it shows."""
+    if ":" in text:
+        minutes, seconds = map(int, text.split(":"))
+        return 60 * minutes + seconds == round(value)
+    plain = text.replace(",", "").replace("%", "").replace("G", "").strip()
+    factor = 100 if "%" in text else 1e-9 if text.endswith("G") else 1
+    places = len(plain.partition(".")[2])
+    return abs(float(plain) - factor * value) <= 0.5000001 * 10**-places
+
+
+def test_no_number_besides(page: str) -> None:
+    """Results stand in the page only as numbers with a source: other digits are settings, names, axes and examples."""
+    found = Page(page)
+    for tag, words in found.words:
+        if tag in ("td", "p", "span", "h3", "figcaption", "b") and re.search(r"\d\.\d{2,}", words):
+            raise AssertionError(f"<{tag}> {words}")
+
+
+def test_curves_lie_where_the_numbers_say(runs: Path, page: str) -> None:
+    figures = re.findall(r'<figure data-curve="([^"]+)">.*?data-ranges="([^"]+)"(.*?)</svg>', page, flags=re.DOTALL)
+    assert [name for name, _, _ in figures] == ["accuracy", "eval_loss", "loss", "lr", "images/s"]
+    for name, ranges, drawing in figures:
+        x0, x1, y0, y1 = map(float, ranges.split())
+        lines = re.findall(r'<polyline class="seed g(\d)" points="([^"]+)"', drawing)
+        assert len(lines) == 4 and len(re.findall('class="mean ', drawing)) == 2
+        for (_, points), folder in zip(lines, folders(runs), strict=True):
+            rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            drawn = [tuple(map(float, point.split(","))) for point in points.split()]
+            for (x, y), row in zip(drawn, rows, strict=True):
+                across = (x - svg.LEFT) / (svg.WIDTH - svg.LEFT - svg.RIGHT)
+                up = (svg.HEIGHT - svg.BOTTOM - y) / (svg.HEIGHT - svg.TOP - svg.BOTTOM)
+                assert x0 + across * (x1 - x0) == pytest.approx(row["epoch"], abs=0.01)
+                assert y0 + up * (y1 - y0) == pytest.approx(row[name], abs=(y1 - y0) * 1e-4)
+
+
+def test_reliability_bars_are_the_stored_bins(runs: Path, page: str) -> None:
+    drawings = re.findall(r'data-reliability="(\d)">(.*?)</svg>', page, flags=re.DOTALL)
+    assert len(drawings) == 4
+    for number, drawing in drawings:
+        bins = json.loads((folders(runs)[int(number)] / "evaluation.json").read_text())["bins"]
+        bars = re.findall(r'height="([\d.]+)" fill-opacity="[\d.]+" data-bin="(\d+)"', drawing)
+        assert {int(place) for _, place in bars} == {place for place, row in enumerate(bins) if row["count"]}
+        for height, place in bars:
+            part = float(height) / (svg.HEIGHT - svg.TOP - svg.BOTTOM)
+            assert part == pytest.approx(bins[int(place)]["accuracy"], abs=1e-4)
+
+
+def test_page_needs_nothing_else(page: str) -> None:
+    found = Page(page)
+    assert not found.open
+    for tag, attributes in found.tags:
+        assert tag not in ("script", "iframe", "object")
+        for name in ("src", "href"):
+            if name in attributes:
+                assert attributes[name].startswith(("data:", "#")), attributes
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert "@import" not in style and "url(" not in style
+    assert "@media print" in style and "prefers-color-scheme: dark" in style and 'name="viewport"' in page
+    assert len(page.encode()) < 5_000_000
+
+
+def test_groups_are_configurations_without_seed(runs: Path) -> None:
+    groups = group_runs(find_runs([runs]))
+    assert [group.name for group in groups] == list(METHODS.values())
+    assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
+    assert list(groups[0].different) == ["method"]
+
+
+def test_differences_are_marked(page: str) -> None:
+    marked = re.findall(r"<tr class=different><td>(\w+)</td>", page)
+    assert marked == ["method"]
+
+
+def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
+    run = find_runs([runs / "aligned-0"])[0]
+    first, again = draw_examples(run, count=3), draw_examples(run, count=3)
+    assert first == again and len(first) == 6  # both methods of the switch
+    other = draw_examples(find_runs([runs / "aligned-1"])[0], count=3)
+    assert [each.mixed for each in other] != [each.mixed for each in first]
+    for example in first:
+        assert sum(part for _, part in example.target) == pytest.approx(1, abs=0.006)
+        assert all(0 < part <= 1 for _, part in example.target)
+    assert any(len(example.target) > 2 for example in first)  # two classes, and what smoothing spreads
+
+
+@pytest.mark.parametrize("method", ["smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "none"])
+def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
+    train(tmp_path / "run", method=method, epochs=1)
+    assert draw_examples(find_runs([tmp_path / "run"])[0], count=2)
+
+
+def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    (output / "evaluation.json").unlink()
+    config = (output / "config.yaml").read_text()
+    (output / "config.yaml").write_text(re.sub(r"data: .*", "data: imagefolder:gone", config))
+    write_report([output], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("&#x27;gone&#x27; is not a folder") == 2  # for the evaluation and for the examples
+    assert "No examples" in page and "not evaluated" in page
+
+
+def test_single_unfinished_run(tmp_path: Path) -> None:
+    train_until(tmp_path / "run", 8, epochs=5)
+    write_report([tmp_path / "run"], tmp_path / "page.html", compute=False, examples=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "of 5, not finished" in page and "vitmix eval" in page
+    assert not Page(page).open
+
+
+def test_losses_that_are_not_finite_are_left_out_of_curves(runs: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    broken = json.loads(lines[1]) | {"loss": math.nan}
+    (output / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(broken), lines[2]]) + "\n")
+    write_report([output], tmp_path / "page.html", examples=0)
+    assert "nan" not in re.findall(r"<figure data-curve.*</figure>", (tmp_path / "page.html").read_text())[0]
+
+
+def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(runs / "cut-0", tmp_path / "<b>run")
+    evaluation = json.loads((output / "evaluation.json").read_text())
+    evaluation["classes"][0] = "<script>alert(1)</script>"
+    (output / "evaluation.json").write_text(json.dumps(evaluation))
+    write_report([output], tmp_path / "page.html", examples=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "<b>run" not in page and "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (3, 3), (0, 0), (-1e-9, 1e-9), (1e-5, 5e-4), (12.3, 98765.4)])
+def test_ticks_enclose(low: float, high: float) -> None:
+    found = svg.ticks(low, high)
+    assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 9
+    assert np.allclose(np.diff(found), found[1] - found[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (lambda runs: ["gone"], "no run folder gone"),
+        (lambda runs: [str(runs.parent / "empty")], "not a run folder"),
+        (lambda runs: [str(runs), "--output", str(runs)], "cannot write the page"),
+        (lambda runs: [str(runs), "--examples", "-1"], "examples must be"),
+    ],
+)
+def test_wrong_input(
+    runs: Path, arguments: Callable[[Path], list[str]], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs.parent / "empty").mkdir(exist_ok=True)
+    assert cli.main(["report", *arguments(runs)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_run_without_an_epoch(tmp_path: Path) -> None:
+    train_until(tmp_path / "run", 1)
+    with pytest.raises(ValueError, match="no evaluated epoch"):
+        find_runs([tmp_path / "run"])
