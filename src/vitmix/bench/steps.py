@@ -50,6 +50,9 @@ class Workload:
     easy: float
     graphs: bool
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+
 
 @dataclass
 class StepRow:
@@ -83,7 +86,7 @@ class Step:
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
     def __call__(self) -> None:
-        with torch.autocast(self.work.device.type, self.work.precision, enabled=self.work.precision != torch.float32):
+        with self.work.autocast():
             loss = self.module(self.images, self.labels).loss
         loss.backward()
         self.optimizer.step()
@@ -140,16 +143,17 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
     """The mixer with HTM's threshold where a given part of the samples is easy."""
     learner = Learner(model, mixer)
-    learner(images, labels)
+    with torch.no_grad(), work.autocast():
+        learner(images, labels)
     recorder = learner.mixing._recorder
     assert recorder is not None and recorder.tape is not None
     thresholds = {}
     for actor in recorder.tape.actors:
         if isinstance(actor, Horizontal):
             assert actor.scored is not None and actor.incoming is not None
-            with torch.no_grad():
+            with torch.no_grad(), work.autocast():
                 difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
-            thresholds[actor.settings] = float(difficulty.quantile(work.easy))
+            thresholds[actor.settings] = float(difficulty.float().quantile(work.easy))
     learner.mixing.close()
 
     def eased(each: Mixer) -> Mixer:
