@@ -1,6 +1,7 @@
 """Whole training steps: forward, backward and optimizer, of several methods side by side."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -202,12 +203,14 @@ def _measure_mode(
     torch._dynamo.config.cache_size_limit = 64  # one program for each method and arm of a switch
     running: list[tuple[Step, StepRow]] = []
     for text in methods:
-        tell(f"{mode}: {text}")
+        began = time.perf_counter()
         before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
         step, row = Step(text, mode, work, images, labels), StepRow(text, mode)
         milliseconds(step, warmup, work.device)  # compiles, for both arms of a switch
-        row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
+        if not work.graphs:  # whose memory is not counted
+            row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
         running.append((step, row))
+        tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
     for _ in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again

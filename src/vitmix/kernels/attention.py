@@ -11,7 +11,8 @@ There are three statistics of a row of scores against all columns, one for each 
     pull    sum of exp(scores - sums) * given   rows are keys, columns queries, `given` the weight of each query
 
 So a column statistic of attention is `sums`, then `pull` with the roles of queries and keys exchanged. Up to 256
-columns are loaded once and stay in shared memory while the rows pass by; more of them pass by each tile of rows.
+columns in half precision are loaded once and stay in shared memory while the rows pass by; others pass by each tile of
+rows.
 """
 
 import torch
@@ -22,8 +23,6 @@ from torch import Tensor
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 SHORT = 256  # columns that stay in shared memory
 TILE = 64  # rows of a tile, and columns of one that passes by
-WIDE = 64  # columns of a tile that stays
-REGISTERS = None  # of a thread
 
 
 @triton.jit
@@ -31,30 +30,6 @@ def _product(left, right, PRECISION: tl.constexpr):
     if PRECISION == "interpreter":  # which multiplies bfloat16 as if it were integers
         return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
     return tl.dot(left, right, input_precision=PRECISION)
-
-
-@triton.jit
-def _add_product(total, left, right, PRECISION: tl.constexpr):
-    if PRECISION == "interpreter":
-        return total + _product(left, right, PRECISION)
-    return tl.dot(left, right, total, input_precision=PRECISION)
-
-
-@triton.jit
-def _value_tile(given, first, columns_end, peak, BLOCK: tl.constexpr, TYPE: tl.constexpr):
-    """What softmax weights of a tile are multiplied by, (BLOCK, 16): a share, what its rounding left, and one.
-
-    So a matrix product gives the carried share and its normalization at once. Shares are divided by the largest, which
-    half precision must hold.
-    """
-    columns = first + tl.arange(0, BLOCK)
-    here = columns < columns_end
-    share = tl.load(given + columns, mask=here, other=0.0) / peak
-    rounded = share.to(TYPE).to(tl.float32)
-    place = tl.arange(0, 16)[None, :]
-    values = tl.where(place == 0, rounded[:, None], tl.where(place == 1, (share - rounded)[:, None], 0.0))
-    values = tl.where(place == 2, 1.0, values)
-    return tl.where(here[:, None], values, 0.0).to(TYPE)
 
 
 @triton.jit
@@ -77,7 +52,7 @@ def _row_tile(left, rows, rows_end, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl
 
 @triton.jit
 def _add_tile(
-    left, tile, values, given, sums, bias, best, total, result, rows, first, rows_end, columns_end, scale,
+    left, tile, given, sums, bias, best, total, result, rows, first, rows_end, columns_end, scale,
     bias_row, bias_column, BLOCK: tl.constexpr, MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The running maximum, sum and statistic of some rows after one more tile of columns."""
@@ -101,34 +76,20 @@ def _add_tile(
         weight = tl.exp2(scores * scale - shift[:, None])
         old = tl.exp2(best - shift)
         best = new_best
+        total = total * old + tl.sum(weight, 1)
         if MODE == "carry":
-            result = _add_product(result * old[:, None], weight.to(values.dtype), values, PRECISION)
-        else:
-            total = total * old + tl.sum(weight, 1)
+            part = tl.load(given + columns, mask=here, other=0.0)
+            result = result * old + tl.sum(weight * part[None, :], 1)
     return best, total, result
 
 
 @triton.jit
-def _start(ROWS: tl.constexpr, MODE: tl.constexpr):
-    best = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+def _store(out, rows, rows_end, best, total, result, MODE: tl.constexpr):
     if MODE == "carry":
-        return best, total, tl.zeros([ROWS, 16], tl.float32)
-    else:
-        return best, total, tl.zeros([ROWS], tl.float32)
-
-
-@triton.jit
-def _store(out, rows, rows_end, best, total, result, peak, MODE: tl.constexpr):
-    if MODE == "carry":
-        place = tl.arange(0, 16)[None, :]
-        carried = tl.sum(tl.where(place < 2, result, 0.0), 1)
-        row = carried / tl.sum(tl.where(place == 2, result, 0.0), 1) * peak
+        result = result / total
     elif MODE == "sums":
-        row = best + tl.log2(total)
-    else:
-        row = result
-    tl.store(out + rows, row, mask=rows < rows_end)
+        result = best + tl.log2(total)
+    tl.store(out + rows, result, mask=rows < rows_end)
 
 
 @triton.jit
@@ -138,9 +99,9 @@ def short_kernel(
     bias_group, bias_head, bias_row, bias_column,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     WIDTH_0: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, WIDTH_3: tl.constexpr,
-    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
+    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out` (B, H, rows) for at most 256 columns, in four tiles of at most 64; a width of 0 is no tile."""
+    """`out` (B, H, rows) for at most 256 columns, in up to four tiles; a width of 0 is no tile."""
     pair = tl.program_id(0).to(tl.int64)
     batch, head = pair // heads, pair % heads
     left += batch * left_batch + head * left_head
@@ -149,24 +110,13 @@ def short_kernel(
     bias += (batch % groups) * bias_group + head * bias_head
     sums += pair * COLUMNS
     out += pair * rows_end
-    peak = 1.0
-    if MODE == "carry":
-        columns = tl.arange(0, 256)
-        peak = tl.max(tl.abs(tl.load(given + columns, mask=columns < COLUMNS, other=0.0)), 0)
-        peak = tl.where(peak == 0.0, 1.0, peak)
-    LAST_1: tl.constexpr = WIDTH_0 + WIDTH_1
-    LAST_2: tl.constexpr = LAST_1 + WIDTH_2
     tile_0 = _column_tile(right, 0, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_0)
-    value_0 = _value_tile(given, 0, COLUMNS, peak, WIDTH_0, TYPE) if MODE == "carry" else 0
     if WIDTH_1 > 0:
         tile_1 = _column_tile(right, WIDTH_0, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_1)
-        value_1 = _value_tile(given, WIDTH_0, COLUMNS, peak, WIDTH_1, TYPE) if MODE == "carry" else 0
     if WIDTH_2 > 0:
-        tile_2 = _column_tile(right, LAST_1, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_2)
-        value_2 = _value_tile(given, LAST_1, COLUMNS, peak, WIDTH_2, TYPE) if MODE == "carry" else 0
+        tile_2 = _column_tile(right, WIDTH_0 + WIDTH_1, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_2)
     if WIDTH_3 > 0:
-        tile_3 = _column_tile(right, LAST_2, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_3)
-        value_3 = _value_tile(given, LAST_2, COLUMNS, peak, WIDTH_3, TYPE) if MODE == "carry" else 0
+        tile_3 = _column_tile(right, WIDTH_0 + WIDTH_1 + WIDTH_2, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_3)
     start = tl.program_id(1) * rows_each
     following = _row_tile(left, start + tl.arange(0, ROWS), rows_end, left_row, DEPTH, BLOCK_D)
     for first in range(start, min(start + rows_each, rows_end), ROWS):
@@ -174,27 +124,29 @@ def short_kernel(
         # What was not just loaded goes to the product in registers, which spares a fence around shared memory.
         tile = tl.where(rows[:, None] < rows_end, following, 0.0)
         following = _row_tile(left, rows + ROWS, rows_end, left_row, DEPTH, BLOCK_D)
-        best, total, result = _start(ROWS, MODE)
+        best = tl.full([ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        result = tl.zeros([ROWS], tl.float32)
         best, total, result = _add_tile(
-            tile, tile_0, value_0, given, sums, bias, best, total, result, rows, 0, rows_end, COLUMNS, scale,
+            tile, tile_0, given, sums, bias, best, total, result, rows, 0, rows_end, COLUMNS, scale,
             bias_row, bias_column, WIDTH_0, MODE, BIASED, PRECISION,
         )  # fmt: skip
         if WIDTH_1 > 0:
             best, total, result = _add_tile(
-                tile, tile_1, value_1, given, sums, bias, best, total, result, rows, WIDTH_0, rows_end, COLUMNS, scale,
+                tile, tile_1, given, sums, bias, best, total, result, rows, WIDTH_0, rows_end, COLUMNS, scale,
                 bias_row, bias_column, WIDTH_1, MODE, BIASED, PRECISION,
             )  # fmt: skip
         if WIDTH_2 > 0:
             best, total, result = _add_tile(
-                tile, tile_2, value_2, given, sums, bias, best, total, result, rows, LAST_1, rows_end, COLUMNS, scale,
+                tile, tile_2, given, sums, bias, best, total, result, rows, WIDTH_0 + WIDTH_1, rows_end, COLUMNS, scale,
                 bias_row, bias_column, WIDTH_2, MODE, BIASED, PRECISION,
             )  # fmt: skip
         if WIDTH_3 > 0:
             best, total, result = _add_tile(
-                tile, tile_3, value_3, given, sums, bias, best, total, result, rows, LAST_2, rows_end, COLUMNS, scale,
-                bias_row, bias_column, WIDTH_3, MODE, BIASED, PRECISION,
+                tile, tile_3, given, sums, bias, best, total, result, rows, WIDTH_0 + WIDTH_1 + WIDTH_2, rows_end,
+                COLUMNS, scale, bias_row, bias_column, WIDTH_3, MODE, BIASED, PRECISION,
             )  # fmt: skip
-        _store(out, rows, rows_end, best, total, result, peak, MODE)
+        _store(out, rows, rows_end, best, total, result, MODE)
 
 
 @triton.jit
@@ -203,37 +155,28 @@ def long_kernel(
     left_batch, left_head, left_row, right_batch, right_head, right_row, given_batch,
     bias_group, bias_head, bias_row, bias_column,
     DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
+    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """`out` (B, H, rows) for any number of columns."""
     pair = tl.program_id(0).to(tl.int64)
     batch, head = pair // heads, pair % heads
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    depth = tl.arange(0, BLOCK_D)
     left += batch * left_batch + head * left_head
     right += batch * right_batch + head * right_head
     given += batch * given_batch
     bias += (batch % groups) * bias_group + head * bias_head
     sums += pair * columns_end
-    inside = (rows[:, None] < rows_end) & (depth[None, :] < DEPTH)
-    tile = tl.load(left + rows[:, None] * left_row + depth[None, :], mask=inside, other=0.0)
-    peak = 1.0
-    if MODE == "carry":
-        largest = tl.zeros([COLUMNS], tl.float32)
-        for first in range(0, columns_end, COLUMNS):
-            columns = first + tl.arange(0, COLUMNS)
-            largest = tl.maximum(largest, tl.abs(tl.load(given + columns, mask=columns < columns_end, other=0.0)))
-        peak = tl.max(largest, 0)
-        peak = tl.where(peak == 0.0, 1.0, peak)
-    best, total, result = _start(ROWS, MODE)
+    tile = _row_tile(left, rows, rows_end, left_row, DEPTH, BLOCK_D)
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    result = tl.zeros([ROWS], tl.float32)
     for first in tl.range(0, columns_end, COLUMNS, num_stages=STAGES):
         columns = _column_tile(right, first, columns_end, right_row, DEPTH, BLOCK_D, COLUMNS)
-        values = _value_tile(given, first, columns_end, peak, COLUMNS, TYPE) if MODE == "carry" else 0
         best, total, result = _add_tile(
-            tile, columns, values, given, sums, bias, best, total, result, rows, first, rows_end, columns_end, scale,
+            tile, columns, given, sums, bias, best, total, result, rows, first, rows_end, columns_end, scale,
             bias_row, bias_column, COLUMNS, MODE, BIASED, PRECISION,
         )  # fmt: skip
-    _store(out + pair * rows_end, rows, rows_end, best, total, result, peak, MODE)
+    _store(out + pair * rows_end, rows, rows_end, best, total, result, MODE)
 
 
 @triton.jit
@@ -263,13 +206,13 @@ def one_query_kernel(
     tl.store(out + batch * KEYS + keys, mean, mask=keys < KEYS)
 
 
-def carried_share(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.statistics.carried_share`."""
-    return _rows("carry", query, key, share, None, bias, scale).mean(1)
+def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """See `vitmix.kernels.carried_shares`."""
+    return _rows("carry", query, key, share, None, bias, scale)
 
 
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.statistics.pulled_weight`."""
+    """See `vitmix.kernels.pulled_weight`."""
     block_k, block_d = triton.next_power_of_2(key.shape[2]), triton.next_power_of_2(key.shape[3])
     if query.shape[2] == 1 and block_k * block_d <= 32768:  # numbers that 256 threads hold
         return _one_query(query, key, weight, bias, scale, block_k, block_d)
@@ -286,26 +229,28 @@ def _rows(
     (batch, heads, rows, depth), columns = left.shape, right.shape[2]
     out = left.new_empty(batch, heads, rows, dtype=torch.float32)
     given = out if given is None else given.float().contiguous()
-    tile = _fit(rows, TILE)
+    half, short_depth = left.dtype != torch.float32, depth <= 64
+    tile = TILE if half else TILE // 2  # exact products of float32 are made in registers
+    height = _fit(rows, tile)
     tensors = (left, right, given, out if sums is None else sums, left if bias is None else bias, out)
     strides = (*left.stride()[:3], *right.stride()[:3], 0 if len(given) == 1 else columns, *_bias_strides(bias))
-    groups = 1 if bias is None else len(bias)
-    settings = {"DEPTH": depth, "BLOCK_D": _fit(depth, 128), "ROWS": tile, "MODE": mode, "BIASED": bias is not None}
+    groups, scale = 1 if bias is None else len(bias), scale * LOG2_E.value
+    settings = {"DEPTH": depth, "BLOCK_D": _fit(depth, 128), "ROWS": height, "MODE": mode, "BIASED": bias is not None}
     settings |= {"PRECISION": _precision(left), "num_warps": 4}
-    settings["TYPE"] = tl.float32 if left.dtype == torch.float32 else tl.float16
-    scale = scale * LOG2_E.value
-    if columns <= SHORT:
+    if half and columns <= SHORT:
         # A program goes over all rows, unless that leaves most of the device idle.
-        each = rows if batch * heads >= 512 else tile
-        widths = {f"WIDTH_{number}": width for number, width in enumerate(_widths(columns))}
-        if REGISTERS is not None:
-            settings["maxnreg"] = REGISTERS
+        each = rows if batch * heads >= 512 else height
+        widths = _widths(columns, 128 if short_depth else 64)
+        settings |= {f"WIDTH_{number}": width for number, width in enumerate(widths)}
+        if short_depth and bias is None and torch.version.cuda is not None:
+            settings["maxnreg"] = 128  # of a thread, which leaves room for four programs on a multiprocessor
         short_kernel[(batch * heads, triton.cdiv(rows, each))](
-            *tensors, heads, rows, each, groups, scale, *strides, COLUMNS=columns, **widths, **settings
+            *tensors, heads, rows, each, groups, scale, *strides, COLUMNS=columns, **settings
         )
     else:
-        long_kernel[(batch * heads, triton.cdiv(rows, tile))](
-            *tensors, heads, rows, columns, groups, scale, *strides, COLUMNS=TILE, STAGES=3, **settings
+        settings |= {"COLUMNS": tile, "STAGES": 3 if half and short_depth else 2}
+        long_kernel[(batch * heads, triton.cdiv(rows, height))](
+            *tensors, heads, rows, columns, groups, scale, *strides, **settings
         )
     return out
 
@@ -331,11 +276,11 @@ def _fit(length: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(length)))
 
 
-def _widths(columns: int) -> list[int]:
+def _widths(columns: int, most: int) -> list[int]:
     """Four tile widths that hold at most 256 columns, with little to spare; zeros are no tiles."""
     widths: list[int] = []
     while columns > 0:
-        width = _fit(columns, WIDE)
+        width = _fit(columns, most)
         if width - columns >= 16 and len(widths) < 3:
             width //= 2
         widths.append(width)
