@@ -4,6 +4,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -52,7 +53,8 @@ def median_time(run: Callable[[], object], device: torch.device, *, repeats: int
     if device.type == "cuda" and HAS_TRITON:
         from triton.testing import do_bench_cudagraph
 
-        return do_bench_cudagraph(run, rep=2 * repeats, return_mode="median")
+        found: Any = do_bench_cudagraph(run, rep=2 * repeats, return_mode="median")
+        return found
     return statistics.median(milliseconds(run, 1, device) for _ in range(repeats))
 
 

@@ -211,8 +211,9 @@ def _measure_mode(
             row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
         running.append((step, row))
         tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
-    for _ in range(repeats):
+    for number in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again
             row.times.append(milliseconds(step, steps, work.device))
+        tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
     return [row for _, row in running]
