@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vitmix.kernels import carried_share
+from vitmix.statistics import carried_share
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def main() -> None:
         return triton.testing.do_bench(function, warmup=20, rep=100, return_mode="median")
 
     attention = torch.nn.functional.scaled_dot_product_attention
-    separate = lambda: carried_share(query, key, share, None, depth**-0.5)  # noqa: E731
+    separate = lambda: carried_share(query, key, share)  # noqa: E731
     wanted, expected = attention(query, key, value), separate()
     times: dict[str, float] = {}
     for setting in [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 4, 2), (128, 128, 8, 2), (64, 32, 4, 3)]:

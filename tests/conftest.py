@@ -11,6 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, which must be known before it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("tests", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("tests")
 

@@ -80,7 +80,7 @@ def carried_share(
 ) -> Tensor:
     """Attention applied to one number per key token: `mean_h A_h @ share`, `(B, M) -> (B, N)`."""
     if kernels.fit(query, key, scale):
-        return kernels.carried_share(query.detach(), key.detach(), share, bias, _scale(query, scale))
+        return kernels.carried_shares(query.detach(), key.detach(), share, bias, _scale(query, scale)).mean(1)
     share = share.to(_compute_dtype(query)).unsqueeze(-1)
     return _head_mean(query, key, bias, scale, lambda attention: (attention @ share).squeeze(-1))
 

@@ -68,7 +68,7 @@ def measure_statistics(
         with torch.no_grad():
             for name, call in statistic_calls(shape, device, dtype).items():
                 try:
-                    time, memory = median_time(call, device, repeats=repeats), peak_memory(call, device)
+                    memory, time = peak_memory(call, device), median_time(call, device, repeats=repeats)
                 except torch.OutOfMemoryError:
                     time = memory = None
                 rows.append(StatisticRow(name, shape, time, memory))

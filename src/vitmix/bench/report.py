@@ -1,8 +1,9 @@
 """The measurements as tables, as JSON and as a picture."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,25 @@ def plot(path: Path, steps: Sequence[StepRow], tables: dict[str, Sequence[Statis
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    growing = {name: rows for name, rows in tables.items() if len({row.shape for row in rows}) > 1}
-    panels = bool(steps) + 2 * len(growing)
+    panels: list[Callable[[Any], None]] = [partial(_bars, steps=steps)] if steps else []
+    for name, rows in tables.items():
+        if len({row.shape for row in rows}) > 1:
+            panels.append(partial(_curves, rows=rows, along=name, label="milliseconds", value=lambda row: row.time))
+            if any(row.memory is not None for row in rows):
+                label = "MiB above the inputs"
+                panels.append(partial(_curves, rows=rows, along=name, label=label, value=_mebibytes))
     if not panels:
         return
-    figure, axes = pyplot.subplots(1, panels, figsize=(5.2 * panels, 4.6), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4.6), squeeze=False, layout="constrained")
     figure.suptitle(title, fontsize=10)
-    places = list(axes[0])
-    if steps:
-        _bars(places.pop(0), steps)
-    for name, rows in growing.items():
-        along = 2 if name == "tokens" else 0
-        _curves(places.pop(0), rows, along, name, "milliseconds", lambda row: row.time)
-        _curves(places.pop(0), rows, along, name, "MiB above the inputs", lambda row: row.memory and row.memory * 1024)
+    for axis, draw in zip(axes[0], panels, strict=True):
+        draw(axis)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _mebibytes(row: StatisticRow) -> float | None:
+    return None if row.memory is None else row.memory * 1024
 
 
 def _bars(axis: Any, steps: Sequence[StepRow]) -> None:
@@ -92,17 +97,18 @@ def _bars(axis: Any, steps: Sequence[StepRow]) -> None:
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_xlabel(f"step time relative to {steps[0].method}")
     axis.margins(x=0.12)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(modes), frameon=False)
 
 
-def _curves(axis: Any, rows: Sequence[StatisticRow], along: int, name: str, label: str, value: Any) -> None:
+def _curves(axis: Any, rows: Sequence[StatisticRow], along: str, label: str, value: Any) -> None:
+    place = 2 if along == "tokens" else 0
     for each in dict.fromkeys(row.name for row in rows):
-        points = [(row.shape[along], value(row)) for row in rows if row.name == each and value(row)]
+        points = [(row.shape[place], value(row)) for row in rows if row.name == each and value(row)]
         if points:
             axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=each)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xlabel(name)
+    axis.set_xlabel(along)
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)
     if axis.lines:

@@ -1,6 +1,7 @@
 """Whole training steps: forward, backward and optimizer, of several methods side by side."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -50,6 +51,9 @@ class Workload:
     easy: float
     graphs: bool
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+
 
 @dataclass
 class StepRow:
@@ -83,7 +87,7 @@ class Step:
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
     def __call__(self) -> None:
-        with torch.autocast(self.work.device.type, self.work.precision, enabled=self.work.precision != torch.float32):
+        with self.work.autocast():
             loss = self.module(self.images, self.labels).loss
         loss.backward()
         self.optimizer.step()
@@ -140,16 +144,17 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
     """The mixer with HTM's threshold where a given part of the samples is easy."""
     learner = Learner(model, mixer)
-    learner(images, labels)
+    with torch.no_grad(), work.autocast():
+        learner(images, labels)
     recorder = learner.mixing._recorder
     assert recorder is not None and recorder.tape is not None
     thresholds = {}
     for actor in recorder.tape.actors:
         if isinstance(actor, Horizontal):
             assert actor.scored is not None and actor.incoming is not None
-            with torch.no_grad():
+            with torch.no_grad(), work.autocast():
                 difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
-            thresholds[actor.settings] = float(difficulty.quantile(work.easy))
+            thresholds[actor.settings] = float(difficulty.float().quantile(work.easy))
     learner.mixing.close()
 
     def eased(each: Mixer) -> Mixer:
@@ -198,14 +203,17 @@ def _measure_mode(
     torch._dynamo.config.cache_size_limit = 64  # one program for each method and arm of a switch
     running: list[tuple[Step, StepRow]] = []
     for text in methods:
-        tell(f"{mode}: {text}")
+        began = time.perf_counter()
         before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
         step, row = Step(text, mode, work, images, labels), StepRow(text, mode)
         milliseconds(step, warmup, work.device)  # compiles, for both arms of a switch
-        row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
+        if not work.graphs:  # whose memory is not counted
+            row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
         running.append((step, row))
-    for _ in range(repeats):
+        tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
+    for number in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again
             row.times.append(milliseconds(step, steps, work.device))
+        tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
     return [row for _, row in running]

@@ -86,7 +86,7 @@ def _measure(given: argparse.Namespace, device: "torch.device", precision: str) 
     for kind, shapes in kinds.items():
         tables[kind] = growth.measure_statistics(shapes, device, dtype, repeats=4 * given.repeats, tell=_tell)
         what = "ms, MiB above the inputs" if device.type == "cuda" else "ms"
-        print(f"\nstatistics, {precision}, medians of {4 * given.repeats}: {what}")
+        print(f"\nstatistics, {precision}, medians: {what}")
         print(report.statistic_table(tables[kind]), flush=True)
     if given.output is not None:
         settings = {name: vars(given)[name] for name in SETTINGS} | place | {"precision": precision}

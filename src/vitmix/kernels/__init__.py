@@ -28,22 +28,22 @@ def fit(query: Tensor, key: Tensor, scale: float | None) -> bool:
     )
 
 
-@torch.library.custom_op("vitmix::carried_share", mutates_args=())
-def carried_share(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """`vitmix.statistics.carried_share` in float32."""
+@torch.library.custom_op("vitmix::carried_shares", mutates_args=())
+def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """`A_h @ share` of every head, `(B, H, N)`; the mean is left to the caller, where a compiler fuses it."""
     from vitmix.kernels import attention
 
-    return attention.carried_share(query, key, share, bias, scale)
+    return attention.carried_shares(query, key, share, bias, scale)
 
 
-@carried_share.register_fake
+@carried_shares.register_fake
 def _(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    return query.new_empty(query.shape[0], query.shape[2], dtype=torch.float32)
+    return query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("vitmix::pulled_weight", mutates_args=())
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """`vitmix.statistics.pulled_weight` in float32."""
+    """`weight @ mean_h A_h` `(B, M)`."""
     from vitmix.kernels import attention
 
     return attention.pulled_weight(query, key, weight, bias, scale)

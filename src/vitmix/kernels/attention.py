@@ -11,7 +11,8 @@ There are three statistics of a row of scores against all columns, one for each 
     pull    sum of exp(scores - sums) * given   rows are keys, columns queries, `given` the weight of each query
 
 So a column statistic of attention is `sums`, then `pull` with the roles of queries and keys exchanged. Up to 256
-columns are loaded once and stay in shared memory while the rows pass by; more of them pass by each tile of rows.
+columns in half precision are loaded once and stay in shared memory while the rows pass by; others pass by each tile of
+rows.
 """
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 SHORT = 256  # columns that stay in shared memory
-TILE = 64
+TILE = 64  # rows of a tile, and columns of one that passes by
 
 
 @triton.jit
@@ -40,6 +41,13 @@ def _column_tile(
     depth = tl.arange(0, BLOCK_D)
     inside = (columns[None, :] < columns_end) & (depth[:, None] < DEPTH)
     return tl.load(right + columns[None, :] * row_stride + depth[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _row_tile(left, rows, rows_end, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    depth = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < rows_end) & (depth[None, :] < DEPTH)
+    return tl.load(left + rows[:, None] * row_stride + depth[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -91,9 +99,9 @@ def short_kernel(
     bias_group, bias_head, bias_row, bias_column,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     WIDTH_0: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, WIDTH_3: tl.constexpr,
-    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out` (B, H, rows) for at most 256 columns, in four tiles of at most 64; a width of 0 is no tile."""
+    """`out` (B, H, rows) for at most 256 columns, in up to four tiles; a width of 0 is no tile."""
     pair = tl.program_id(0).to(tl.int64)
     batch, head = pair // heads, pair % heads
     left += batch * left_batch + head * left_head
@@ -109,13 +117,13 @@ def short_kernel(
         tile_2 = _column_tile(right, WIDTH_0 + WIDTH_1, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_2)
     if WIDTH_3 > 0:
         tile_3 = _column_tile(right, WIDTH_0 + WIDTH_1 + WIDTH_2, COLUMNS, right_row, DEPTH, BLOCK_D, WIDTH_3)
-    depth = tl.arange(0, BLOCK_D)
     start = tl.program_id(1) * rows_each
-    for first in tl.range(start, min(start + rows_each, rows_end), ROWS, num_stages=STAGES):
+    following = _row_tile(left, start + tl.arange(0, ROWS), rows_end, left_row, DEPTH, BLOCK_D)
+    for first in range(start, min(start + rows_each, rows_end), ROWS):
         rows = first + tl.arange(0, ROWS)
-        inside = (rows[:, None] < rows_end) & (depth[None, :] < DEPTH)
-        tile = tl.load(left + rows[:, None] * left_row + depth[None, :], mask=inside)
-        tile = tl.where(inside, tile, 0.0)
+        # What was not just loaded goes to the product in registers, which spares a fence around shared memory.
+        tile = tl.where(rows[:, None] < rows_end, following, 0.0)
+        following = _row_tile(left, rows + ROWS, rows_end, left_row, DEPTH, BLOCK_D)
         best = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS], tl.float32)
@@ -153,14 +161,12 @@ def long_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, head = pair // heads, pair % heads
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    depth = tl.arange(0, BLOCK_D)
     left += batch * left_batch + head * left_head
     right += batch * right_batch + head * right_head
     given += batch * given_batch
     bias += (batch % groups) * bias_group + head * bias_head
     sums += pair * columns_end
-    inside = (rows[:, None] < rows_end) & (depth[None, :] < DEPTH)
-    tile = tl.load(left + rows[:, None] * left_row + depth[None, :], mask=inside, other=0.0)
+    tile = _row_tile(left, rows, rows_end, left_row, DEPTH, BLOCK_D)
     best = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     result = tl.zeros([ROWS], tl.float32)
@@ -200,13 +206,13 @@ def one_query_kernel(
     tl.store(out + batch * KEYS + keys, mean, mask=keys < KEYS)
 
 
-def carried_share(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.statistics.carried_share`."""
-    return _rows("carry", query, key, share, None, bias, scale).mean(1)
+def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """See `vitmix.kernels.carried_shares`."""
+    return _rows("carry", query, key, share, None, bias, scale)
 
 
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.statistics.pulled_weight`."""
+    """See `vitmix.kernels.pulled_weight`."""
     block_k, block_d = triton.next_power_of_2(key.shape[2]), triton.next_power_of_2(key.shape[3])
     if query.shape[2] == 1 and block_k * block_d <= 32768:  # numbers that 256 threads hold
         return _one_query(query, key, weight, bias, scale, block_k, block_d)
@@ -223,23 +229,28 @@ def _rows(
     (batch, heads, rows, depth), columns = left.shape, right.shape[2]
     out = left.new_empty(batch, heads, rows, dtype=torch.float32)
     given = out if given is None else given.float().contiguous()
-    tile = _fit(rows, TILE)
+    half, short_depth = left.dtype != torch.float32, depth <= 64
+    tile = TILE if half else TILE // 2  # exact products of float32 are made in registers
+    height = _fit(rows, tile)
     tensors = (left, right, given, out if sums is None else sums, left if bias is None else bias, out)
     strides = (*left.stride()[:3], *right.stride()[:3], 0 if len(given) == 1 else columns, *_bias_strides(bias))
-    groups = 1 if bias is None else len(bias)
-    settings = {"DEPTH": depth, "BLOCK_D": _fit(depth, 128), "ROWS": tile, "MODE": mode, "BIASED": bias is not None}
+    groups, scale = 1 if bias is None else len(bias), scale * LOG2_E.value
+    settings = {"DEPTH": depth, "BLOCK_D": _fit(depth, 128), "ROWS": height, "MODE": mode, "BIASED": bias is not None}
     settings |= {"PRECISION": _precision(left), "num_warps": 4}
-    scale = scale * LOG2_E.value
-    if columns <= SHORT:
+    if half and columns <= SHORT:
         # A program goes over all rows, unless that leaves most of the device idle.
-        each = rows if batch * heads >= 512 else tile
-        widths = {f"WIDTH_{n}": _fit(columns - n * TILE, TILE) if columns > n * TILE else 0 for n in range(4)}
+        each = rows if batch * heads >= 512 else height
+        widths = _widths(columns, 128 if short_depth else 64)
+        settings |= {f"WIDTH_{number}": width for number, width in enumerate(widths)}
+        if short_depth and bias is None and torch.version.cuda is not None:
+            settings["maxnreg"] = 128  # of a thread, which leaves room for four programs on a multiprocessor
         short_kernel[(batch * heads, triton.cdiv(rows, each))](
-            *tensors, heads, rows, each, groups, scale, *strides, COLUMNS=columns, **widths, STAGES=2, **settings
+            *tensors, heads, rows, each, groups, scale, *strides, COLUMNS=columns, **settings
         )
     else:
-        long_kernel[(batch * heads, triton.cdiv(rows, tile))](
-            *tensors, heads, rows, columns, groups, scale, *strides, COLUMNS=TILE, STAGES=3, **settings
+        settings |= {"COLUMNS": tile, "STAGES": 3 if half and short_depth else 2}
+        long_kernel[(batch * heads, triton.cdiv(rows, height))](
+            *tensors, heads, rows, columns, groups, scale, *strides, **settings
         )
     return out
 
@@ -263,6 +274,18 @@ def _one_query(
 def _fit(length: int, most: int) -> int:
     """A power of two that holds a length if `most` does, and at least the 16 that a matrix product needs."""
     return min(most, max(16, triton.next_power_of_2(length)))
+
+
+def _widths(columns: int, most: int) -> list[int]:
+    """Four tile widths that hold at most 256 columns, with little to spare; zeros are no tiles."""
+    widths: list[int] = []
+    while columns > 0:
+        width = _fit(columns, most)
+        if width - columns >= 16 and len(widths) < 3:
+            width //= 2
+        widths.append(width)
+        columns -= width
+    return widths + [0] * (4 - len(widths))
 
 
 def _precision(query: Tensor) -> str:

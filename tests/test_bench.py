@@ -1,0 +1,79 @@
+"""`vitmix bench` with the smallest sizes, and what it measures with."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitmix
+from support import close, tiny_batch, tiny_vit
+from vitmix.bench.materialized import materialize, statistics_from_matrix
+from vitmix.bench.report import base_of, step_table
+from vitmix.bench.steps import Step, StepRow, Workload
+from vitmix.cli import main
+
+SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
+
+
+def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["--methods", "cutmix", "bare model", "tl_align", "cutmix + htm", "--modes", "eager", "--against"]
+    growth = ["--tokens", "8", "16", "--batches", "1", "2"]
+    assert main(["bench", *SMALL, *methods, *growth, "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "torch" in printed and "materialized" in printed and "carried share" in printed
+    found = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [row["method"] for row in found["steps"]] == ["cutmix", "bare model", "tl_align", "cutmix + htm"] * 2
+    assert all(row["median"] > 0 for row in found["steps"])
+    assert {row["shape"][2] for row in found["tokens"]} == {8, 16} and found["settings"]["batch"] == 2
+    assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nothing_like_it"], "nothing_like_it"),
+        (["--batch", "0"], "at least 1"),
+        (["--easy", "2"], "between 0 and 1"),
+        (["--graphs", "--cpu"], "CUDA"),
+        (["--methods", "cutmux"], "cutmux"),
+        (["--model", "resnet18", "--parts", "kernels"], "--parts steps"),
+    ],
+)
+def test_wrong_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *SMALL, *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("vitmix: error:") and message in error
+
+
+@pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])
+def test_the_materialized_path_computes_the_same(text: str) -> None:
+    images, labels = tiny_batch()
+    model = tiny_vit()
+    learner = vitmix.Learner(model, vitmix.create(text, 10))
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    expected = learner(images, labels, draw=draw)
+    materialize(model)
+    with statistics_from_matrix():
+        found = learner(images, labels, draw=draw)
+    close(found.targets, expected.targets, 1e-5)
+    close(found.loss, expected.loss.detach(), 1e-5)
+
+
+def test_as_many_samples_are_easy_as_asked_for() -> None:
+    images, labels = torch.randn(20, 3, 32, 32), torch.arange(20) % 10
+    work = Workload("vit_lite_7_8_32", 20, None, torch.device("cpu"), torch.float32, 0.25, False)
+    step = Step("none + htm", "eager", work, images, labels)
+    step()
+    assert isinstance(step.module, vitmix.Learner)
+    recorder = step.module.mixing._recorder
+    assert recorder is not None and recorder.tape is not None
+    assert int(recorder.tape.actors[0].decision.easy.sum()) == 5
+
+
+def test_ratios() -> None:
+    rows = [StepRow("cutmix", "eager", [3.0, 1.0, 2.0], 4.0), StepRow("tl_align", "eager", [3.0], 4.1)]
+    rows += [StepRow("cutmix", "compiled", [1.0], 2.0), StepRow("cutmix", "materialized", [4.0], 8.0)]
+    assert base_of(rows, "eager").median == 2 and base_of(rows, "materialized").mode == "compiled"
+    lines = step_table(rows, 100).splitlines()
+    assert "1.500" in lines[2] and "50,000" in lines[1] and "4.000" in lines[4]
