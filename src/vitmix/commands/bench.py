@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 MODES = ("eager", "compiled")
 PRECISIONS = ("bf16", "fp16", "fp32")
-TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
-BATCHES = (64, 128, 256, 512, 1024, 2048)
+ON_GPU = {"batch": 1024, "tokens": (64, 128, 256, 512, 1024, 2048, 4096), "batches": (64, 128, 256, 512, 1024, 2048)}
+ON_CPU = {"batch": 8, "tokens": (64, 128, 256), "batches": (1, 2, 4)}
 PARTS = ("steps", "kernels", "growth")
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
@@ -23,7 +23,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Ratios refer to the first method. Repeats of all methods take turns; medians are shown."
     parser.add_argument("--model", default="deit_small_patch16_224", metavar="NAME", help="timm's name of a model")
     parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images (default: the model's)")
-    parser.add_argument("--batch", type=int, default=1024, metavar="N")
+    parser.add_argument("--batch", type=int, metavar="N", help="images in a step (1024, on a CPU 8)")
     parser.add_argument("--methods", nargs="+", metavar="TEXT", help="methods as text (default: every method)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--against", action="store_true", help="also the path that materializes attention, eagerly")
@@ -34,8 +34,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=6, metavar="N", help="steps in a repeat (6)")
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="steps before all repeats (8)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
-    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, metavar="N", help="in the table of growth")
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="in the table of growth")
+    parser.add_argument("--tokens", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 4096)")
+    parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 2048)")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU even where there is a GPU")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder for bench.json and bench.png")
 
@@ -43,12 +43,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     import torch
 
-    for name in ("batch", "repeats", "steps", "warmup"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
+    device = torch.device("cuda" if torch.cuda.is_available() and not given.cpu else "cpu")
+    for name, value in (ON_GPU if device.type == "cuda" else ON_CPU).items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    counts = {name: [getattr(given, name)] for name in ("batch", "repeats", "steps", "warmup")}
+    for name, values in (counts | {"tokens": given.tokens, "batches": given.batches}).items():
+        if min(values) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {min(values)}")
     if not 0 <= given.easy <= 1:
         raise ValueError(f"--easy is a part between 0 and 1, got {given.easy}")
-    device = torch.device("cuda" if torch.cuda.is_available() and not given.cpu else "cpu")
     if given.graphs and device.type != "cuda":
         raise ValueError("--graphs needs a CUDA device; leave it out on a CPU")
     if given.output is not None:

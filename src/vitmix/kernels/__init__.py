@@ -5,11 +5,13 @@ a machine without a GPU needs none.
 """
 
 import importlib.util
+import os
 
 import torch
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+# VITMIX_KERNELS=0 leaves everything to torch: to compare, and for GPUs too old for Triton's bfloat16.
+HAS_TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("VITMIX_KERNELS", "1") != "0"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_DEPTH = 128  # of a head
 
