@@ -59,15 +59,15 @@ def _head_mean(query: Tensor, key: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _class_row(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+def _class_row(query: Tensor, key: Tensor, *, prefix: int, **unused: Any) -> Tensor:
     return _head_mean(query, key)[:, 0, prefix : query.shape[2]]
 
 
 @torch.no_grad()
-def _column_mean(query: Tensor, key: Tensor, *, prefix: int) -> Tensor:
+def _column_mean(query: Tensor, key: Tensor, *, prefix: int, **unused: Any) -> Tensor:
     return _head_mean(query, key)[:, prefix:, prefix : query.shape[2]].mean(1)
 
 
 @torch.no_grad()
-def _carried_share(query: Tensor, key: Tensor, share: Tensor) -> Tensor:
+def _carried_share(query: Tensor, key: Tensor, share: Tensor, **unused: Any) -> Tensor:
     return (_head_mean(query, key) @ share.unsqueeze(-1)).squeeze(-1)
