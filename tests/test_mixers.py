@@ -507,7 +507,7 @@ def test_bad_batches() -> None:
     with pytest.raises(ValueError, match="labels must lie in 0..9, got 11"):
         learner(images, labels + 8)
     with pytest.raises(ValueError, match="takes images of 16x16, got 18x16"):
-        vitmix.Learner(tiny_vit(), vitmix.cutmix(10))(torch.randn(4, 3, 18, 16), labels)
+        vitmix.Learner(tiny_vit(), vitmix.tl_align(10))(torch.randn(4, 3, 18, 16), labels)
     with pytest.raises(ValueError, match="do not divide into patches of 4x4"):
         vitmix.Learner(tiny_vit(dynamic_img_size=True), vitmix.tl_align(10))(torch.randn(4, 3, 18, 16), labels)
     with pytest.raises(ValueError, match="they must agree"):

@@ -12,7 +12,8 @@ import reference
 import vitmix
 from support import close, same, tiny_vit
 from vitmix import functional as F
-from vitmix.inner import ScoreNet
+from vitmix.draws import pack, unpack
+from vitmix.inner import HorizontalMix, ScoreNet
 
 sides = st.integers(2, 9)
 batches = st.integers(1, 7)
@@ -365,3 +366,43 @@ def test_vertical_attention_is_the_slow_one() -> None:
         query, key, value = attention.qkv(normed).chunk(3, dim=-1)
         out = attention.proj(reference.attend(query[:17], key, value, attention.num_heads))
         close(branch[0][b], out.detach(), 1e-9)
+
+
+def random_decision(batch: int, patches: int, seed: int) -> HorizontalMix:
+    """A decision of HTM on random saliency, some samples easy."""
+    generator = torch.Generator().manual_seed(seed)
+    saliency = torch.rand(batch, patches, generator=generator)
+    return F.horizontal_mix(saliency, torch.rand(batch, generator=generator) < 0.6, rho=0.1)
+
+
+@given(st.integers(1, 9), st.integers(0, 2), st.integers(0, 999))
+def test_exchange_equals_mixing_and_so_does_its_gradient(batch: int, prefix: int, seed: int) -> None:
+    mix = random_decision(batch, 5, seed)
+    tokens = torch.randn(batch, prefix + 5, 3, dtype=torch.float64, requires_grad=True)
+    slope = torch.randn(batch, prefix + 5, 3, dtype=torch.float64)
+    results = []
+    for function in (
+        lambda: F.exchange_tokens(tokens, mix, prefix=prefix),
+        lambda: F.mix_tokens(tokens, mix.take, mix.partner, prefix=prefix),
+    ):
+        mixed = function()
+        (gradient,) = torch.autograd.grad((mixed * slope).sum(), tokens)
+        results.append((mixed, gradient))
+    same(results[0][0], results[1][0])
+    close(results[0][1], results[1][1], 1e-12)
+
+
+def test_draws_travel_as_one() -> None:
+    values = [
+        torch.arange(5),
+        torch.rand(2, 3),
+        torch.rand(3) > 0.5,
+        torch.empty(0),
+        torch.rand(1, dtype=torch.float64),
+    ]
+    packed = pack(values)
+    assert packed.ndim == 1 and packed.dtype == torch.uint8
+    for back, value in zip(unpack(packed.clone(), values), values, strict=True):
+        assert back.dtype == value.dtype and back.shape == value.shape
+        same(back, value)
+    assert not len(pack([]))

@@ -456,3 +456,30 @@ def test_no_step_waits_for_the_gpu(text: str) -> None:
     with never_waiting():
         for _ in range(3):
             learner(images, labels).loss.backward()
+
+
+@pytest.mark.parametrize("settings", [FAMILY["class token"], FAMILY["distilled"]])
+@pytest.mark.parametrize("text", ["tl_align", "tl_align(normalize=False)", "tl_align + vtm(block=2)"])
+def test_a_brief_tape_gives_the_same_targets(settings: dict, text: str) -> None:
+    """Learners compute of the last block only the rows that the classifier reads."""
+    model = tiny_vit(**settings).double().train()
+    images, labels = tiny_batch()
+    targets = []
+    for brief in (False, True):
+        with vitmix.create(text, 10).attach(model) as mixing:
+            draw = mixing.draw(mixing.frame(images))
+            batch = mixing.apply(images.double(), labels, draw, brief=brief)
+            model(batch.images)
+            targets.append(mixing.targets(batch))
+            rows = batch.tape.token_share[2].shape[1]
+        assert rows == ((2 if "name" in settings else 1) if brief else 16 + model.num_prefix_tokens)
+    close(targets[1], targets[0], 1e-12)
+
+
+def test_a_compiled_step_keeps_nothing_of_the_batch() -> None:
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(tiny_vit(), vitmix.create("cutmix + htm(tau=1) + vtm", 10))
+    torch._dynamo.reset()
+    learner.compile(fullgraph=True, backend="aot_eager")
+    learner(images, labels).loss.backward()
+    assert learner.mixing._recorder.tape is None

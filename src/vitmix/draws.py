@@ -13,6 +13,28 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]))
 
 
+ALIGNMENT = 16  # bytes at which each of several packed tensors starts
+
+
+def pack(tensors: list[Tensor]) -> Tensor:
+    """Tensors as the bytes of one."""
+    parts = []
+    for tensor in tensors:
+        part = tensor.contiguous().view(-1).view(torch.uint8)
+        parts += [part, part.new_zeros(-len(part) % ALIGNMENT)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The tensors that `pack` was given, as views of its bytes, which may have moved to another device."""
+    tensors, start = [], 0
+    for tensor in like:
+        length = tensor.numel() * tensor.element_size()
+        tensors.append(packed[start : start + length].view(tensor.dtype).view(tensor.shape))
+        start += length + -length % ALIGNMENT
+    return tensors
+
+
 @dataclass(frozen=True)
 class Draw:
     """The choices of one batch: which mixer of a switch, and the numbers its parts drew."""
@@ -24,11 +46,10 @@ class Draw:
         """The same numbers on a device; from pinned memory and without waiting where that is a GPU."""
         if device.type == "cpu":
             return self
-        if device.type == "cuda":
-            moved = {name: value.pin_memory().to(device, non_blocking=True) for name, value in self.values.items()}
-        else:
-            moved = {name: value.to(device) for name, value in self.values.items()}
-        return Draw(self.choice, moved)
+        if device.type != "cuda":
+            return Draw(self.choice, {name: value.to(device) for name, value in self.values.items()})
+        packed = pack(list(self.values.values())).pin_memory().to(device, non_blocking=True)  # one copy for all
+        return Draw(self.choice, dict(zip(self.values, unpack(packed, list(self.values.values())), strict=True)))
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The numbers of one part, which are stored under `name.`."""

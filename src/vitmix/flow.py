@@ -34,10 +34,10 @@ class Flow:
         """What the residual connection brings, `(B, N)`."""
         return share
 
-    def update(self, share: Tensor, *, residual: bool = True) -> Tensor:
-        """The token shares after the block: the mean of what is carried and of what stays."""
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
+        """The shares after the block, of all tokens or the first `rows`: the mean of what is carried and what stays."""
         carried = self.carry(share)
-        return (carried + self.shortcut(share)) / 2 if residual else carried
+        return ((carried + self.shortcut(share)) / 2 if residual else carried)[:, :rows]
 
     def pull(self, weight: Tensor) -> Tensor:
         """`weight @ A`: where a weight on the tokens comes from, `(B or 1, N) -> (B, N)`."""
@@ -98,6 +98,14 @@ class Products(Flow):
         keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
         carried = statistics.carried_share(self.query, self.key, keys, bias=self.bias, scale=self.scale)
         return carried.to(share.dtype)
+
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
+        if rows is None:
+            return super().update(share, residual=residual)
+        query, bias = self.query[:, :, :rows], None if self.bias is None else self.bias[:, :, :rows]
+        first = Products(query, self.key, bias=bias, scale=self.scale, bank_share=self.bank_share)
+        carried = first.carry(share)
+        return (carried + share[:, :rows]) / 2 if residual else carried
 
     def pull(self, weight: Tensor) -> Tensor:
         pulled = statistics.pulled_weight(self.query, self.key, weight, bias=self.bias, scale=self.scale)
@@ -172,7 +180,7 @@ class Pooled(Flow):
     def carry(self, share: Tensor) -> Tensor:
         return statistics.carried_share(self.query, self.key, share).to(share.dtype)
 
-    def update(self, share: Tensor, *, residual: bool = True) -> Tensor:
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
         return self.carry(share)
 
 

@@ -4,6 +4,7 @@ from vitmix.assignment import assign_partners as assign_partners
 from vitmix.assignment import saliency_gain as saliency_gain
 from vitmix.flow import Products as Products
 from vitmix.flow import rollout_saliency as rollout_saliency
+from vitmix.inner import exchange_tokens as exchange_tokens
 from vitmix.inner import horizontal_mix as horizontal_mix
 from vitmix.inner import own_weight as own_weight
 from vitmix.inner import pick_tokens as pick_tokens

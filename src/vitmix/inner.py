@@ -16,7 +16,7 @@ from vitmix.assignment import assign_partners
 from vitmix.flow import Flow, rollout_saliency
 from vitmix.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.masks import Values
-from vitmix.mix import Frame, mix_targets, mix_tokens
+from vitmix.mix import Frame, mix_targets
 from vitmix.pairing import random_derangement
 from vitmix.statistics import forget_casts
 from vitmix.tap import Plan, Tape
@@ -60,6 +60,32 @@ def horizontal_mix(saliency: Tensor, easy: Tensor, *, rho: float) -> HorizontalM
     partner = assign_partners(saliency, easy, rho)
     take = take_salient(saliency, partner, easy, rho)
     return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
+
+
+class _Exchange(torch.autograd.Function):
+    """`mix_tokens` for partners that nobody shares: its gradient is a look-up as well, and needs no adding up."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, take: Tensor, partner: Tensor, taker: Tensor) -> Tensor:
+        ctx.save_for_backward(take, taker)
+        return torch.where(take, tokens[partner], tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (take, taker) = gradients, ctx.saved_tensors
+        given = take[taker] & (taker != torch.arange(len(taker), device=taker.device)).view(-1, 1, 1)
+        kept = torch.where(take, gradient.new_zeros(()), gradient)
+        return kept + torch.where(given, gradient[taker], gradient.new_zeros(())), None, None, None
+
+
+def exchange_tokens(tokens: Tensor, mix: HorizontalMix, *, prefix: int = 0) -> Tensor:
+    """Tokens `(B, N, d)` with the patches that easy samples take put in; each sample gives to one other at most."""
+    take = torch.cat([mix.take.new_zeros(len(mix.take), prefix), mix.take], dim=1) if prefix else mix.take
+    rows = torch.arange(len(tokens), device=tokens.device)
+    # Who takes from each sample: the easy ones write their number at their partner, the others nowhere (one row more).
+    places = torch.where(mix.easy, mix.partner, torch.full_like(rows, len(rows)))
+    taker = torch.cat([rows, rows[:1]]).scatter(0, places, rows)[: len(rows)]
+    return _Exchange.apply(tokens, take.unsqueeze(-1), mix.partner, taker)
 
 
 def top_tokens(saliency: Tensor, count: int) -> Tensor:
@@ -247,7 +273,7 @@ class Horizontal:
             self.entered = tokens.detach()
         check_replay(tokens, self.entered)
         assert self.decision is not None
-        return mix_tokens(tokens, self.decision.take, self.decision.partner, prefix=self.reader.block(index).prefix)
+        return exchange_tokens(tokens, self.decision, prefix=self.reader.block(index).prefix)
 
     def _decide(self, tokens: Tensor, tape: Tape, flow: Flow) -> None:
         settings = self.settings

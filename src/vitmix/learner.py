@@ -129,7 +129,7 @@ class Learner(nn.Module):
         erase: tuple[Tensor, Tensor] | None,
     ) -> Output:
         mixing = self.mixing
-        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps)
+        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, brief=True)
         mixed = batch.images
         if erase is not None:
             boxes, fill = erase
@@ -137,6 +137,8 @@ class Learner(nn.Module):
         logits = logits_of(self.model(mixed))
         parts = mixing.losses(logits, batch)
         loss = parts.pop("loss")
+        if torch.compiler.is_compiling():
+            mixing.forget()  # or the graph would return all that was recorded, which then stays in memory
         return Output(loss, logits, mixing.targets(batch), parts)
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:

@@ -148,9 +148,16 @@ class Mixing:
         return self.apply(images, labels, draw.to(images.device), maps=maps, frame=frame)
 
     def apply(
-        self, images: Tensor, labels: Tensor, draw: Draw, *, maps: Tensor | None = None, frame: Frame | None = None
+        self,
+        images: Tensor,
+        labels: Tensor,
+        draw: Draw,
+        *,
+        maps: Tensor | None = None,
+        frame: Frame | None = None,
+        brief: bool = False,
     ) -> MixedBatch:
-        """The mixed batch of given choices, which must be on the images' device."""
+        """The mixed batch of given choices, which must be on the images' device; see `Tape` for `brief`."""
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
         rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
@@ -163,7 +170,7 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors, size=frame.size)
+        tape = Tape(plan, actors, size=frame.size, brief=brief)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
         if isinstance(mixer.share, AlignedShare):
             mixer.share.start(self.evidence(batch))

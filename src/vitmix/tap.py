@@ -59,13 +59,15 @@ class Tape:
     `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
     whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
     recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
-    decisions already taken are applied again.
+    decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
+    reads.
     """
 
     plan: Plan
     actors: tuple[Any, ...] = ()
     targets: Tensor | None = None
     size: Grid = (0, 0)
+    brief: bool = False
     image_share: Tensor | None = None
     class_row: dict[int, Tensor] = field(default_factory=dict)
     column_mean: dict[int, Tensor] = field(default_factory=dict)
@@ -213,8 +215,11 @@ class _BlockHooks:
         if index in plan.column_mean:
             tape.column_mean[index] = flow.column_mean()
         if index in plan.carry:
-            share = tape.share_before(index, self.recorder.reader)
-            tape.token_share[index] = flow.update(share, residual=plan.residual)
+            reader = self.recorder.reader
+            share = tape.share_before(index, reader)
+            last = tape.brief and index == reader.last and reader.readout == "class"
+            rows = reader.read_tokens if last else None
+            tape.token_share[index] = flow.update(share, residual=plan.residual, rows=rows)
 
 
 class AttentionTap:

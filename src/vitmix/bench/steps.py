@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitmix import create
 from vitmix.bench.clock import milliseconds, peak_memory
 from vitmix.bench.materialized import materialize, statistics_from_matrix
+from vitmix.draws import Draw, generator_for
 from vitmix.inner import HTM, Horizontal, sample_difficulty
 from vitmix.learner import Learner
 from vitmix.mixer import AnyMixer, Mixer, Switch
@@ -86,12 +87,25 @@ class Step:
         self.module = module
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
+        self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
+
     def __call__(self) -> None:
         with self.work.autocast():
-            loss = self.module(self.images, self.labels).loss
+            drawn = {"draw": self._next(self.module)} if len(self.taken) > 1 else {}
+            loss = self.module(self.images, self.labels, **drawn).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _next(self, learner: Any) -> Draw:
+        """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
+        switch: Switch = learner.mixer
+        number, total = sum(self.taken), sum(switch.weights)
+        due = [(number + 1) * weight / total - taken for weight, taken in zip(switch.weights, self.taken, strict=True)]
+        choice = due.index(max(due))
+        self.taken[choice] += 1
+        frame = learner.mixing.frame(self.images)
+        return Draw(choice, switch.choices[choice].draw(frame, generator_for(0, number)).values)
 
 
 class _Loss(NamedTuple):
