@@ -872,3 +872,30 @@ class Counted(TorchFunctionMode):
         self.norms += func is nn.functional.layer_norm
         self.products += func is nn.functional.linear
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mask", ["box", "scattered(grid=[4, 4])", "block(grid=[4, 4])"])
+@pytest.mark.parametrize("share", ["area", "activation"])
+def test_masks_and_labels_of_tokenmix_on_a_resnet(mask: str, share: str) -> None:
+    """The cells of TokenMix's tables 7 and 8: the weights of both labels, counted by hand from the mask and the maps."""
+    family = FAMILIES["ResNet"]
+    learner = vitmix.Learner(family.build(), vitmix.create(f"mix(mask={mask}, share={share})", CLASSES), seed=0)
+    images, maps = torch.randn(4, 3, family.size, family.size), torch.rand(4, 16, 16)
+    mixing = learner.mixing
+    batch = mixing.mix(images, torch.arange(4), maps=maps if share == "activation" else None)
+    targets = mixing.targets(batch)
+    inside = torch.zeros(4, 16, 16)
+    pixels = batch.mix.mask.expand(4, -1, -1)
+    scale = pixels.shape[-1] / 16
+    for i in range(16):
+        for j in range(16):
+            if scale >= 1:
+                cell = pixels[:, int(i * scale) : int((i + 1) * scale), int(j * scale) : int((j + 1) * scale)]
+                inside[:, i, j] = cell.float().mean((1, 2))
+            else:
+                inside[:, i, j] = pixels[:, int(i * scale), int(j * scale)].float()
+    mass = maps / maps.sum((1, 2), keepdim=True) if share == "activation" else torch.full((4, 16, 16), 1 / 256)
+    own, theirs = (mass * (1 - inside)).sum((1, 2)), (mass[batch.mix.partner] * inside).sum((1, 2))
+    close(targets[range(4), range(4)], own, 1e-5)
+    close(targets[range(4), batch.mix.partner], theirs, 1e-5)
+    assert torch.isfinite(mixing.loss(learner.model(batch.images), batch))
