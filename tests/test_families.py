@@ -877,7 +877,7 @@ class Counted(TorchFunctionMode):
 @pytest.mark.parametrize("mask", ["box", "scattered(grid=[4, 4])", "block(grid=[4, 4])"])
 @pytest.mark.parametrize("share", ["area", "activation"])
 def test_masks_and_labels_of_tokenmix_on_a_resnet(mask: str, share: str) -> None:
-    """The cells of TokenMix's tables 7 and 8: the weights of both labels, counted by hand from the mask and the maps."""
+    """The cells of TokenMix's tables 7 and 8: both labels' weights, counted by hand from the mask and the maps."""
     family = FAMILIES["ResNet"]
     learner = vitmix.Learner(family.build(), vitmix.create(f"mix(mask={mask}, share={share})", CLASSES), seed=0)
     images, maps = torch.randn(4, 3, family.size, family.size), torch.rand(4, 16, 16)
