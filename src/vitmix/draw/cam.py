@@ -22,7 +22,8 @@ def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:
     layer, grid = target_layer(model, images)
     with torch.enable_grad(), Evaluating(model):
         with GradCAM(_Logits(model), [layer], partial(to_channels_first, grid=grid)) as cam:
-            found = cam(images, [ClassifierOutputTarget(label) for label in labels])
+            targets: list[Any] = [ClassifierOutputTarget(label) for label in labels]
+            found = cam(images, targets)
     model.zero_grad()
     return torch.from_numpy(found)
 
@@ -40,7 +41,8 @@ def target_layer(model: nn.Module, images: Tensor) -> tuple[nn.Module, Grid]:
         return _last_grid(model, images)
     last = reader.blocks[-1]
     reads_patches = reader.readout in ("mean", "sequence") or last.norm is None
-    return (reader.final_module if reads_patches else last.norm), reader.grids(size)[-1]
+    layer: Any = reader.final_module if reads_patches else last.norm
+    return layer, reader.grids(size)[-1]
 
 
 def to_channels_first(features: Tensor, grid: Grid) -> Tensor:

@@ -37,25 +37,27 @@ class Subjects:
     def shots(self, methods: Sequence[str] | None = None) -> list[Shot]:
         return shots_of(self.pictures, self.methods if methods is None else methods)
 
-    def footer(self, *words: str) -> str:
+    def footer(self, shots: Sequence[Shot], *words: str) -> str:
         untrained = [sight.name for sight in self.sights if not sight.trained]
         warning = f"UNTRAINED, so this means nothing: {', '.join(untrained)}." if untrained else ""
-        single = f"Model: {self.sights[0].name}." if len(self.sights) == 1 else ""
-        return "  ".join(each for each in (*words, single, warning) if each)
+        model = f"Model: {self.sights[0].name}." if len(self.sights) == 1 else ""
+        mixed = {shot.method for shot in shots if shot.method is not None}
+        method = f"Mixed by {min(mixed)}." if len(mixed) == 1 else ""
+        return "  ".join(each for each in (*words, method, model, warning) if each)
 
 
 def draw_attention(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
     """The attention of each block, by rows: pictures, and for each of them the models."""
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], Row]:
+    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
         seen = look(sight, shot, subjects.seed, lambda images: block_attention(sight.model, images, blocks))
         maps = [_heat(seen, values[0]) for values in seen.found.values()]
         heads = ("picture", *(f"block {block}" for block in seen.found))
-        return heads, Row((_picture(seen, shot), *maps), _label(subjects, sight, shot))
+        return heads, [_picture(seen, shot), *maps]
 
     words = {_attention_words(sight.model) for sight in subjects.sights}
-    footer = subjects.footer(" ".join(sorted(words)), FEWEST)
-    return Sheet(_banded(subjects, row), footer, "heat")
+    shots = subjects.shots()
+    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, " ".join(sorted(words)), FEWEST), "heat")
 
 
 def draw_rollout(subjects: Subjects) -> Sheet:
@@ -65,8 +67,9 @@ def draw_rollout(subjects: Subjects) -> Sheet:
         seen = look(sight, shot, subjects.seed, lambda images: attention_rollout(sight.model, images)[0])
         return seen, [_heat(seen, seen.found)]
 
-    footer = subjects.footer("Attention rolled out through all blocks, each as the mean of attention and identity.")
-    return _columns(subjects, subjects.shots(), panels, [""], footer=f"{footer}  {FEWEST}")
+    shots = subjects.shots()
+    said = "Attention rolled out through all blocks, each as the mean of attention and identity."
+    return _columns(subjects, shots, panels, [""], footer=subjects.footer(shots, said, FEWEST))
 
 
 def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
@@ -74,20 +77,20 @@ def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
     methods = subjects.methods or _hidden_methods(subjects.sights)
     mixed_at = _hidden_block(methods)
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], Row]:
+    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
         if shot.method == MANIFOLD:
             seen = _manifold(sight, shot, mixed_at, block)
         else:
             seen = look(sight, shot, subjects.seed, lambda images: head_attention(sight.model, images, block)[0])
         maps = [_heat(seen, values) for values in seen.found]
         heads = ("picture", *(f"head {number}" for number in range(len(maps))))
-        return heads, Row((_picture(seen, shot), *maps), _label(subjects, sight, shot))
+        return heads, [_picture(seen, shot), *maps]
 
     said = f"Block {block}." if block >= 0 else "Last block." if block == -1 else f"Block {-block} from the end."
     words = " ".join(sorted({_attention_words(sight.model) for sight in subjects.sights}))
     blend = f"{MANIFOLD}: tokens blended half and half at block {mixed_at}." if MANIFOLD in methods else ""
-    bands = _banded(subjects, row, subjects.shots(methods))
-    return Sheet(bands, subjects.footer(said, words, blend, FEWEST), "heat")
+    shots = subjects.shots(methods)
+    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, said, words, blend, FEWEST), "heat")
 
 
 def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
@@ -117,7 +120,7 @@ def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
         found = zip(seen.found, captions, strict=True)
         return seen, [Panel(overlay(seen.pixels, cam, "heat", strength=0.6), words) for cam, words in found]
 
-    footer = subjects.footer("Grad-CAM; below, the class that is explained and its probability.")
+    footer = subjects.footer(shots, "Grad-CAM; below, the class that is explained and its probability.")
     parts = ["own", "partner"] if subjects.methods else [""]
     return _columns(subjects, shots, panels, parts, footer=footer, ends=("none", "most"))
 
@@ -146,7 +149,7 @@ def draw_occlusion(subjects: Subjects) -> Sheet:
         bands.append(Band(heads, (Row(strip),), tuple(curves), ("occluded", f"probability\n“{label}”")))
     rows, columns = _occlusion_grid(subjects.sights[0])
     said = f"Mean and standard deviation over {ORDERS} random orders of {rows} x {columns} cells; shown is the first."
-    return Sheet(tuple(bands), subjects.footer(said))
+    return Sheet(tuple(bands), subjects.footer((), said))
 
 
 def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
@@ -158,18 +161,18 @@ def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> S
             mixing.targets(batch)
         return label_maps(mixing, batch, blocks)
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], Row]:
+    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
         seen = look_mixed(sight, shot, subjects.seed, lambda mixing, batch: find(sight, mixing, batch))
         maps = [
             Panel(overlay(seen.pixels, each.grid.clamp(0, 1), "share", strength=0.8), f"{each.read:.0%}")
             for each in seen.found
         ]
         heads = ("picture", *("input" if each.block < 0 else f"block {each.block}" for each in seen.found))
-        return heads, Row((_picture(seen, shot), *maps), _label(subjects, sight, shot))
+        return heads, [_picture(seen, shot), *maps]
 
     said = "Below: the partner's part of the class token, or of the mean patch where there is none."
     shots = subjects.shots(subjects.methods or ["tl_align"])
-    return Sheet(_banded(subjects, row, shots), subjects.footer(said), "share", ("own", "partner"))
+    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, said), "share", ("own", "partner"))
 
 
 def draw_gallery(subjects: Subjects) -> Sheet:
@@ -191,7 +194,7 @@ def draw_gallery(subjects: Subjects) -> Sheet:
             heads = ("own", "partner", *(view.title for view in scene.views))
             rows.append(Row((own, partner, *mixed), sight.name if len(sights) > 1 else ""))
     said = "Below: the own and the partner's part of the target."
-    looking = subjects.footer(said) if looks_inside else said
+    looking = subjects.footer((), said) if looks_inside else said
     return Sheet((Band(heads, tuple(rows)),), looking)
 
 
@@ -210,41 +213,50 @@ KINDS: dict[str, Callable[..., Sheet]] = {
 
 
 def _banded(
-    subjects: Subjects, row: Callable[[Sight, Shot], tuple[tuple[str, ...], Row]], shots: Sequence[Shot] | None = None
+    subjects: Subjects, row: Callable[[Sight, Shot], tuple[tuple[str, ...], list[Panel]]], shots: Sequence[Shot]
 ) -> tuple[Band, ...]:
     """Rows of every shot through every model; models whose columns differ get a band of their own."""
     bands: dict[tuple[str, ...], list[Row]] = {}
-    for shot in subjects.shots() if shots is None else shots:
+    for shot in shots:
         for sight in subjects.sights:
-            heads, found = row(sight, shot)
-            bands.setdefault(heads, []).append(found)
+            heads, panels = row(sight, shot)
+            said = [_method(shot, shots), sight.name if len(subjects.sights) > 1 else ""]
+            bands.setdefault(heads, []).append(Row(tuple(panels), "\n".join(filter(None, said))))
     return tuple(Band(heads, tuple(rows)) for heads, rows in bands.items())
 
 
 def _columns(
     subjects: Subjects,
     shots: Sequence[Shot],
-    panels: Callable[[Sight, Shot], tuple[Look, list[Panel]]],
+    look_at: Callable[[Sight, Shot], tuple[Look, list[Panel]]],
     parts: Sequence[str],
     *,
     footer: str,
     ends: tuple[str, str] = ("least", "most"),
 ) -> Sheet:
-    """The picture, then what each model gives, in as many columns as there are `parts` of it."""
-    names = [sight.name if len(subjects.sights) > 1 else "" for sight in subjects.sights]
-    heads = ["picture", *(": ".join(filter(None, (name, part))) for name in names for part in parts)]
+    """The picture, then what each model gives, in as many columns as there are `parts` of it.
+
+    Where a method mixes by what the model sees, each model has a picture of its own.
+    """
+    found = [[look_at(sight, shot) for sight in subjects.sights] for shot in shots]
+    alike = all(torch.equal(seen.pixels, row[0][0].pixels) for row in found for seen, _ in row)
+    heads: list[str] = []
+    for number, sight in enumerate(subjects.sights):
+        name = sight.name if len(subjects.sights) > 1 else ""
+        heads += [": ".join(filter(None, ("" if alike else name, "picture")))] if not (alike and number) else []
+        heads += [": ".join(filter(None, (name, part))) for part in parts]
     rows = []
-    for shot in shots:
-        found = [panels(sight, shot) for sight in subjects.sights]
-        several = len(subjects.methods) > 1 and shot.method is not None
-        label = shot.method or "" if several else ""
-        rows.append(Row((_picture(found[0][0], shot), *(each for _, row in found for each in row)), label))
+    for shot, row in zip(shots, found, strict=True):
+        panels: list[Panel] = []
+        for number, (seen, maps) in enumerate(row):
+            panels += [*([] if alike and number else [_picture(seen, shot)]), *maps]
+        rows.append(Row(tuple(panels), _method(shot, shots)))
     return Sheet((Band(tuple(heads), tuple(rows)),), footer, "heat", ends)
 
 
-def _label(subjects: Subjects, sight: Sight, shot: Shot) -> str:
-    said = [shot.method or "", sight.name if len(subjects.sights) > 1 else ""]
-    return "\n".join(filter(None, said))
+def _method(shot: Shot, shots: Sequence[Shot]) -> str:
+    """The method of a shot, where it tells shots apart."""
+    return shot.method or "" if len({each.method for each in shots}) > 1 else ""
 
 
 def _picture(seen: Look, shot: Shot) -> Panel:

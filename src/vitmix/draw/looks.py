@@ -15,7 +15,7 @@ from vitmix.tap import AttentionTap
 
 
 def chosen_blocks(depth: int, wanted: Sequence[int] | None, *, most: int = 12) -> list[int]:
-    """The blocks asked for, counted from either end; of a deep model otherwise `most`, evenly, first and last included."""
+    """The blocks asked for, counted from either end; otherwise all, or of a deep model `most`, evenly spaced."""
     if wanted is None:
         return sorted({round(step * (depth - 1) / max(min(most, depth) - 1, 1)) for step in range(min(most, depth))})
     for block in wanted:
@@ -75,9 +75,8 @@ def roll_out(reader: Reader, flows: Sequence[Flow], size: Grid) -> Tensor:
 def _before_arrival(reader: Reader, index: int, weight: Tensor, tokens: int, size: Grid) -> Tensor:
     """A weight on the tokens that enter a block, as one on those that left the block before."""
     joining = weight.new_zeros(len(weight))
-    _, back = torch.func.vjp(
-        lambda share: reader.arrive(index, share, joining, size), weight.new_zeros(len(weight), tokens)
-    )
+    entering = weight.new_zeros(len(weight), tokens)
+    back = torch.func.vjp(lambda share: reader.arrive(index, share, joining, size), entering)[1]
     return back(weight)[0]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitmix.show.figure import FAINT, INK, figure_bytes
 
-OWN, PARTNER = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion: red and blue for any kind of color vision
+OWN, PARTNER = "#2166AC", "#B2182B"  # ColorBrewer's blue and red, which any kind of color vision tells apart
 SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
 HEAT = matplotlib.colormaps["inferno"]
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8c8c8c")

@@ -126,7 +126,7 @@ class Look(Generic[Found]):
 
 
 def look(sight: Sight, shot: Shot, seed: int, find: Callable[[Tensor], Found]) -> Look[Found]:
-    """What `find`, which runs the model, makes of the images; of a pair, while the method acts. Row 0 is the picture."""
+    """What `find`, which runs the model, makes of the images, of a pair while the method acts; row 0 is the picture."""
     if shot.method is None:
         pixels = sight.pixels(shot.pictures)
         return Look(pixels[0], find(sight.images(pixels)))
