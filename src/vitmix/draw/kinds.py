@@ -74,8 +74,8 @@ def draw_rollout(subjects: Subjects) -> Sheet:
 
 def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
     """The attention of each head of a block, by rows: pairs, and for each of them the methods and the models."""
-    methods = subjects.methods or _hidden_methods(subjects.sights)
-    mixed_at = _hidden_block(methods)
+    mixed_at = _hidden_block(subjects.methods, subjects.sights)
+    methods = subjects.methods or ["none", MANIFOLD, f"htm(block={mixed_at})"]
 
     def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
         if shot.method == MANIFOLD:
@@ -291,16 +291,12 @@ def _right(sight: Sight, shot: Shot) -> bool:
     return sight.predicted(shot.pictures) == known
 
 
-def _hidden_methods(sights: Sequence[Sight]) -> list[str]:
-    """No mixing, and hidden mixing as far as every model is deep enough."""
-    depth = min(read_model(sight.model).patch_depth for sight in sights)
-    return ["none", MANIFOLD, f"htm(block={min(HTM().block, depth - 1)})"]
-
-
-def _hidden_block(methods: Sequence[str]) -> int:
-    """The block at which the methods mix tokens."""
+def _hidden_block(methods: Sequence[str], sights: Sequence[Sight]) -> int:
+    """The block at which the methods mix tokens, or else HTM's own as far as every model is deep enough."""
     arms = [arm for method in methods if method != MANIFOLD for arm in create(method, 2).mixers]
-    return next((part.block for arm in arms for part in arm.inner if isinstance(part, HTM)), HTM().block)
+    depth = min(read_model(sight.model).patch_depth for sight in sights)
+    own = min(HTM().block, depth - 1)
+    return next((part.block for arm in arms for part in arm.inner if isinstance(part, HTM)), own)
 
 
 def _manifold(sight: Sight, shot: Shot, mixed_at: int, block: int) -> Look:

@@ -22,7 +22,7 @@ from .html import note
 IMAGES = 4  # two pairs
 SIDE = 112  # pixels of a tile, at most
 MOST_BLOCKS = 6
-SEED = 1  # of the mixing: the same for every run
+SEED = 0  # of the mixing: the same for every run
 
 
 def draw_gallery(subject: Subject) -> str:
@@ -52,7 +52,7 @@ def _strips(what: str, draw: Callable[[], Sheet]) -> str:
                 image = f'<img src="{data_uri(_tile(panel.pixels))}" alt="{escape(f"{what}, {head}")}">'
                 tiles.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
             rows.append(f'<div class="strip">{"".join(tiles)}</div>')
-    return "".join(rows)
+    return f'<div class="strips">{"".join(rows)}</div>'
 
 
 def _tile(pixels: np.ndarray) -> bytes:
