@@ -3,7 +3,7 @@
 import argparse
 
 from vitmix.commands._command import Command
-from vitmix.commands.show import MODEL, _allowed
+from vitmix.commands.show import MODEL, allowed_methods
 from vitmix.commands.train import key_and_value
 
 KINDS = {
@@ -32,7 +32,11 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
     add("--images", nargs="+", metavar="IMAGE", help="picture files; shapes:N is built-in picture N, also by default")
     add("--names", nargs="+", metavar="NAME", help="what to call them; a class of the model is the picture's label")
     if name != "occlusion":
-        usual = {"heads": "none manifold htm", "labels": "tl_align", "gallery": "all that the first model allows"}
+        usual = {
+            "heads": "none manifold htm",
+            "labels": "tl_align",
+            "gallery": "all that the first model allows and that change pictures",
+        }
         words = f"default: {usual[name]}" if name in usual else "default: pictures are not mixed"
         add("--method", nargs="+", metavar="METHOD", help=f"mix pairs of neighboring pictures ({words})")
     if name in ("attention", "labels"):
@@ -70,7 +74,7 @@ def _run(namespace: argparse.Namespace) -> int:
     sights = _open_models(namespace)
     pictures = _read_pictures(namespace, max(max(sight.augmentation.sides) for sight in sights), sights)
     if kind == "gallery" and not methods:
-        methods, _ = _allowed(sights[0].model)
+        methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # leaves pictures alone
     names = ("blocks", "block", "only_right")
     settings = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
     sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)

@@ -1,49 +1,27 @@
 """Each kind of picture: from models and pictures to a sheet of panels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vitmix.adapters import read_model
+from vitmix.adapters import Reader, read_model
 from vitmix.inner import HTM
 from vitmix.mix import Grid
 from vitmix.mixing import MixedBatch, Mixing
-from vitmix.show.pictures import Picture
 from vitmix.show.scene import observe
 from vitmix.spec import create
 
 from .cam import grad_cam
+from .layout import Subjects, banded, columns, heat_panel, picture_panel
 from .looks import LabelMap, attention_rollout, block_attention, head_attention, label_maps
 from .occlude import PARTS, cell_orders, confidence, occluded
-from .sheet import Band, Curve, Panel, Row, Sheet, as_pixels, overlay, unit_scale
-from .sights import MANIFOLD, Look, Shot, Sight, look, look_mixed, pairs_of, shots_of
+from .sheet import Band, Curve, Panel, Row, Sheet, as_pixels, overlay
+from .sights import MANIFOLD, Look, Shot, Sight, look, look_mixed, pairs_of
 
 ORDERS = 16  # in which cells are occluded, to average over
 UNREAD_GRID = (14, 14)  # of occlusion, where the first model's tokens are unknown
 FEWEST = "Color: each map from its least to its largest value, on a square-root scale."
-
-
-@dataclass(frozen=True)
-class Subjects:
-    """What all kinds take: models, pictures, and methods that mix neighboring pictures."""
-
-    sights: Sequence[Sight]
-    pictures: Sequence[Picture]
-    methods: Sequence[str] = ()
-    seed: int = 0
-
-    def shots(self, methods: Sequence[str] | None = None) -> list[Shot]:
-        return shots_of(self.pictures, self.methods if methods is None else methods)
-
-    def footer(self, shots: Sequence[Shot], *words: str) -> str:
-        untrained = [sight.name for sight in self.sights if not sight.trained]
-        warning = f"UNTRAINED, so this means nothing: {', '.join(untrained)}." if untrained else ""
-        model = f"Model: {self.sights[0].name}." if len(self.sights) == 1 else ""
-        mixed = {shot.method for shot in shots if shot.method is not None}
-        method = f"Mixed by {min(mixed)}." if len(mixed) == 1 else ""
-        return "  ".join(each for each in (*words, method, model, warning) if each)
 
 
 def draw_attention(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
@@ -51,13 +29,13 @@ def draw_attention(subjects: Subjects, *, blocks: Sequence[int] | None = None) -
 
     def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
         seen = look(sight, shot, subjects.seed, lambda images: block_attention(sight.model, images, blocks))
-        maps = [_heat(seen, values[0]) for values in seen.found.values()]
+        maps = [heat_panel(seen, values[0]) for values in seen.found.values()]
         heads = ("picture", *(f"block {block}" for block in seen.found))
-        return heads, [_picture(seen, shot), *maps]
+        return heads, [picture_panel(seen, shot), *maps]
 
-    words = {_attention_words(sight.model) for sight in subjects.sights}
     shots = subjects.shots()
-    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, " ".join(sorted(words)), FEWEST), "heat")
+    footer = subjects.footer(shots, _attention_words(subjects.sights), FEWEST)
+    return Sheet(banded(subjects, row, shots), footer, "heat")
 
 
 def draw_rollout(subjects: Subjects) -> Sheet:
@@ -65,11 +43,11 @@ def draw_rollout(subjects: Subjects) -> Sheet:
 
     def panels(sight: Sight, shot: Shot) -> tuple[Look, list[Panel]]:
         seen = look(sight, shot, subjects.seed, lambda images: attention_rollout(sight.model, images)[0])
-        return seen, [_heat(seen, seen.found)]
+        return seen, [heat_panel(seen, seen.found)]
 
     shots = subjects.shots()
     said = "Attention rolled out through all blocks, each as the mean of attention and identity."
-    return _columns(subjects, shots, panels, [""], footer=subjects.footer(shots, said, FEWEST))
+    return columns(subjects, shots, panels, [""], footer=subjects.footer(shots, said, FEWEST))
 
 
 def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
@@ -82,15 +60,15 @@ def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
             seen = _manifold(sight, shot, mixed_at, block)
         else:
             seen = look(sight, shot, subjects.seed, lambda images: head_attention(sight.model, images, block)[0])
-        maps = [_heat(seen, values) for values in seen.found]
+        maps = [heat_panel(seen, values) for values in seen.found]
         heads = ("picture", *(f"head {number}" for number in range(len(maps))))
-        return heads, [_picture(seen, shot), *maps]
+        return heads, [picture_panel(seen, shot), *maps]
 
     said = f"Block {block}." if block >= 0 else "Last block." if block == -1 else f"Block {-block} from the end."
-    words = " ".join(sorted({_attention_words(sight.model) for sight in subjects.sights}))
+    words = _attention_words(subjects.sights)
     blend = f"{MANIFOLD}: tokens blended half and half at block {mixed_at}." if MANIFOLD in methods else ""
     shots = subjects.shots(methods)
-    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, said, words, blend, FEWEST), "heat")
+    return Sheet(banded(subjects, row, shots), subjects.footer(shots, said, words, blend, FEWEST), "heat")
 
 
 def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
@@ -122,7 +100,7 @@ def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
 
     footer = subjects.footer(shots, "Grad-CAM; below, the class that is explained and its probability.")
     parts = ["own", "partner"] if subjects.methods else [""]
-    return _columns(subjects, shots, panels, parts, footer=footer, ends=("none", "most"))
+    return columns(subjects, shots, panels, parts, footer=footer, ends=("none", "most"))
 
 
 def draw_occlusion(subjects: Subjects) -> Sheet:
@@ -168,11 +146,11 @@ def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> S
             for each in seen.found
         ]
         heads = ("picture", *("input" if each.block < 0 else f"block {each.block}" for each in seen.found))
-        return heads, [_picture(seen, shot), *maps]
+        return heads, [picture_panel(seen, shot), *maps]
 
     said = "Below: the partner's part of the class token, or of the mean patch where there is none."
     shots = subjects.shots(subjects.methods or ["tl_align"])
-    return Sheet(_banded(subjects, row, shots), subjects.footer(shots, said), "share", ("own", "partner"))
+    return Sheet(banded(subjects, row, shots), subjects.footer(shots, said), "share", ("own", "partner"))
 
 
 def draw_gallery(subjects: Subjects) -> Sheet:
@@ -209,74 +187,21 @@ KINDS: dict[str, Callable[..., Sheet]] = {
 }
 
 
-# Rows and columns
+def _attention_words(sights: Sequence[Sight]) -> str:
+    said: dict[str, list[str]] = {}
+    for sight in sights:
+        said.setdefault(_whose_attention(read_model(sight.model)), []).append(sight.name)
+    if len(said) == 1:
+        return f"Attention {next(iter(said))}."
+    return " ".join(f"{', '.join(names)}: attention {words}." for words, names in said.items())
 
 
-def _banded(
-    subjects: Subjects, row: Callable[[Sight, Shot], tuple[tuple[str, ...], list[Panel]]], shots: Sequence[Shot]
-) -> tuple[Band, ...]:
-    """Rows of every shot through every model; models whose columns differ get a band of their own."""
-    bands: dict[tuple[str, ...], list[Row]] = {}
-    for shot in shots:
-        for sight in subjects.sights:
-            heads, panels = row(sight, shot)
-            said = [_method(shot, shots), sight.name if len(subjects.sights) > 1 else ""]
-            bands.setdefault(heads, []).append(Row(tuple(panels), "\n".join(filter(None, said))))
-    return tuple(Band(heads, tuple(rows)) for heads, rows in bands.items())
-
-
-def _columns(
-    subjects: Subjects,
-    shots: Sequence[Shot],
-    look_at: Callable[[Sight, Shot], tuple[Look, list[Panel]]],
-    parts: Sequence[str],
-    *,
-    footer: str,
-    ends: tuple[str, str] = ("least", "most"),
-) -> Sheet:
-    """The picture, then what each model gives, in as many columns as there are `parts` of it.
-
-    Where a method mixes by what the model sees, each model has a picture of its own.
-    """
-    found = [[look_at(sight, shot) for sight in subjects.sights] for shot in shots]
-    alike = all(torch.equal(seen.pixels, row[0][0].pixels) for row in found for seen, _ in row)
-    heads: list[str] = []
-    for number, sight in enumerate(subjects.sights):
-        name = sight.name if len(subjects.sights) > 1 else ""
-        heads += [": ".join(filter(None, ("" if alike else name, "picture")))] if not (alike and number) else []
-        heads += [": ".join(filter(None, (name, part))) for part in parts]
-    rows = []
-    for shot, row in zip(shots, found, strict=True):
-        panels: list[Panel] = []
-        for number, (seen, maps) in enumerate(row):
-            panels += [*([] if alike and number else [_picture(seen, shot)]), *maps]
-        rows.append(Row(tuple(panels), _method(shot, shots)))
-    return Sheet((Band(tuple(heads), tuple(rows)),), footer, "heat", ends)
-
-
-def _method(shot: Shot, shots: Sequence[Shot]) -> str:
-    """The method of a shot, where it tells shots apart."""
-    return shot.method or "" if len({each.method for each in shots}) > 1 else ""
-
-
-def _picture(seen: Look, shot: Shot) -> Panel:
-    if shot.method is None or seen.partner == 0:
-        return Panel(as_pixels(seen.pixels), shot.pictures[0].name)
-    parts = zip(shot.pictures, (seen.own, seen.partner), strict=True)
-    return Panel(as_pixels(seen.pixels), "\n".join(f"{picture.name} {part:.0%}" for picture, part in parts))
-
-
-def _heat(seen: Look, values: Tensor) -> Panel:
-    return Panel(overlay(seen.pixels, unit_scale(values), "heat"))
-
-
-def _attention_words(model: nn.Module) -> str:
-    blocks = read_model(model).blocks
-    count = sum(block.class_token for block in blocks)
-    if count == len(blocks):
-        return "Attention of the class token to the patches."
-    received = "Attention that each patch receives from the patches"
-    return f"{received}; in the last {count} blocks, of the class token." if count else f"{received}."
+def _whose_attention(reader: Reader) -> str:
+    count = sum(block.class_token for block in reader.blocks)
+    if count == len(reader.blocks):
+        return "of the class token to the patches"
+    received = "that each patch receives from the patches"
+    return f"{received}; in the last {count} blocks, of the class token" if count else received
 
 
 def _right(sight: Sight, shot: Shot) -> bool:

@@ -1,5 +1,6 @@
 """Sheets of small panels: rows and columns of pictures with maps over them, sized for a printed page."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ DASHES = ("-", "--", "-.", ":")
 
 PAGE = 7.2  # inches: the width of a printed page between its margins
 LEAST, MOST = 0.78, 1.35  # of a panel
-GAP, MARGIN, LABEL = 0.05, 0.08, 0.92
+GAP, MARGIN, LABEL = 0.05, 0.08, 1.0
 HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
 CURVES = 1.5
 Scale = Literal["heat", "share"]
@@ -110,7 +111,7 @@ class _Page:
         room = (PAGE - self.left - MARGIN - (columns - 1) * GAP) / columns
         self.panel = min(MOST, max(LEAST, room))
         self.width = max(self.left + columns * self.panel + (columns - 1) * GAP + MARGIN, 3.4)
-        self.footer = textwrap.wrap(sheet.footer, int((self.width - 2 * MARGIN) * 20))
+        self.footer = textwrap.wrap(sheet.footer, int((self.width - 2 * MARGIN) * 18))
         tops, place = [], MARGIN
         for band in sheet.bands:
             tops.append(place)
@@ -124,7 +125,7 @@ class _Page:
         self._draw_end()
 
     def _lines(self, words: str) -> list[str]:
-        return textwrap.wrap(words, max(9, int(self.panel * 13.5))) or [""]
+        return _broken(words, max(9, int(self.panel * 13.5)))
 
     def _head(self, band: Band) -> float:
         if band.curves:  # whose axis says the same
@@ -150,7 +151,7 @@ class _Page:
         for row in band.rows:
             tall = self._tall(row)
             if row.label:
-                words = "\n".join(line for part in row.label.splitlines() for line in textwrap.wrap(part, 15))
+                words = "\n".join(line for part in row.label.splitlines() for line in _broken(part, 15))
                 self._text(MARGIN, top + tall / 2, words, size=7.5, va="center", linespacing=1.15)
             for number, panel in enumerate(row.panels):
                 axes = self._axes(self._column(number), top, self.panel, tall)
@@ -217,3 +218,13 @@ class _Page:
     def _text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
         settings = {"color": INK, "fontsize": size} | settings
         self.figure.text(left / self.width, 1 - top / self.height, words, **settings)
+
+
+def _broken(words: str, width: int) -> list[str]:
+    """A name or a method's text in lines, broken after spaces, underscores, brackets and signs where it must be."""
+    lines = [""]
+    for piece in re.split(r"(?<=[ _,:(+|-])", words):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]
