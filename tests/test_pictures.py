@@ -27,7 +27,7 @@ from vitmix.evaluate.subject import open_subject
 from vitmix.flow import Given
 from vitmix.masks import NoMask
 from vitmix.report.gallery import draw_gallery
-from vitmix.show import read_picture
+from vitmix.show import observe, read_picture
 from vitmix.show.scene import mixing_pair, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -260,6 +260,19 @@ def test_models_stand_side_by_side():
     assert mixed.heads[0] == "vit: picture" and len(mixed.heads) == len(mixed.rows[0].panels) == 6
     curves = sheet_of("occlusion", "vit", "unread").bands[0].curves
     assert [curve.name for curve in curves] == ["vit", "unread"] and len(curves[0].values) == len(PARTS)
+
+
+@pytest.mark.parametrize("kind", ["attention", "rollout", "heads", "gradcam"])
+@pytest.mark.parametrize("method", ["none", "transmix", "tl_align", "smmix", "tokenmix(label=activation)"])
+def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
+    sights, pair = [sight("vit")], pictures()
+    expected = observe(sights[0].model, sights[0].augmentation, pair, [method], classes=NAMES, seed=2).views[0]
+    panel = KINDS[kind](Subjects(sights, pair, [method], seed=2)).bands[0].rows[0].panels[0]
+    assert torch.allclose(torch.from_numpy(panel.pixels).permute(2, 0, 1), expected.mixed, atol=1e-6)
+    parts = [expected.own, expected.partner] if expected.partner else []
+    assert panel.caption.splitlines() == (
+        [f"{each.name} {part:.0%}" for each, part in zip(pair, parts, strict=True)] if parts else [pair[0].name]
+    )
 
 
 def test_hidden_mixing_shows_in_the_heads():

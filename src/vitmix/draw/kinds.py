@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitmix.adapters import Reader, read_model
+from vitmix.adapters import Reader, logits_of, read_model
 from vitmix.inner import HTM
 from vitmix.mix import Grid
 from vitmix.mixing import MixedBatch, Mixing
@@ -85,15 +85,21 @@ def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
     def panels(sight: Sight, shot: Shot) -> tuple[Look, list[Panel]]:
         labels = sight.labels(shot.pictures)
 
-        def find(images: Tensor) -> list[Tensor]:
-            if shot.method is not None:  # shares that follow attention need a pass of their own
-                with torch.no_grad():
-                    sight.model(images)
+        def cams(images: Tensor) -> list[Tensor]:
             return [grad_cam(sight.model, images[:1], [label])[0] for label in labels]
 
-        seen = look(sight, shot, subjects.seed, find)
+        def mixed_cams(mixing: Mixing, batch: MixedBatch) -> list[Tensor]:
+            with torch.no_grad():
+                sight.model(batch.images)
+            mixing.targets(batch)  # from here on the method does not listen any more
+            return cams(batch.images)
+
+        if shot.method is None:
+            seen = look(sight, shot, subjects.seed, cams)
+        else:
+            seen = look_mixed(sight, shot, subjects.seed, mixed_cams)
         with torch.no_grad():
-            part = sight.model(sight.images(seen.pixels[None])).softmax(1)[0]
+            part = logits_of(sight.model(sight.images(seen.pixels[None]))).softmax(1)[0]
         captions = [f"{sight.class_name(label)} {float(part[label]):.0%}" for label in labels]
         found = zip(seen.found, captions, strict=True)
         return seen, [Panel(overlay(seen.pixels, cam, "heat", strength=0.6), words) for cam, words in found]
