@@ -1,10 +1,16 @@
 """`vitmix draw`: where models look."""
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitmix.commands._command import Command
 from vitmix.commands.show import MODEL, allowed_methods
 from vitmix.commands.train import key_and_value
+
+if TYPE_CHECKING:
+    from vitmix.draw import Sight
+    from vitmix.show import Picture
 
 KINDS = {
     "attention": "attention of the class token, or received, block by block",
@@ -85,7 +91,7 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _open_models(namespace: argparse.Namespace) -> list:
+def _open_models(namespace: argparse.Namespace) -> list["Sight"]:
     import torch
 
     from vitmix.draw.sights import short_names, sight_of
@@ -95,7 +101,7 @@ def _open_models(namespace: argparse.Namespace) -> list:
     sights = []
     for place, name in zip(places, short_names(places), strict=True):
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
-        is_file, is_place = _kind_of(place)
+        is_file, is_place = Path(place).is_file(), Path(place).exists()
         subject = open_subject(
             place,
             model=namespace.model if is_file else None,
@@ -107,17 +113,9 @@ def _open_models(namespace: argparse.Namespace) -> list:
     return sights
 
 
-def _kind_of(place: str) -> tuple[bool, bool]:
-    """Whether a model is a file of weights, and whether it is something on disk at all."""
-    from pathlib import Path
-
-    return Path(place).is_file(), Path(place).exists()
-
-
-def _read_pictures(namespace: argparse.Namespace, side: int, sights: list) -> list:
+def _read_pictures(namespace: argparse.Namespace, side: int, sights: list["Sight"]) -> list["Picture"]:
     """The pictures; one that lies in a folder named like a class shows that class."""
     from dataclasses import replace
-    from pathlib import Path
 
     from vitmix.show.pictures import BUILT_IN, read_picture
 
