@@ -16,6 +16,7 @@ import pytest
 from training import one_thread, train, train_until  # noqa: F401
 from vitmix import cli
 from vitmix.evaluate import evaluate_run
+from vitmix.evaluate.subject import open_subject
 from vitmix.report import svg, write_report
 from vitmix.report.examples import draw_examples
 from vitmix.report.runs import find_runs, group_runs
@@ -191,10 +192,10 @@ def test_differences_are_marked(page: str) -> None:
 
 
 def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
-    run = find_runs([runs / "aligned-0"])[0]
-    first, again = draw_examples(run, count=3), draw_examples(run, count=3)
+    run = open_subject(runs / "aligned-0")
+    first, again = draw_examples(run, count=3), draw_examples(open_subject(runs / "aligned-0"), count=3)
     assert first == again and len(first) == 6  # both methods of the switch
-    other = draw_examples(find_runs([runs / "aligned-1"])[0], count=3)
+    other = draw_examples(open_subject(runs / "aligned-1"), count=3)
     assert [each.mixed for each in other] != [each.mixed for each in first]
     for example in first:
         assert sum(part for _, part in example.target) == pytest.approx(1, abs=0.006)
@@ -205,7 +206,7 @@ def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
 @pytest.mark.parametrize("method", ["smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "none"])
 def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
     train(tmp_path / "run", method=method, epochs=1)
-    assert draw_examples(find_runs([tmp_path / "run"])[0], count=2)
+    assert draw_examples(open_subject(tmp_path / "run"), count=2)
 
 
 def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:
     (output / "config.yaml").write_text(re.sub(r"data: .*", "data: imagefolder:gone", config))
     write_report([output], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("&#x27;gone&#x27; is not a folder") == 2  # for the evaluation and for the examples
+    assert page.count("&#x27;gone&#x27; is not a folder") == 3  # for the evaluation, the examples and the gallery
     assert "No examples" in page and "not evaluated" in page
 
 

@@ -162,9 +162,9 @@ class ClassOnly(Flow):
         carried = statistics.carried_share(self.query, self.key, share).to(share.dtype)
         return torch.cat([carried, share[:, 1:]], dim=1)
 
-    def class_row(self) -> Tensor:
-        weight = self.query.new_ones((1, 1), dtype=torch.promote_types(self.query.dtype, torch.float32))
-        return statistics.pulled_weight(self.query, self.key, weight)[:, 1:]
+    def pull(self, weight: Tensor) -> Tensor:
+        patches = torch.cat([torch.zeros_like(weight[:, :1]), weight[:, 1:]], dim=1)
+        return statistics.pulled_weight(self.query, self.key, weight[:, :1]) + patches
 
     def maps(self) -> Tensor:
         return statistics.attention_maps(self.query, self.key)

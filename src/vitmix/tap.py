@@ -232,7 +232,7 @@ class AttentionTap:
     Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
 
     Args:
-        attention: blocks whose whole softmaxed maps are wanted, for analysis; computed when asked for.
+        attention: blocks whose whole softmaxed maps, or flow, are wanted, for analysis; computed when asked for.
     """
 
     def __init__(
@@ -277,7 +277,11 @@ class AttentionTap:
 
     def attention(self, block: int) -> Tensor:
         """Softmaxed attention `(B, H, N, N)`."""
-        return self._slot(self._tape.layers, "attention", block).maps()
+        return self.flow(block).maps()
+
+    def flow(self, block: int) -> Flow:
+        """The attention of a block as something that acts on one number per token, for roll-out."""
+        return self._slot(self._tape.layers, "attention", block)
 
     def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
         return recorded(slots, what, self.reader.resolve(block))

@@ -1,6 +1,6 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import bench, evaluate, export, maps, methods, models, recipes, report, show, train
+from vitmix.commands import bench, draw, evaluate, export, maps, methods, models, recipes, report, show, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
@@ -9,6 +9,7 @@ COMMANDS: dict[str, Command] = {
     "export": export.COMMAND,
     "report": report.COMMAND,
     "show": show.COMMAND,
+    "draw": draw.COMMAND,
     "maps": maps.COMMAND,
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,

@@ -10,7 +10,13 @@ from vitmix.commands._command import Command
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that hold some")
     parser.add_argument("--output", metavar="FILE", default="report.html", help="page to write (default: report.html)")
-    parser.add_argument("--examples", type=int, metavar="N", default=5, help="mixed images of each method (default: 5)")
+    parser.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        default=5,
+        help="mixed images of each method; 0 for no pictures (default: 5)",
+    )
     parser.add_argument(
         "--no-eval", action="store_true", help="do not evaluate runs that have no evaluation yet; leave them out there"
     )

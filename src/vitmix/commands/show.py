@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace) -> int:
     pictures = [read_picture(text, max(loaded.augmentation.sides)) for text in images]
     if namespace.names:
         pictures = [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
-    methods, left_out = (namespace.method, []) if namespace.method else _allowed(loaded.model)
+    methods, left_out = (namespace.method, []) if namespace.method else allowed_methods(loaded.model)
     scene = observe(
         loaded.model,
         loaded.augmentation,
@@ -83,7 +83,7 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _allowed(model: "nn.Module") -> tuple[list[str], list[str]]:
+def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
     """The methods that work on a model, and for each of the others why not."""
     from vitmix.spec import create
 

@@ -13,12 +13,10 @@ from torch import Tensor
 from vitmix.data.augment import Augmentation
 from vitmix.data.loader import TrainLoader
 from vitmix.draws import generator_for
-from vitmix.evaluate.subject import open_subject
+from vitmix.evaluate.subject import Subject
 from vitmix.learner import Learner
 from vitmix.mix import label_rows
 from vitmix.train import prepare
-
-from .runs import Run
 
 BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
 TRIES = 64  # batches looked at until every method of a switch was drawn
@@ -36,9 +34,8 @@ class Example:
 
 
 @torch.no_grad()
-def draw_examples(run: Run, *, count: int) -> list[Example]:
-    """As many examples for each method that the run switches between."""
-    subject = open_subject(run.folder)
+def draw_examples(subject: Subject, *, count: int) -> list[Example]:
+    """As many examples for each method that the subject's run switches between."""
     # Dropout would make attention, and targets that follow it, a matter of chance.
     config = dataclasses.replace(subject.config, drop=0.0, drop_path=0.0, resident=False, pretrained=False)
     images, _, outputs = prepare.open_data(config)
@@ -94,7 +91,11 @@ def _largest(target: Tensor, names: list[str], least: float = 0.02, most: int = 
 
 def _picture(image: Tensor, augmentation: Augmentation) -> bytes:
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
-    pixels = ((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    return encoded(((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    """Pixels `(H, W, 3)` uint8 as a file: exact where there are few of them."""
     file = io.BytesIO()
     small = max(pixels.shape[:2]) <= 64
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, **({"format": "PNG"} if small else JPEG))

@@ -14,7 +14,7 @@ from vitmix.train.progress import duration
 from . import html, svg
 from .html import COUNT, GIGA, LOSS, PERCENT, TIME, number, section, spread, table
 from .mistakes import calibration_section, classes_section, confusions_section
-from .pictures import Pictures, draw_pictures, pictures_section
+from .pictures import Pictures, draw_pictures, gallery_section, pictures_section
 from .runs import Group, Run, add_evaluations, deciding, defaults, find_runs, group_runs, plain
 
 CURVES = {  # column of metrics.jsonl → title and how its values read
@@ -38,7 +38,7 @@ def write_report(
     """Writes the page of these runs, or of those in these folders; returns its size in bytes.
 
     Args:
-        examples: mixed images for each method that a run switches between; 0 for none.
+        examples: mixed images for each method that a run switches between; 0 for no pictures at all.
         compute: evaluates runs that have no stored evaluation; otherwise the page says that there is none.
     """
     if output.is_dir() or not output.parent.is_dir():
@@ -58,6 +58,7 @@ def render(groups: Sequence[Group], pictures: Pictures) -> str:
         ("results", "Results", _results(groups)),
         ("curves", "Curves", _curves(groups)),
         ("examples", "What the model saw", pictures_section(pictures)),
+        ("gallery", "Where the model looks", gallery_section(pictures)),
         ("classes", "Accuracy of each class", classes_section(groups)),
         ("calibration", "Calibration", calibration_section(groups)),
         ("confusions", "Most frequent mistakes", confusions_section(groups)),

@@ -1,26 +1,67 @@
-"""The section of a report that shows mixed images with their targets."""
+"""The sections of a report with pictures: mixed images with their targets, and where the models look."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 
+from vitmix.evaluate.subject import Subject, open_subject
+
 from .examples import Example, data_uri, draw_examples
+from .gallery import draw_gallery
 from .html import note
 from .runs import Group
 
 MOST_GROUPS = 6
-Pictures = list[tuple[Group, list[Example] | str]]  # the examples of a group, or why there are none
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The examples and the gallery (HTML) of a group, or a sentence each: why there are none."""
+
+    group: Group
+    examples: list[Example] | str
+    gallery: str
+
+
+Pictures = list[Drawn]
 
 
 def draw_pictures(groups: Sequence[Group], count: int, say: Callable[[str], None]) -> Pictures:
-    """Of each group's first run, the examples, or why there are none."""
+    """Of each group's first run, what can be drawn; its model is loaded once."""
     found: Pictures = []
     for group in groups[: MOST_GROUPS if count else 0]:
-        say(f"Drawing examples of {group.name}")
+        say(f"Drawing pictures of {group.name}")
         try:
-            found.append((group, draw_examples(group.runs[0], count=count)))
+            subject = open_subject(group.runs[0].folder)
         except (ValueError, OSError, RuntimeError) as error:
-            found.append((group, f"No examples of {group.name} could be drawn: {' '.join(str(error).split())}"))
+            found.append(Drawn(group, f"No pictures of {group.name} could be drawn: {_words(error)}", ""))
+            continue
+        found.append(Drawn(group, _examples(group, subject, count), draw_gallery(subject)))
     return found
+
+
+def _examples(group: Group, subject: Subject, count: int) -> list[Example] | str:
+    try:
+        return draw_examples(subject, count=count)
+    except (ValueError, OSError, RuntimeError) as error:
+        return f"No examples of {group.name} could be drawn: {_words(error)}"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def gallery_section(pictures: Pictures) -> str:
+    parts = [
+        f'<h3 class="key g{drawn.group.number % 8}"><span>{escape(drawn.group.name)}</span></h3>{drawn.gallery}'
+        for drawn in pictures
+        if drawn.gallery
+    ]
+    said = (
+        "The same held-out images through the best weights of each configuration: attention block by block, and after "
+        "TL-Align's mixing, whose each token is: red the partner's, blue the own, with the partner's part below."
+    )
+    return f'<p class="soft">{said}</p>{"".join(parts)}' if parts else ""
 
 
 def pictures_section(pictures: Pictures) -> str:
@@ -30,7 +71,7 @@ def pictures_section(pictures: Pictures) -> str:
         '<p class="soft">Training images drawn anew from the configuration, the data and the seed, with the best '
         "weights: the mixed image with its target, and below it the two images it was made of.</p>"
     ]
-    for group, found in pictures:
+    for group, found in ((drawn.group, drawn.examples) for drawn in pictures):
         if isinstance(found, str):
             parts.append(note(found))
             continue

@@ -37,12 +37,16 @@ def check_suffix(path: str | Path) -> Path:
 
 def draw_figure(scene: Scene, *, footer: str = "", suffix: str = ".png", dpi: int = 110) -> bytes:
     """The figure as the bytes of a PNG, SVG or PDF file."""
-    figure = _Canvas(scene, footer).figure
+    return figure_bytes(_Canvas(scene, footer).figure, suffix=suffix, dpi=dpi)
+
+
+def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
+    """A file of a figure: the same bytes each time, letters as letters rather than outlines."""
     buffer = io.BytesIO()
     metadata: dict[str, Any] = (
         {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else {}
     )
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix"}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata=metadata)
     return buffer.getvalue()
 

@@ -1,7 +1,8 @@
 """What a method does to one pair of pictures, as plain grids that can be drawn."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +86,7 @@ def observe(
     shown = dataclasses.replace(augmentation, crop_pct=1.0)
     pixels = torch.stack([eval_pixels(picture.image, shown) for picture in pictures])
     images = normalize(pixels, shown)
-    _without_dropout(model.train())
+    without_dropout(model)
     with torch.no_grad():
         logits = model(images)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
@@ -111,23 +112,15 @@ def _view(
     augmentation: Augmentation,
     seed: int,
 ) -> View:
-    inner = tuple(dataclasses.replace(part, tau=ALWAYS_EASY) if isinstance(part, HTM) else part for part in mixer.inner)
-    maps = None
-    if mixer.share.name == "activation":
-        maps = torch.stack([each[label] for each, label in zip(dense_logits(model, images), labels, strict=True)])
-    with dataclasses.replace(mixer, inner=inner).attach(model, seed=seed, rank=0) as mixing:
-        generator = torch.Generator().manual_seed(seed)
-        # The pictures stand for classes 0 and 1, so that the target tells them apart whatever they show.
-        batch = mixing.mix(images, torch.tensor([0, 1]), maps=_fitting(maps, mixing, images), generator=generator)
+    with mixing_pair(model, mixer, images, labels, seed) as (mixing, batch):
         model(batch.images)
         target = mixing.targets(batch)[0]  # also closes the tape: passes from here on are plain
         found, used = _statistics(model, mixing, batch)
-    origin, mixed = _origin(batch)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
+    origin, _ = _origin(batch)
     return View(
         title=title,
         origin=origin,
-        mixed=(mixed * std + mean).clamp(0, 1),
+        mixed=mixed_pixels(batch, augmentation),
         statistics=found,
         used=used,
         own=float(target[0]),
@@ -136,6 +129,33 @@ def _view(
         moved_from=_moved_from(batch),
         notes=(odds,) if odds else (),
     )
+
+
+@contextmanager
+def mixing_pair(
+    model: nn.Module, mixer: Mixer, images: Tensor, labels: Sequence[int], seed: int
+) -> Iterator[tuple[Mixing, MixedBatch]]:
+    """A method at work on two images, which stand for classes 0 and 1, so that the target tells them apart.
+
+    What runs the model on the batch's images inside this sees the method act.
+
+    Args:
+        labels: what the images show, for activation labels.
+    """
+    inner = tuple(dataclasses.replace(part, tau=ALWAYS_EASY) if isinstance(part, HTM) else part for part in mixer.inner)
+    maps = None
+    if mixer.share.name == "activation":
+        maps = torch.stack([each[label] for each, label in zip(dense_logits(model, images), labels, strict=True)])
+    with dataclasses.replace(mixer, inner=inner).attach(model, seed=seed, rank=0) as mixing:
+        generator = torch.Generator().manual_seed(seed)
+        maps = _fitting(maps, mixing, images)
+        yield mixing, mixing.mix(images, torch.tensor([0, 1]), maps=maps, generator=generator)
+
+
+def mixed_pixels(batch: MixedBatch, augmentation: Augmentation) -> Tensor:
+    """The first mixed image `(3, H, W)` in 0..1, with the tokens that HTM took as if they were pixels."""
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
+    return (_origin(batch)[1] * std + mean).clamp(0, 1)
 
 
 def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tuple[Statistic, ...], bool]:
@@ -147,7 +167,7 @@ def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tu
             saliency, _ = _attention(model, batch.images, actor.block)
             words = ("own", "partner's")
             return tuple(
-                Statistic(f"{word} saliency", _on_grid(saliency[row], grids[actor.block]))
+                Statistic(f"{word} saliency", on_grid(saliency[row], grids[actor.block]))
                 for row, word in zip(rows, words, strict=True)
             ), True
     if batch.scores is not None:
@@ -159,7 +179,7 @@ def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tu
     if batch.mixer.share.name == "aligned" and len(tape.token_share) > 1:
         last = max(block for block in tape.token_share if block < len(grids))  # after it tokens may be pooled
         share = tape.token_share[last][0]
-        return (Statistic("carried share", _on_grid(share, grids[last]), "share"),), True
+        return (Statistic("carried share", on_grid(share, grids[last]), "share"),), True
     if batch.maps is not None:
         partner = int(batch.mix.partner[0])
         return tuple(
@@ -172,11 +192,11 @@ def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tu
         word = "class attention" if tape.class_row else "attention received"
         if any(isinstance(actor, Vertical) for actor in tape.actors):
             word = f"saliency, block {block}"
-        return (Statistic(word, _on_grid(slots[block][0], grids[block])),), True
+        return (Statistic(word, on_grid(slots[block][0], grids[block])),), True
     if mixing.reader is None or not mixing.reader.has_attention:
         return (), False
     attention, word = _attention(model, batch.images, -1)
-    return (Statistic(word, _on_grid(attention[0], grids[-1])),), False
+    return (Statistic(word, on_grid(attention[0], grids[-1])),), False
 
 
 def _grids(batch: MixedBatch, mixing: Mixing) -> tuple[Grid, ...]:
@@ -237,7 +257,7 @@ def _moved_from(batch: MixedBatch) -> tuple[float, float, float, float] | None:
     return top, bottom, left, right
 
 
-def _on_grid(values: Tensor, grid: Grid) -> Tensor:
+def on_grid(values: Tensor, grid: Grid) -> Tensor:
     """One number per patch as a grid; tokens before the patches are left out."""
     return values[len(values) - grid[0] * grid[1] :].view(grid).float()
 
@@ -261,8 +281,9 @@ def _odds(mixer: object, number: int) -> str:
     return f"{weights[number] / sum(weights):.0%} of batches"
 
 
-def _without_dropout(model: nn.Module) -> None:
-    """Mixing inside the network happens in training mode only; nothing else of that mode is wanted here."""
+def without_dropout(model: nn.Module) -> None:
+    """Training mode, for mixing inside the network, which happens only there; nothing else of that mode is wanted."""
+    model.train()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

@@ -1,0 +1,230 @@
+"""Sheets of small panels: rows and columns of pictures with maps over them, sized for a printed page."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitmix.show.figure import FAINT, INK, figure_bytes
+
+OWN, PARTNER = "#2166AC", "#B2182B"  # ColorBrewer's blue and red, which any kind of color vision tells apart
+SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
+HEAT = matplotlib.colormaps["inferno"]
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8c8c8c")
+DASHES = ("-", "--", "-.", ":")
+
+PAGE = 7.2  # inches: the width of a printed page between its margins
+LEAST, MOST = 0.78, 1.35  # of a panel
+GAP, MARGIN, LABEL = 0.05, 0.08, 1.0
+HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
+CURVES = 1.5
+Scale = Literal["heat", "share"]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Pixels `(H, W, 3)` in 0..1, and words below."""
+
+    pixels: np.ndarray
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    panels: tuple[Panel, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over the columns of a band, with their spread; drawn below its rows."""
+
+    name: str
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Band:
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    curves: tuple[Curve, ...] = ()
+    axes: tuple[str, str] = ("", "")  # what lies to the right, and upwards
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Bands one below the other, and what is to be said about them; `scale` names the colors that are explained."""
+
+    bands: tuple[Band, ...]
+    footer: str = ""
+    scale: Scale | None = None
+    ends: tuple[str, str] = ("least", "most")
+
+
+def as_pixels(picture: Tensor) -> np.ndarray:
+    return picture.permute(1, 2, 0).clamp(0, 1).numpy()
+
+
+def unit_scale(values: Tensor) -> Tensor:
+    """From the least to the largest value, square roots: attention is a few bright places, and the rest shows too."""
+    low, high = values.min(), values.max()
+    return ((values - low) / (high - low).clamp_min(1e-12)).sqrt() if high > low else torch.zeros_like(values)
+
+
+def overlay(picture: Tensor, values: Tensor, scale: Scale, *, strength: float = 0.74) -> np.ndarray:
+    """Values `(h, w)` in 0..1 as colors over the gray picture `(3, H, W)`, each cell as a whole."""
+    gray = (picture * picture.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(0)
+    height, width = gray.shape
+    rows = torch.arange(height) * values.shape[0] // height
+    columns = torch.arange(width) * values.shape[1] // width
+    cells = values[rows][:, columns].numpy()
+    colors = (HEAT if scale == "heat" else SHARE)(cells)[..., :3]
+    # Less contrast in the picture: what is bright there should not look like a large value.
+    return np.clip(strength * colors + (1 - strength) * (0.15 + 0.7 * gray.numpy()[..., None]), 0, 1)
+
+
+def draw_sheet(sheet: Sheet, *, suffix: str = ".png", dpi: int = 150) -> bytes:
+    """The sheet as the bytes of a PNG, SVG or PDF file."""
+    return figure_bytes(_Page(sheet).figure, suffix=suffix, dpi=dpi)
+
+
+class _Page:
+    """Places panels by inches from the top left corner."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        columns = max(len(band.heads) for band in sheet.bands)
+        self.left = MARGIN + (LABEL if any(row.label for band in sheet.bands for row in band.rows) else 0)
+        curves = any(band.curves for band in sheet.bands)
+        if curves:
+            self.left = MARGIN + 0.6
+        room = (PAGE - self.left - MARGIN - (columns - 1) * GAP) / columns
+        self.panel = min(MOST, max(LEAST, room))
+        self.width = max(self.left + columns * self.panel + (columns - 1) * GAP + MARGIN, 3.4)
+        self.footer = textwrap.wrap(sheet.footer, int((self.width - 2 * MARGIN) * 18))
+        tops, place = [], MARGIN
+        for band in sheet.bands:
+            tops.append(place)
+            place += self._head(band) + sum(self._row(row) for row in band.rows) + (CURVES if band.curves else 0) + 0.06
+        self.scale_top = place
+        place += (0.24 if sheet.scale else 0) + LINE * len(self.footer) + (0.06 if self.footer else 0)
+        self.height = place + MARGIN / 2
+        self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
+        for band, top in zip(sheet.bands, tops, strict=True):
+            self._draw_band(band, top)
+        self._draw_end()
+
+    def _lines(self, words: str) -> list[str]:
+        return _broken(words, max(9, int(self.panel * 13.5)))
+
+    def _head(self, band: Band) -> float:
+        if band.curves:  # whose axis says the same
+            return 0
+        lines = max((len(self._lines(head)) for head in band.heads if head), default=0)
+        return 0.05 + HEAD * lines if lines else 0
+
+    def _tall(self, row: Row) -> float:
+        height, width = row.panels[0].pixels.shape[:2]
+        return self.panel * min(1.6, max(0.6, height / width))
+
+    def _row(self, row: Row) -> float:
+        lines = max(len(panel.caption.splitlines()) for panel in row.panels)
+        return self._tall(row) + GAP + (CAPTION * lines + 0.03 if lines else 0)
+
+    def _draw_band(self, band: Band, top: float) -> None:
+        head = self._head(band)
+        for number, words in enumerate(band.heads if head else ()):
+            middle = self._column(number) + self.panel / 2
+            text = "\n".join(self._lines(words))
+            self._text(middle, top + head - 0.04, text, size=7.5, ha="center", va="bottom", linespacing=1.1)
+        top += head
+        for row in band.rows:
+            tall = self._tall(row)
+            if row.label:
+                words = "\n".join(line for part in row.label.splitlines() for line in _broken(part, 15))
+                self._text(MARGIN, top + tall / 2, words, size=7.5, va="center", linespacing=1.15)
+            for number, panel in enumerate(row.panels):
+                axes = self._axes(self._column(number), top, self.panel, tall)
+                axes.imshow(panel.pixels, interpolation="nearest", aspect="auto")
+                if panel.caption:
+                    middle = self._column(number) + self.panel / 2
+                    self._text(
+                        middle, top + tall + 0.03, panel.caption, size=6.5, color=FAINT, ha="center", va="top",
+                        linespacing=1.15,
+                    )  # fmt: skip
+            top += self._row(row)
+        if band.curves:
+            self._draw_curves(band, top)
+
+    def _draw_curves(self, band: Band, top: float) -> None:
+        count = len(band.heads)
+        wide = count * self.panel + (count - 1) * GAP
+        axes = self._axes(self.left, top + 0.06, wide, CURVES - 0.5)
+        places = (np.arange(count) * (self.panel + GAP) + self.panel / 2) / wide  # each below its picture
+        for number, curve in enumerate(band.curves):
+            color, dash = LINES[number % len(LINES)], DASHES[number // len(LINES) % len(DASHES)]
+            axes.fill_between(places, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(places, curve.values, dash, color=color, linewidth=1.4, marker="o", markersize=2.5)
+        axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xticks=places, yticks=[0, 0.5, 1])
+        axes.set_xticklabels(band.heads, fontsize=7, color=INK)
+        axes.set_yticklabels(["0", "50 %", "100 %"], fontsize=7, color=INK)
+        axes.tick_params(length=2, width=0.5, color=FAINT)
+        axes.grid(axis="y", color="#e4e4e4", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("left", "bottom"):
+            axes.spines[side].set(visible=True, color=FAINT, linewidth=0.5)
+        axes.set_xlabel(band.axes[0], fontsize=7.5, color=INK, labelpad=2)
+        axes.set_ylabel(band.axes[1], fontsize=7.5, color=INK, labelpad=1)
+        if len(band.curves) > 1:
+            handles = [axes.get_lines()[number] for number in range(len(band.curves))]
+            names = [curve.name for curve in band.curves]
+            axes.legend(handles, names, loc="upper right", fontsize=7, frameon=False, ncols=min(3, len(names)))
+
+    def _draw_end(self) -> None:
+        top = self.scale_top
+        if self.sheet.scale:
+            first, last = self.sheet.ends
+            left = MARGIN + 0.065 * len(first) + 0.08
+            bar = self._axes(left, top + 0.03, 1.1, 0.09)
+            colors = HEAT if self.sheet.scale == "heat" else SHARE
+            bar.imshow(np.linspace(0, 1, 128)[None], cmap=colors, aspect="auto")
+            self._text(MARGIN, top + 0.075, first, size=7, va="center")
+            self._text(left + 1.16, top + 0.075, last, size=7, va="center")
+            top += 0.24
+        for number, line in enumerate(self.footer):
+            self._text(MARGIN, top + LINE * number, line, size=6.8, color=FAINT, va="top")
+
+    def _column(self, number: int) -> float:
+        return self.left + number * (self.panel + GAP)
+
+    def _axes(self, left: float, top: float, width: float, height: float) -> Any:
+        box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
+        axes = self.figure.add_axes(box)
+        axes.set(xticks=[], yticks=[])
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        return axes
+
+    def _text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
+        settings = {"color": INK, "fontsize": size} | settings
+        self.figure.text(left / self.width, 1 - top / self.height, words, **settings)
+
+
+def _broken(words: str, width: int) -> list[str]:
+    """A name or a method's text in lines, broken after spaces, underscores, brackets and signs where it must be."""
+    lines = [""]
+    for piece in re.split(r"(?<=[ _,:(+|-])", words):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]

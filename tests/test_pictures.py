@@ -1,0 +1,407 @@
+"""`vitmix draw`: what the pictures show is what the models do."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from training import one_thread, train  # noqa: F401
+from vitmix import create
+from vitmix.adapters import read_model
+from vitmix.cli import main
+from vitmix.commands import draw as command
+from vitmix.data.augment import Augmentation
+from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
+from vitmix.draw.cam import to_channels_first
+from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
+from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
+from vitmix.draw.sheet import OWN, SHARE, overlay, unit_scale
+from vitmix.draw.sights import short_names
+from vitmix.evaluate.subject import open_subject
+from vitmix.flow import Given
+from vitmix.masks import NoMask
+from vitmix.report.gallery import draw_gallery
+from vitmix.show import observe, read_picture
+from vitmix.show.scene import mixing_pair, without_dropout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit_tiny_patch16_224", dict(patch_size=8, embed_dim=24, depth=3, num_heads=3)),
+    "cait": ("cait_xxs24_224", dict(patch_size=8, embed_dim=24, depth=2, num_heads=3)),
+    "swin": (
+        "swin_tiny_patch4_window7_224",
+        dict(patch_size=4, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
+    ),
+    "pvt": ("pvt_v1_tiny", dict(embed_dims=(8, 8, 16, 16), num_heads=(1, 2, 2, 4), depths=(1, 1, 1, 2))),
+    "cnn": ("test_resnet", {}),
+    "unread": ("test_efficientnet", {}),
+}
+ATTENTIVE = ("vit", "cait", "swin", "pvt")
+NAMES = tuple(f"c{number}" for number in range(10)) + ("arrow", "ring")
+
+
+def build(kind: str, size: int = 32) -> nn.Module:
+    torch.manual_seed(3)
+    name, settings = MODELS[kind]
+    shape = {"num_classes": 12} if kind in ("cnn", "unread") else {"num_classes": 12, "img_size": size}
+    model = timm.create_model(name, **shape, **settings)
+    for parameter_name, parameter in model.named_parameters():  # else attention is nearly uniform
+        if any(part in parameter_name for part in ("qkv.weight", ".q.weight", ".kv.weight", ".k.weight")):
+            parameter.data.normal_(0, 0.4)
+    without_dropout(model)
+    return model
+
+
+def sight(kind: str, **settings: Any) -> Sight:
+    plain = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
+    return Sight(kind, build(kind), plain, 12, NAMES, **settings)
+
+
+def pictures(*texts: str) -> list:
+    return [read_picture(text, 32) for text in texts or ("shapes:1", "shapes:46")]
+
+
+def some_images(size: int = 32) -> Tensor:
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+# Attention
+
+
+def test_rollout_of_known_matrices():
+    model = timm.create_model(MODELS["vit"][0], img_size=(8, 16), patch_size=8, embed_dim=8, depth=2, num_heads=1)
+    first = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])  # tokens: class, left, right
+    second = torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    flows = [Given(each.view(1, 1, 3, 3), prefix=1) for each in (first, second)]
+    # After the second block the class token is (2 class + left + right) / 4. In each token, after the first:
+    # class (6 class + left + right) / 8, left all left, right (class + 3 right) / 4. Together:
+    expected = [2 / 4 * 1 / 8 + 1 / 4, 2 / 4 * 1 / 8 + 1 / 4 * 3 / 4]
+    assert roll_out(read_model(model), flows, (8, 16)).flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ATTENTIVE)
+def test_rollout_is_what_the_aligned_target_reads(kind):
+    """The target is linear in the input's shares, and rollout its weights; the class token starts with the area."""
+    model, images = build(kind), some_images()
+    with mixing_pair(model, create("tl_align", 12), images, [0, 1], 5) as (mixing, batch), torch.no_grad():
+        model(batch.images)
+        share = mixing.targets(batch)[0, 1]
+    rolled = attention_rollout(model, batch.images)
+    reader = read_model(model)
+    start = batch.tape.token_share[-1][:1, reader.block(0).prefix :]
+    assert rolled.shape[1:] == reader.grids((32, 32))[0]
+    area = batch.tape.image_share[0]
+    read = (rolled[:1].flatten(1) * start).sum() + (1 - rolled[0].sum()) * area
+    assert float(read) == pytest.approx(float(share), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ATTENTIVE)
+def test_heads_average_to_the_blocks_attention(kind):
+    model, images = build(kind), some_images()
+    maps = block_attention(model, images)
+    assert list(maps) == list(range(read_model(model).depth))
+    for block in (0, -1):
+        heads = head_attention(model, images, block)
+        torch.testing.assert_close(heads.mean(1), maps[block % len(maps)], atol=1e-5, rtol=1e-4)
+
+
+def test_blocks_are_chosen_from_either_end_and_evenly():
+    assert chosen_blocks(3, None) == [0, 1, 2] and chosen_blocks(1, None) == [0]
+    assert chosen_blocks(24, None, most=4) == [0, 8, 15, 23]
+    assert chosen_blocks(4, [-1, 0, 3]) == [0, 3]
+    with pytest.raises(ValueError, match="block 4 is out of range"):
+        chosen_blocks(4, [4])
+
+
+# Grad-CAM
+
+
+class Linear(nn.Module):
+    """Features are the picture, logits a linear function of their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 3, 1)
+        self.head = nn.Linear(3, 2)
+        self.features.weight.data = torch.eye(3).view(3, 3, 1, 1)
+        self.features.bias.data.zero_()
+        self.head.weight.data = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, -1.0]])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean((2, 3)))
+
+
+def test_grad_cam_of_a_linear_model_is_its_weighted_picture():
+    images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = grad_cam(Linear(), images, [0, 1])
+    for cam, by_hand in zip(found, (images[0, 0], 2 * images[1, 1] - images[1, 2]), strict=True):
+        positive = by_hand.clamp_min(0)
+        scaled = (positive - positive.min()) / (positive.max() - positive.min())
+        torch.testing.assert_close(cam, scaled, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_grad_cam_of_every_family(kind):
+    model = build(kind, size=64)
+    before = [module.training for module in model.modules()]
+    cams = grad_cam(model, some_images(64), [1, 2])
+    assert cams.shape == (2, 64, 64) and float(cams.min()) >= 0 and float(cams.max()) <= 1
+    assert float(cams.std()) > 0 and [module.training for module in model.modules()] == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_features_of_every_layout_become_a_grid():
+    grid = torch.arange(24.0).view(1, 4, 2, 3)
+    tokens = torch.cat([torch.full((1, 2, 4), -1.0), grid.flatten(2).mT], 1)
+    for features in (grid, grid.movedim(1, -1), tokens):
+        assert torch.equal(to_channels_first(features, (2, 3)), grid)
+
+
+def test_grad_cam_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_grad_cam", None)
+    with pytest.raises(ValueError, match=r"pip install 'vitmix\[eval\]'"):
+        grad_cam(Linear(), some_images(), [0, 1])
+
+
+# Labels and occlusion
+
+
+@pytest.mark.parametrize("kind", [*ATTENTIVE, "cnn"])
+def test_label_maps_start_as_the_mask_and_are_all_own_when_unmixed(kind):
+    model = build(kind)
+    aligned = create("tl_align", 12)
+    for mixer, mixed in ((aligned, True), (replace(aligned, mask=NoMask()), False)):
+        with mixing_pair(model, mixer, some_images(), [0, 1], 5) as (mixing, batch), torch.no_grad():
+            model(batch.images)
+            mixing.targets(batch)
+            maps = label_maps(mixing, batch)
+        grids = [read_model(model).embed_grid((32, 32)), *read_model(model).grids((32, 32))]
+        assert [each.grid.shape for each in maps] == grids
+        if mixed:
+            area = float(batch.mix.mask[0].float().mean())
+            assert float(maps[0].grid.mean()) == pytest.approx(area, abs=0.05 if kind == "cnn" else 1e-5)
+            assert all(0 < each.read < 1 for each in maps)
+        else:
+            assert not any(each.grid.any() or each.read for each in maps)
+
+
+def test_own_tokens_are_blue():
+    drawn = overlay(torch.zeros(3, 8, 8), torch.zeros(2, 2), "share", strength=1.0)
+    assert drawn[0, 0] == pytest.approx([int(OWN[place : place + 2], 16) / 255 for place in (1, 3, 5)], abs=0.01)
+    assert SHARE(1.0)[0] > SHARE(1.0)[2]
+
+
+def test_overlay_places_each_value_over_its_cell():
+    values = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
+    drawn = overlay(torch.rand(3, 6, 4), values, "heat", strength=1.0)
+    for row in range(2):
+        for column in range(2):
+            cell = drawn[3 * row : 3 * row + 3, 2 * column : 2 * column + 2]
+            assert (cell == cell[0, 0]).all()
+    assert drawn[0, 2:].mean() > drawn[3, :2].mean() > drawn[0, :2].mean()
+    assert not unit_scale(torch.ones(2, 2)).any() and unit_scale(values).max() == 1
+
+
+def test_occlusion_grows_cell_by_cell():
+    pixels = torch.rand(3, 8, 8) + 0.1
+    order = cell_orders((4, 4), 1, 0)[0]
+    before = torch.zeros(8, 8, dtype=torch.bool)
+    for part in PARTS:
+        black = (occluded(pixels, order, part, (4, 4)) == 0).all(0)
+        assert int(black.sum()) == 4 * round(16 * part) and (black | before).equal(black)
+        before = black
+    assert torch.equal(occluded(pixels, order, 0, (4, 4)), pixels)
+
+
+def test_confidence_by_hand():
+    class Brightness(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            mean = images.mean((1, 2, 3))
+            return torch.stack([mean, torch.zeros_like(mean)], 1)
+
+    images = torch.stack([torch.full((3, 4, 4), value) for value in (0.0, 1.0, -2.0)])
+    expected = torch.sigmoid(torch.tensor([0.0, 1.0, -2.0]))
+    torch.testing.assert_close(confidence(Brightness(), images, 0, batch=2), expected)
+
+
+# Sheets
+
+
+def sheet_of(kind: str, *models: str, methods: tuple[str, ...] = (), **settings: Any) -> Sheet:
+    if kind == "gallery" and not methods:
+        methods = ("cutmix", "mixup | tokenmix(grid=[4, 4])")
+    return KINDS[kind](Subjects([sight(each) for each in models], pictures(), methods), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", ["vit", "swin", "cait", "cnn"])
+def test_every_kind_on_every_model(kind, model):
+    if model == "cnn" and kind in ("attention", "rollout", "heads"):
+        with pytest.raises(ValueError, match="needs attention"):
+            sheet_of(kind, model)
+        return
+    assert draw_sheet(sheet_of(kind, model), dpi=30).startswith(b"\x89PNG")
+
+
+def test_models_stand_side_by_side():
+    same = sheet_of("attention", "vit", "vit")
+    assert len(same.bands) == 1 and len(same.bands[0].rows) == 4
+    different = sheet_of("attention", "vit", "swin")
+    assert [len(band.heads) for band in different.bands] == [4, 5] and draw_sheet(different, dpi=30)
+    assert sheet_of("rollout", "vit", "swin").bands[0].heads == ("picture", "vit", "swin")
+    mixed = sheet_of("gradcam", "vit", "cait", methods=("smmix",)).bands[0]  # each model chooses its own window
+    assert mixed.heads[0] == "vit: picture" and len(mixed.heads) == len(mixed.rows[0].panels) == 6
+    curves = sheet_of("occlusion", "vit", "unread").bands[0].curves
+    assert [curve.name for curve in curves] == ["vit", "unread"] and len(curves[0].values) == len(PARTS)
+
+
+@pytest.mark.parametrize("kind", ["attention", "rollout", "heads", "gradcam"])
+@pytest.mark.parametrize("method", ["none", "transmix", "tl_align", "smmix", "tokenmix(label=activation)"])
+def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
+    sights, pair = [sight("vit")], pictures()
+    expected = observe(sights[0].model, sights[0].augmentation, pair, [method], classes=NAMES, seed=2).views[0]
+    panel = KINDS[kind](Subjects(sights, pair, [method], seed=2)).bands[0].rows[0].panels[0]
+    assert torch.allclose(torch.from_numpy(panel.pixels).permute(2, 0, 1), expected.mixed, atol=1e-6)
+    parts = [expected.own, expected.partner] if expected.partner else []
+    assert panel.caption.splitlines() == (
+        [f"{each.name} {part:.0%}" for each, part in zip(pair, parts, strict=True)] if parts else [pair[0].name]
+    )
+
+
+def test_hidden_mixing_shows_in_the_heads():
+    rows = sheet_of("heads", "vit").bands[0].rows
+    assert [row.label for row in rows] == ["none", "manifold", "htm(block=2)"]
+    maps = [row.panels[1].pixels for row in rows]
+    assert (maps[0] != maps[1]).any() and (maps[0] != maps[2]).any() and (maps[1] != maps[2]).any()
+
+
+def test_only_right_keeps_what_every_model_names():
+    model = sight("vit")
+    seen = model.classes[model.predicted(pictures())[0]]
+    other = next(name for name in NAMES if name != seen)
+    named = [
+        type(each)(each.image, name) for each, name in zip(pictures("shapes:1", "shapes:1"), (seen, other), strict=True)
+    ]
+    sheet = KINDS["gradcam"](Subjects([model], named), only_right=True)
+    assert [row.panels[0].caption for row in sheet.bands[0].rows] == [seen]
+    with pytest.raises(ValueError, match="no picture is classified rightly"):
+        KINDS["gradcam"](Subjects([model], named[1:]), only_right=True)
+    unknown = [type(named[0])(named[0].image, "photo")]
+    with pytest.raises(ValueError, match="'photo' shows is not known"):
+        KINDS["gradcam"](Subjects([model], unknown), only_right=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods", "words"),
+    [
+        ("labels", ("cutmix",), "carries no label"),
+        ("gradcam", ("htm",), "mixes inside the network"),
+        ("attention", ("vtm(tokens=2)",), "no place in the picture"),
+        ("occlusion", ("cutmix",), "unmixed"),
+    ],
+)
+def test_methods_that_make_no_sense_are_refused(kind, methods, words):
+    with pytest.raises(ValueError, match=words):
+        sheet_of(kind, "vit", methods=methods)
+
+
+def test_untrained_models_are_said():
+    untrained = Subjects([sight("vit", trained=False)], pictures())
+    assert "UNTRAINED" in KINDS["rollout"](untrained).footer
+    assert "UNTRAINED" not in sheet_of("rollout", "vit").footer
+
+
+def test_names_are_told_apart():
+    assert short_names(["runs/a", "runs/b"]) == ["a", "b"]
+    assert short_names(["x/run", "y/run"]) == ["x/run", "y/run"]
+
+
+# The command and the report
+
+
+def test_kinds_of_the_command_are_those_that_are_drawn():
+    assert set(command.KINDS) == set(KINDS)
+
+
+@pytest.fixture(scope="module")
+def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(folder, epochs=1)
+    return folder
+
+
+def test_formats_and_names(run, tmp_path, capsys):
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        output = tmp_path / f"figure{suffix}"
+        arguments = [str(run), str(run / "last.safetensors"), "--names", "arrow", "ring", "--output", str(output)]
+        assert main(["draw", "labels", *arguments]) == 0
+        assert output.read_bytes().startswith(start)
+    words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
+    for expected in ("block 1", "arrow", "partner", "last", "run"):
+        assert expected in words
+    assert "untrained" not in capsys.readouterr().out
+
+
+def test_same_command_same_figure(run, tmp_path):
+    files = [tmp_path / "first.png", tmp_path / "second.png"]
+    for file in files:
+        assert main(["draw", "heads", str(run), "--method", "none", "manifold", "--output", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_folders_name_classes(run, tmp_path, monkeypatch):
+    (tmp_path / "ring").mkdir()
+    read_picture("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    assert main(["draw", "occlusion", str(run), "--images", "ring/photo.png", "--output", "figure.svg"]) == 0
+    assert "“ring”" in (tmp_path / "figure.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rings"], "invalid choice: 'rings'"),
+        (["attention", "nowhere/run"], "no run folder"),
+        (["attention", "--images", "nowhere.png"], "'nowhere.png' does not exist"),
+        (["attention", "--method", "cutmx"], "did you mean 'cutmix'?"),
+        (["attention", "--block", "3"], "did you mean --blocks?"),
+        (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
+        (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["attention", "--names", "cat"], "2 pictures but 1 names"),
+        (["attention", "test_resnet", "--size", "32"], "needs attention"),
+        (["attention", "--blocks", "77"], "block 77 is out of range"),
+        (["gallery", "--images", "shapes:1"], "mixed in pairs"),
+        (["gradcam", "test_resnet", "--size", "32", "--only-right"], "not known"),
+        (["gallery", "--dpi", "0"], "dpi must be"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["draw", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_gallery_of_a_report(run, tmp_path):
+    drawn = draw_gallery(open_subject(run))
+    assert drawn.count('<div class="strip">') == 4 and "No " not in drawn and len(drawn) < 400_000
+    settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
+    train(tmp_path / "cnn", model="test_resnet", **settings)
+    without = draw_gallery(open_subject(tmp_path / "cnn"))
+    assert "No attention: an attention tap needs attention" in without and without.count('<div class="strip">') == 2
+    train(tmp_path / "unread", model="test_efficientnet", **settings)
+    assert "cannot be read" in draw_gallery(open_subject(tmp_path / "unread"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documented_pictures_are_small(kind):
+    path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
+    assert 5_000 < path.stat().st_size < 150_000
