@@ -34,10 +34,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     from dataclasses import replace
+    from pathlib import Path
 
     import torch
 
-    from vitmix.loading import load_named, load_run
+    from vitmix.evaluate.subject import open_subject
     from vitmix.show.figure import check_suffix, draw_figure
     from vitmix.show.pictures import BUILT_IN, read_picture
     from vitmix.show.scene import observe
@@ -55,25 +56,34 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.run_folder is not None:
         if namespace.model or namespace.checkpoint or namespace.pretrained:
             raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
-        loaded = load_run(namespace.run_folder)
+        if not Path(namespace.run_folder).is_dir():
+            raise ValueError(f"{namespace.run_folder!r} is no run folder; give a folder of 'vitmix train'")
+        loaded = open_subject(namespace.run_folder)
     else:
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
-        given = {"checkpoint": namespace.checkpoint, "pretrained": namespace.pretrained}
-        loaded = load_named(namespace.model or MODEL, num_classes=namespace.num_classes, **given)
-    pictures = [read_picture(text, max(loaded.augmentation.sides)) for text in images]
+        settings = {} if namespace.num_classes is None else {"num_classes": namespace.num_classes}
+        if namespace.checkpoint is not None:
+            model = namespace.model or MODEL
+            loaded = open_subject(
+                namespace.checkpoint, model=model, model_args=settings, pretrained=namespace.pretrained
+            )
+        else:
+            loaded = open_subject(namespace.model or MODEL, model_args=settings, pretrained=namespace.pretrained)
+    augmentation = loaded.augmentation
+    pictures = [read_picture(text, max(augmentation.sides)) for text in images]
     if namespace.names:
         pictures = [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
     methods, left_out = (namespace.method, []) if namespace.method else _allowed(loaded.model)
     scene = observe(
         loaded.model,
-        loaded.augmentation,
+        augmentation,
         pictures,
         methods,
-        classes=loaded.classes,
+        classes=None if loaded.classes is None else list(loaded.classes),
         seed=namespace.seed,
     )
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
-    footer = f"Attention: {loaded.name}, {said}."
+    footer = f"Attention: {loaded.config.model}, {said}."
     write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(view.title for view in scene.views)}")
     for reason in left_out:
