@@ -76,6 +76,7 @@ def auto_attack(classifier: nn.Module, pixels: Tensor, labels: Tensor, *, epsilo
     check_auto_attack(classes)
     attack: Any = need("pyautoattack").AutoAttack(classifier, eps=epsilon, norm="Linf", device=pixels.device, seed=seed)
     attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+    pixels = pixels.contiguous()  # it takes views of gradients
     with global_generators_kept():
         found, _ = attack.run_standard_evaluation(pixels, labels, batch_size=len(pixels))
     # Its own tolerance is 1e-6; ours is none.

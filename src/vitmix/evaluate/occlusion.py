@@ -32,7 +32,7 @@ def gaussian_noise(pixels: Tensor, indices: Tensor, *, sigma: float, seed: int =
 
 
 def drop_patches(pixels: Tensor, rank: Tensor, *, share: float, grid: Grid) -> Tensor:
-    """Pixels with a share of the patches set to zero: those of lowest rank `(B, n)`, so larger shares contain smaller."""
+    """Pixels with a share of the patches zero: those of lowest rank `(B, n)`, so that larger shares contain smaller."""
     check_fraction("share", share)
     count = round(share * grid[0] * grid[1])
     kept = (rank >= count).view(-1, 1, *grid).to(pixels)
