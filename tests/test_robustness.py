@@ -513,8 +513,7 @@ def test_the_classes_of_imagenet_r_are_those_it_chooses_from(tmp_path: Path) -> 
         write_code(tmp_path / "r" / synsets()[number] / "wrong.png", allowed[0])
         write_code(tmp_path / "v2" / str(number) / "right.png", number)
     settings = Robustness(parts=("shifts",), folders={"r": tmp_path / "r", "v2": tmp_path / "v2"})
-    images = ArrayImages(np.zeros((2, 32, 32, 3), np.uint8), [0, 1], list(synsets()), "black")
-    suite = Suite(subject_of(Codes(), 1000, side=32), images, Running(batch=4), settings)
+    suite = Suite(subject_of(Codes(), 1000, side=32), None, Running(batch=4), settings)
     found = named(suite)
     assert found["ImageNet-R"] == Measurement("ImageNet-R", 5 / 8, 8, *wilson(5, 8))
     assert found["ImageNet-V2"].value == 0  # among all 1000 classes it always says the first
@@ -556,6 +555,11 @@ def test_a_downloaded_imagenet_c(tmp_path: Path) -> None:
 
 
 # Refusals and the command
+
+
+def test_images_are_needed_unless_all_are_in_folders() -> None:
+    with pytest.raises(ValueError, match="give --data"):
+        Suite(grays_subject(), None, Running(), NOISE)
 
 
 def test_one_class_is_refused() -> None:

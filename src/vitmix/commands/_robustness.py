@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -66,15 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cells", metavar="FOLDER", help="where answers are kept (default: RUN/robustness, or robustness here)")
 
 
-def refuse_without_suite(namespace: argparse.Namespace) -> None:
-    for name in SETTINGS:
-        if getattr(namespace, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} goes with a suite; add --suite robustness or a part of it")
-
-
-def settings_of(namespace: argparse.Namespace) -> "Robustness":
+def settings_of(namespace: argparse.Namespace) -> "Robustness | None":
+    """What the flags ask for; None without --suite, which all others need."""
     from vitmix.evaluate import Robustness
 
+    if namespace.suite is None:
+        for name in SETTINGS:
+            if getattr(namespace, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} goes with a suite; add --suite robustness")
+        return None
     given: dict[str, Any] = {}
     for name in ("limit", "attack_limit", "reference", "steps"):
         given[name] = getattr(namespace, name)
@@ -93,29 +94,40 @@ def settings_of(namespace: argparse.Namespace) -> "Robustness":
     )
 
 
-def run_suite(namespace: argparse.Namespace, subject: "Subject", images: "ImageSet", running: "Running") -> int:
+def run_suite(
+    settings: "Robustness",
+    subject: "Subject",
+    images: "ImageSet | None",
+    running: "Running",
+    *,
+    cells: str | None,
+    output: str | Path | None,
+) -> int:
     from vitmix import __version__
     from vitmix.evaluate import text
     from vitmix.evaluate.robustness import Suite
     from vitmix.train.checkpoints import write_file
 
-    settings = settings_of(namespace)
-    folder = Path(namespace.cells or (subject.run or Path()) / "robustness")
-    output = namespace.output or (None if subject.run is None else subject.run / "robustness.json")
+    folder = Path(cells or (subject.run or Path()) / "robustness")
+    output = output or (None if subject.run is None else subject.run / "robustness.json")
     start = time.monotonic()
-    with bar() as report:
-        suite = Suite(subject, images, running, settings, folder=folder, progress=report)
-        measurements = [each._asdict() for each in suite]
+    try:
+        with bar() as report:
+            suite = Suite(subject, images, running, settings, folder=folder, progress=report)
+            measurements = [each._asdict() for each in suite]
+    except KeyboardInterrupt:
+        print(f"Stopped. What was measured is kept in {folder}; the same command goes on from there.", file=sys.stderr)
+        return 130
     found = {
         "weights": subject.weights,
         "model": subject.config.model,
-        "data": suite.images.description,
+        "data": suite.data,
         "measurements": measurements,
         "corruption_errors": suite.errors,
         "settings": {**dataclasses.asdict(settings), "folders": {key: str(at) for key, at in settings.folders.items()}},
         "precision": running.precision,
         "seconds": time.monotonic() - start,
-        "broken_images": sorted(suite.images.broken.values()),
+        "broken_images": suite.broken,
         "remarks": suite.remarks,
         "vitmix": __version__,
     }

@@ -34,10 +34,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.evaluate import stored, subject, text
     from vitmix.train.checkpoints import write_file
 
-    if namespace.suite is None:
-        _robustness.refuse_without_suite(namespace)
-    else:
-        _robustness.settings_of(namespace)  # a typo should show before a model is built
+    suite = _robustness.settings_of(namespace)
     if namespace.output and not Path(namespace.output).parent.is_dir():
         raise ValueError(f"there is no folder {str(Path(namespace.output).parent)!r} for the output; make it first")
     found = subject.open_subject(
@@ -48,14 +45,16 @@ def _run(namespace: argparse.Namespace) -> int:
         weights=namespace.weights,
         size=namespace.size,
     )
-    images = stored.own_images(found, data=namespace.data, split=namespace.split)
+    needs_images = suite is None or suite.needs_images
+    images = stored.own_images(found, data=namespace.data, split=namespace.split) if needs_images else None
     running = stored.running_of(found, images, cpu=namespace.cpu)
     given = {name: getattr(namespace, name) for name in ("precision", "batch", "workers")}
-    if namespace.suite is not None:
+    if suite is not None:
         given["workers"] = _robustness.workers(namespace.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
-    if namespace.suite is not None:
-        return _robustness.run_suite(namespace, found, images, running)
+    if suite is not None:
+        return _robustness.run_suite(suite, found, images, running, cells=namespace.cells, output=namespace.output)
+    assert images is not None
     own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
     if found.run is not None and own:
         evaluation = stored.evaluate_run(found.run, running)

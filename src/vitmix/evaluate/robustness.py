@@ -53,19 +53,23 @@ class Suite:
     def __init__(
         self,
         subject: Subject,
-        images: ImageSet,
+        images: ImageSet | None,
         running: Running,
         settings: Robustness,
         *,
         folder: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        images, self.remarks = subject.fit_labels(images)
-        if len(np.unique(images.labels)) < 2:
-            raise ValueError(f"{images.description} shows one class only, so that nothing can be mistaken; give more")
         self.subject, self.settings = subject, settings
-        self.images = chosen(images, settings.limit, settings.seed)
-        self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
+        self.remarks: list[str] = []
+        if settings.needs_images:
+            if images is None:
+                raise ValueError(f"{', '.join(settings.parts)} need images of the model's classes; give --data")
+            images, self.remarks = subject.fit_labels(images)
+            if len(np.unique(images.labels)) < 2:
+                raise ValueError(f"{images.description} shows one class only, so nothing can be mistaken; give more")
+            self.images = chosen(images, settings.limit, settings.seed)
+            self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
         self.measurer = Measurer(subject, running, folder)
         self.errors: dict[str, list[float]] = {}
         build: dict[str, Callable[[], list[Part]]] = {name: getattr(self, f"_{name}") for name in PARTS}
@@ -84,6 +88,18 @@ class Suite:
                 found.append((cell, self.measurer.answers(cell)))
                 self._before += len(cell.images)
             yield from part.summary(found)
+
+    @property
+    def data(self) -> str:
+        """What was measured on."""
+        found = [self.images.description] if self.settings.needs_images else []
+        return "; ".join([*found, *(f"{key}={place}" for key, place in self.settings.folders.items())])
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the images that could not be read, and why."""
+        images = (cell.images for part in self.parts for cell in part.cells)
+        return sorted({reason for each in images for reason in each.broken.values()})
 
     def _progress(self, name: str, done: int, images: int) -> None:
         if self._report is not None:
@@ -149,8 +165,9 @@ class Suite:
         """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
         if self.settings.reference is not None:
             return read_reference(self.settings.reference)
-        is_imagenet = (self.subject.classes or tuple(self.images.classes)) == shifts.synsets()
-        return read_reference("alexnet") if is_imagenet and not set(self.settings.corruptions) - set(COMMON) else None
+        names = self.subject.classes or (tuple(self.images.classes) if self.settings.needs_images else shifts.synsets())
+        common = not set(self.settings.corruptions) - set(COMMON)
+        return read_reference("alexnet") if names == shifts.synsets() and common else None
 
     def _corruption_summary(self, reference: Errors | None, found: Found) -> Iterator[Measurement]:
         yield from accuracies(found)
@@ -217,7 +234,7 @@ class Suite:
 
 
 def robustness(
-    subject: Subject, images: ImageSet, running: Running, settings: Robustness | None = None, **options: Any
+    subject: Subject, images: ImageSet | None, running: Running, settings: Robustness | None = None, **options: Any
 ) -> Iterator[Measurement]:
     """The suite's measurements, one by one; `options` are those of `Suite`."""
     return iter(Suite(subject, images, running, settings or Robustness(), **options))

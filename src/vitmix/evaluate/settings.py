@@ -42,6 +42,11 @@ class Robustness:
     folders: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def needs_images(self) -> bool:
+        """Whether anything is measured besides the images in `folders`."""
+        return bool(set(self.parts) - {"shifts"} - ({"corruptions"} if "c" in self.folders else set()))
+
     def __post_init__(self) -> None:
         for part in self.parts:
             if part not in PARTS:
