@@ -157,9 +157,12 @@ class Measurer:
         found = Answers.none_yet(len(cell.images))
         if place is not None and place.is_file():
             found = Answers.parse(place.read_text(encoding="utf-8"), len(cell.images))
+            for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found out by the stopped process
+                cell.images.broken.setdefault(row, f"{cell.images.name(row)}: could not be read")
         if found.done < len(cell.images):
             self._measure(cell, found, place)
-        self.progress(cell.name, len(cell.images), len(cell.images))
+        else:
+            self.progress(cell.name, found.done, found.done)
         return found
 
     def _measure(self, cell: Cell, found: Answers, place: Path | None) -> None:

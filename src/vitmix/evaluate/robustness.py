@@ -82,6 +82,7 @@ class Suite:
         if self.measurer.folder is not None:
             self.measurer.folder.mkdir(parents=True, exist_ok=True)
         self._before = 0
+        self.errors.clear()
         for part in self.parts:
             found: Found = []
             for cell in part.cells:
