@@ -22,7 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", nargs="+", metavar="METHOD", help="methods side by side (default: all that the model allows)")
     add("--run", dest="run_folder", metavar="FOLDER", help="read the attention of the model of this run")
     add("--model", metavar="NAME", help=f"or of this timm model (default: {MODEL}, untrained)")
-    add("--checkpoint", metavar="FILE", help="weights of the model")
+    add("--checkpoint", metavar="FILE", help="weights of the model, which files of vitmix train name")
     add("--pretrained", action="store_true", help="timm's published weights of the model")
     add("--num-classes", type=int, metavar="N", help="outputs of the model in that file, where not timm's own")
     add("--names", nargs=2, metavar="NAME", help="what to call the pictures; a class of the run is its label")
@@ -62,13 +62,9 @@ def _run(namespace: argparse.Namespace) -> int:
     else:
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
         settings = {} if namespace.num_classes is None else {"num_classes": namespace.num_classes}
-        if namespace.checkpoint is not None:
-            model = namespace.model or MODEL
-            loaded = open_subject(
-                namespace.checkpoint, model=model, model_args=settings, pretrained=namespace.pretrained
-            )
-        else:
-            loaded = open_subject(namespace.model or MODEL, model_args=settings, pretrained=namespace.pretrained)
+        named = (namespace.model or MODEL, None)
+        what, model = named if namespace.checkpoint is None else (namespace.checkpoint, namespace.model)
+        loaded = open_subject(what, model=model, model_args=settings, pretrained=namespace.pretrained)
     augmentation = loaded.augmentation
     pictures = [read_picture(text, max(augmentation.sides)) for text in images]
     if namespace.names:
