@@ -247,6 +247,9 @@ def test_formats_and_a_run(tmp_path, capsys):
     for expected in ("own: arrow", "partner: ring", "cutmix", "tl_align", "50% of batches", "trained"):
         assert expected in words
     assert "untrained" not in capsys.readouterr().out and "UNTRAINED" not in words
+    (tmp_path / "moved.safetensors").write_bytes((tmp_path / "run" / "best.safetensors").read_bytes())
+    assert main(["show", "--checkpoint", str(tmp_path / "moved.safetensors"), "--output", str(output)]) == 0
+    assert "untrained" not in capsys.readouterr().out
 
 
 def test_many_methods_go_into_bands():

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from vitmix.commands import _robustness
 from vitmix.commands._command import Command
 from vitmix.commands.train import key_and_value
 
@@ -25,6 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), help="a run's own on a GPU, or fp32")
     parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     parser.add_argument("--output", metavar="FILE", help="write everything as JSON to this file")
+    _robustness.add_arguments(parser)
 
 
 def _run(namespace: argparse.Namespace) -> int:
@@ -32,6 +34,9 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.evaluate import stored, subject, text
     from vitmix.train.checkpoints import write_file
 
+    suite = _robustness.settings_of(namespace)
+    if namespace.output and not Path(namespace.output).parent.is_dir():
+        raise ValueError(f"there is no folder {str(Path(namespace.output).parent)!r} for the output; make it first")
     found = subject.open_subject(
         namespace.what,
         model=namespace.model,
@@ -40,10 +45,16 @@ def _run(namespace: argparse.Namespace) -> int:
         weights=namespace.weights,
         size=namespace.size,
     )
-    images = stored.own_images(found, data=namespace.data, split=namespace.split)
+    needs_images = suite is None or suite.needs_images
+    images = stored.own_images(found, data=namespace.data, split=namespace.split) if needs_images else None
     running = stored.running_of(found, images, cpu=namespace.cpu)
     given = {name: getattr(namespace, name) for name in ("precision", "batch", "workers")}
+    if suite is not None:
+        given["workers"] = _robustness.workers(namespace.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
+    if suite is not None:
+        return _robustness.run_suite(suite, found, images, running, cells=namespace.cells, output=namespace.output)
+    assert images is not None
     own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
     if found.run is not None and own:
         evaluation = stored.evaluate_run(found.run, running)

@@ -1,12 +1,10 @@
 """`vitmix maps`: activation maps of a teacher, for TokenMix's labels."""
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitmix.commands._bar import bar
 from vitmix.commands._command import Command
 
 if TYPE_CHECKING:
@@ -41,9 +39,9 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.make_maps import make_maps, read_classes
 
     images = open_images(namespace.data, namespace.split)
-    teacher = _teacher(namespace, len(images.classes))
+    teacher = _teacher(namespace)
     classes = None if namespace.classes is None else read_classes(namespace.classes, images.classes)
-    with _bar(images.description) as progress:
+    with bar() as report:
         remarks = make_maps(
             images,
             teacher,
@@ -53,7 +51,7 @@ def _run(namespace: argparse.Namespace) -> int:
             batch=namespace.batch,
             workers=namespace.workers,
             device="cuda" if torch.cuda.is_available() and not namespace.cpu else "cpu",
-            progress=progress,
+            progress=lambda done, total: report(images.description, done, total),
         )
     for remark in remarks:
         print(remark)
@@ -63,8 +61,8 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _teacher(namespace: argparse.Namespace, data_classes: int) -> "Teacher":
-    from vitmix.loading import load_named, load_run
+def _teacher(namespace: argparse.Namespace) -> "Teacher":
+    from vitmix.evaluate.subject import open_subject
     from vitmix.teachers import saliency_teacher, timm_teacher
 
     name = namespace.teacher
@@ -73,37 +71,20 @@ def _teacher(namespace: argparse.Namespace, data_classes: int) -> "Teacher":
     if Path(name).is_dir():
         if namespace.size is not None or namespace.pretrained or namespace.checkpoint is not None:
             raise ValueError("a run has its own size and weights; leave --size, --checkpoint and --pretrained out")
-        loaded = load_run(name)
-        own = loaded.augmentation
-        return timm_teacher(loaded.name, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
-    if not namespace.pretrained and namespace.checkpoint is None:
+        loaded = open_subject(name)
+    elif not namespace.pretrained and namespace.checkpoint is None:
         raise ValueError(
             f"teacher {name!r} would have random weights; give --checkpoint FILE or --pretrained, "
             "or a run folder as teacher"
         )
-    loaded = load_named(
-        name,
-        checkpoint=namespace.checkpoint,
-        pretrained=namespace.pretrained,
-        num_classes=namespace.num_classes,
-        guesses=[data_classes],
-        size=namespace.size,
-    )
-    return timm_teacher(loaded.name, loaded.model, size=namespace.size)
-
-
-@contextmanager
-def _bar(description: str) -> Iterator:
-    """Shows how many pictures are done: a bar on a terminal, lines elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    if not sys.stdout.isatty():
-        yield lambda done, total: print(f"{done}/{total} images", flush=True)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
-        task = progress.add_task(description)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    else:
+        settings = {} if namespace.num_classes is None else {"num_classes": namespace.num_classes}
+        what, model = (name, None) if namespace.checkpoint is None else (namespace.checkpoint, name)
+        loaded = open_subject(
+            what, model=model, model_args=settings, pretrained=namespace.pretrained, size=namespace.size
+        )
+    own = loaded.augmentation
+    return timm_teacher(loaded.config.model, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
 
 
 COMMAND = Command("Make a teacher's activation maps, for TokenMix's labels.", _add_arguments, _run)

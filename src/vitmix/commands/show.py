@@ -22,7 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", nargs="+", metavar="METHOD", help="methods side by side (default: all that the model allows)")
     add("--run", dest="run_folder", metavar="FOLDER", help="read the attention of the model of this run")
     add("--model", metavar="NAME", help=f"or of this timm model (default: {MODEL}, untrained)")
-    add("--checkpoint", metavar="FILE", help="weights of the model")
+    add("--checkpoint", metavar="FILE", help="weights of the model, which files of vitmix train name")
     add("--pretrained", action="store_true", help="timm's published weights of the model")
     add("--num-classes", type=int, metavar="N", help="outputs of the model in that file, where not timm's own")
     add("--names", nargs=2, metavar="NAME", help="what to call the pictures; a class of the run is its label")
@@ -34,10 +34,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     from dataclasses import replace
+    from pathlib import Path
 
     import torch
 
-    from vitmix.loading import load_named, load_run
+    from vitmix.evaluate.subject import open_subject
     from vitmix.show.figure import check_suffix, draw_figure
     from vitmix.show.pictures import BUILT_IN, read_picture
     from vitmix.show.scene import observe
@@ -55,25 +56,30 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.run_folder is not None:
         if namespace.model or namespace.checkpoint or namespace.pretrained:
             raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
-        loaded = load_run(namespace.run_folder)
+        if not Path(namespace.run_folder).is_dir():
+            raise ValueError(f"{namespace.run_folder!r} is no run folder; give a folder of 'vitmix train'")
+        loaded = open_subject(namespace.run_folder)
     else:
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
-        given = {"checkpoint": namespace.checkpoint, "pretrained": namespace.pretrained}
-        loaded = load_named(namespace.model or MODEL, num_classes=namespace.num_classes, **given)
-    pictures = [read_picture(text, max(loaded.augmentation.sides)) for text in images]
+        settings = {} if namespace.num_classes is None else {"num_classes": namespace.num_classes}
+        named = (namespace.model or MODEL, None)
+        what, model = named if namespace.checkpoint is None else (namespace.checkpoint, namespace.model)
+        loaded = open_subject(what, model=model, model_args=settings, pretrained=namespace.pretrained)
+    augmentation = loaded.augmentation
+    pictures = [read_picture(text, max(augmentation.sides)) for text in images]
     if namespace.names:
         pictures = [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
     methods, left_out = (namespace.method, []) if namespace.method else allowed_methods(loaded.model)
     scene = observe(
         loaded.model,
-        loaded.augmentation,
+        augmentation,
         pictures,
         methods,
-        classes=loaded.classes,
+        classes=None if loaded.classes is None else list(loaded.classes),
         seed=namespace.seed,
     )
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
-    footer = f"Attention: {loaded.name}, {said}."
+    footer = f"Attention: {loaded.config.model}, {said}."
     write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(view.title for view in scene.views)}")
     for reason in left_out:

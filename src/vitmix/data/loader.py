@@ -226,7 +226,11 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Batches that show every readable sample exactly once over all ranks, so ranks may differ in number and size."""
+    """Batches that show every readable sample exactly once over all ranks, so ranks may differ in number and size.
+
+    Args:
+        start: how many of this rank's first samples are left out, for an evaluation that goes on.
+    """
 
     def __init__(
         self,
@@ -237,12 +241,13 @@ class EvalLoader:
         workers: int = 0,
         rank: int = 0,
         world: int = 1,
+        start: int = 0,
         pin_memory: bool | None = None,
     ) -> None:
         check_count("batch", batch)
         check_count("workers", workers, least=0)
         self.images = images
-        rows = rows_of_rank(len(images), rank, world)
+        rows = rows_of_rank(len(images), rank, world)[start:]
         self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
         self._loader = _torch_loader(_EvalFetch(images, augmentation), self._rows, workers, pin_memory)
 

@@ -15,11 +15,13 @@ BINS = 15  # of confidence, as in Guo et al. 2017
 
 
 class Measurement(NamedTuple):
-    """A measured number and how many images (or timed passes) it comes from."""
+    """A measured number, how many images (or timed passes) it comes from, and its interval of 95 % where it has one."""
 
     name: str
     value: float
     n: int
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         return None
 
 
-def running_of(subject: Subject, images: ImageSet, *, cpu: bool = False) -> Running:
+def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) -> Running:
     """As the training computed, where this machine can."""
     config = subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")

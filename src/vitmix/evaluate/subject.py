@@ -53,6 +53,7 @@ class Subject:
         settings: what `timm.create_model` takes besides the name.
         classes: the names of the outputs, where they are known.
         run: the run folder that it comes from, if any.
+        trained: whether its weights are somebody's, not random.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Subject:
     weights: str
     classes: tuple[str, ...] | None = None
     run: Path | None = None
+    trained: bool = True
 
     @property
     def augmentation(self) -> Augmentation:
@@ -191,7 +193,7 @@ def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int 
         cfg = timm.models.get_pretrained_cfg(name)
         outputs = cfg.num_classes if cfg is not None else 1000
     words = f"{name} with timm's published weights" if pretrained else f"{name} with random weights"
-    return _built(_with_own_interpolation(config), outputs, words, None)
+    return dataclasses.replace(_built(_with_own_interpolation(config), outputs, words, None), trained=pretrained)
 
 
 def _built(config: TrainConfig, outputs: int, weights: str, classes: list[str] | None) -> Subject:
@@ -215,5 +217,5 @@ def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = read_weights(path).get(f"{first}.weight")
     if weight is None:
-        raise ValueError(f"{path} has no classifier {first!r} as {name} has; give --model-args num_classes=N")
+        raise ValueError(f"{path} has no classifier {first!r} as {name} has; say how many classes it has (num_classes)")
     return len(weight)

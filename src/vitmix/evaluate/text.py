@@ -10,10 +10,20 @@ NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
 
 
 def table(measurements: Iterable[Measurement]) -> str:
-    """A line for each measurement, with its n."""
+    """A line for each measurement, with its interval if it has one, and its n."""
     rows = [(NAMES.get(each.name, each.name), _shown(each), f"n = {each.n:,}") for each in measurements]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {n}" for name, value, n in rows)
+
+
+def describe_suite(found: dict[str, Any]) -> str:
+    """What `vitmix eval --suite` found, in short."""
+    lines = [f"Model  {found['weights']} ({found['model']})", f"Data   {found['data']}", *found["remarks"], ""]
+    lines.append(table(Measurement(**each) for each in found["measurements"]))
+    lines.append("Values in brackets are intervals of 95 %.")
+    if found["broken_images"]:
+        lines.append(f"{len(found['broken_images'])} images could not be read and are not counted")
+    return "\n".join(lines)
 
 
 def describe(evaluation: dict[str, Any]) -> str:
@@ -56,4 +66,6 @@ def _confusions(evaluation: dict[str, Any], most: int = 5) -> list[str]:
 
 
 def _shown(each: Measurement) -> str:
+    if each.low is not None and each.high is not None:  # of the suites, whose numbers all are shares
+        return f"{100 * each.value:.2f} % [{100 * each.low:6.2f}, {100 * each.high:6.2f}]"
     return f"{100 * each.value:.2f} %" if each.name in PERCENT else f"{each.value:.4f}"

@@ -1,0 +1,39 @@
+"""Progress of commands that go through many images."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SECONDS = 5.0  # between lines where there is no terminal
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A function that is told what is done, how many images of it and of how many: a bar on a terminal, else lines."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    if not sys.stdout.isatty():
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), transient=True) as progress:
+        task = progress.add_task("")
+        yield lambda words, done, total: progress.update(task, description=words, completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.last = float("-inf")
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        if done == total or time.monotonic() - self.last > SECONDS:
+            self.last = time.monotonic()
+            print(f"{done}/{total} images  {words}", flush=True)

@@ -1,0 +1,148 @@
+"""ImageNet-C (Hendrycks and Dietterich 2019): its corruptions of any images, and errors relative to a reference's.
+
+Generated corruptions act on the pixels that the model would see, after scaling and cropping, as ImageNet-C was made;
+ImageNet-C was also stored as JPEG afterwards, which this is not.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitmix._checks import unknown_name
+from vitmix.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
+from vitmix.data.images import ImageSet
+
+from .extras import need
+
+COMMON = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # for tuning; no part of the mean error
+SEVERITIES = (1, 2, 3, 4, 5)
+LEAST_SIDE = 32  # pixels, of the package
+
+# AlexNet's errors, the mean over severities, as published with ImageNet-C.
+ALEXNET = dict(
+    zip(
+        COMMON,
+        (
+            *(0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360),
+            *(0.866816, 0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500),
+        ),
+        strict=True,
+    )
+)
+
+Corrupt = Callable[[np.ndarray, int], np.ndarray]
+"""From pixels `(H, W, 3)` uint8 and a seed to such pixels."""
+
+
+def corruption(name: str, severity: int) -> Corrupt:
+    """One of ImageNet-C's corruptions; random ones are a function of the seed."""
+    if name not in COMMON + EXTRA:
+        raise unknown_name("corruption", name, COMMON + EXTRA)
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
+    need("imagecorruptions")
+    need_one_thread()
+    corrupt = partial(_corrupt, name, severity)
+    if name == "glass_blur":
+        corrupt(np.zeros((LEAST_SIDE, LEAST_SIDE, 3), np.uint8), 0)  # compiled here, once, and not in every worker
+    return corrupt
+
+
+def need_one_thread() -> None:
+    """OpenCV's threads do not survive the fork of worker processes."""
+    import cv2
+
+    cv2.setNumThreads(0)
+
+
+def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndarray:
+    # Two of them draw from generators of their own.
+    settings: dict[str, Any] = {"seed": seed % 2**32} if name in ("glass_blur", "impulse_noise") else {}
+    with global_generators_kept(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it worked around
+        seed_global_generators(seed)
+        return need("imagecorruptions").corrupt(pixels, severity=severity, corruption_name=name, **settings)
+
+
+class CorruptedImages(ImageSet):
+    """Images as the model would see them, each changed by `corrupt`."""
+
+    def __init__(self, original: ImageSet, augmentation: Augmentation, corrupt: Corrupt, *, seed: int = 0) -> None:
+        super().__init__(original.labels, original.classes, f"{original.description}, corrupted")
+        self.original, self.augmentation, self.corrupt, self.seed = original, augmentation, corrupt, seed
+
+    def read(self, index: int) -> Image.Image:
+        image, _ = self.original[index]
+        pixels = eval_pixels(image, self.augmentation).permute(1, 2, 0).contiguous().numpy()
+        return Image.fromarray(self.corrupt(pixels, self.seed * 2**32 + index))
+
+    def name(self, index: int) -> str:
+        return self.original.name(index)
+
+    def subset(self, rows: np.ndarray, description: str) -> "CorruptedImages":
+        raise NotImplementedError("corruptions depend on an image's place; take the subset first")
+
+
+def check_sides(augmentation: Augmentation) -> None:
+    if min(augmentation.sides) < LEAST_SIDE:
+        raise ValueError(
+            f"corruptions are made for images of at least {LEAST_SIDE} pixels, this model takes "
+            f"{augmentation.sides[0]} x {augmentation.sides[1]}; leave the corruptions out"
+        )
+
+
+Errors = Mapping[str, Sequence[float]]
+"""Of each corruption: an error for each severity, or one, the mean."""
+
+
+def divisors(reference: Errors | None, names: Sequence[str], severities: int) -> dict[str, float]:
+    """What each corruption's mean error is divided by: the reference's mean error, or 1 without a reference.
+
+    The ratio of the means is that of the sums over severities, which defines the corruption error.
+    """
+    if reference is None:
+        return dict.fromkeys(names, 1.0)
+    for name in names:
+        row = reference.get(name)
+        if row is None:
+            raise ValueError(f"the reference errors lack {name!r}; they have {', '.join(reference)}")
+        if len(row) != severities and not (len(row) == 1 and severities == len(SEVERITIES)):
+            raise ValueError(
+                f"the reference has {len(row)} errors of {name!r} for {severities} severities; give as many"
+            )
+        if not np.mean(row) > 0:
+            raise ValueError(f"the reference error of {name!r} is 0, and nothing is relative to that; leave {name} out")
+    return {name: float(np.mean(reference[name])) for name in names}
+
+
+def read_reference(text: str) -> Errors:
+    """Reference errors: `"alexnet"`, or a JSON file, of this command or `{corruption: error or [five errors]}`."""
+    if text == "alexnet":
+        return {name: [error] for name, error in ALEXNET.items()}
+    try:
+        values = json.loads(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ValueError(
+            f"reference errors are 'alexnet' or a JSON file, and {text!r} is neither ({problem})"
+        ) from None
+    if isinstance(values, dict) and "corruption_errors" in values:
+        values = values["corruption_errors"]
+    try:
+        found = {name: [float(each) for each in np.atleast_1d(value)] for name, value in values.items()}
+        if any(not 0 <= each <= 1 for row in found.values() for each in row) or not found:
+            raise ValueError
+    except (AttributeError, ValueError, TypeError):
+        raise ValueError(
+            f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five of them]}}, or be of this command'
+        ) from None
+    return found

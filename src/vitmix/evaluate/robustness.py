@@ -1,0 +1,255 @@
+"""Robustness: accuracy on changed images. Every part is a list of cells, and how numbers come from their answers."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitmix.data.images import ImageSet
+from vitmix.draws import generator_for
+
+from . import shifts
+from .attacks import AutoAttack, Fgsm, Pgd, check_auto_attack
+from .cells import Cell, Change, Measurer, Progress
+from .corruptions import (
+    COMMON,
+    CorruptedImages,
+    Errors,
+    check_sides,
+    corruption,
+    divisors,
+    read_reference,
+)
+from .measure import Measurement
+from .occlusion import ORDERS, Dropped, Noise, PatchOrder, saliency_of
+from .settings import PARTS, Robustness
+from .shifts import stored_corruptions
+from .subject import Running, Subject
+from .summaries import Found, Summary, accuracies, calibrated, corruption_errors, worst_so_far
+
+CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
+
+
+class Part(NamedTuple):
+    """Cells, and the numbers that their answers give."""
+
+    cells: list[Cell]
+    summary: Summary
+
+
+class Suite:
+    """A whole evaluation: what can be refused is refused when it is made, before anything is measured.
+
+    Attributes:
+        remarks: what there is to say besides the numbers.
+        errors: of each corruption, for each severity; known once measured.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        images: ImageSet | None,
+        running: Running,
+        settings: Robustness,
+        *,
+        folder: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.subject, self.settings = subject, settings
+        self.remarks: list[str] = []
+        if settings.needs_images:
+            if images is None:
+                raise ValueError(f"{', '.join(settings.parts)} need images of the model's classes; give --data")
+            images, self.remarks = subject.fit_labels(images)
+            if len(np.unique(images.labels)) < 2:
+                raise ValueError(f"{images.description} shows one class only, so nothing can be mistaken; give more")
+            self.images = chosen(images, settings.limit, settings.seed)
+            self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
+        self.measurer = Measurer(subject, running, folder)
+        self.errors: dict[str, list[float]] = {}
+        build: dict[str, Callable[[], list[Part]]] = {name: getattr(self, f"_{name}") for name in PARTS}
+        self.parts = [part for name in PARTS if name in settings.parts for part in build[name]()]
+        self._report, self._before = progress, 0
+        self._total = sum(len(cell.images) for part in self.parts for cell in part.cells)
+        self.measurer.progress = self._progress
+
+    def __iter__(self) -> Iterator[Measurement]:
+        if self.measurer.folder is not None:
+            self.measurer.folder.mkdir(parents=True, exist_ok=True)
+        self._before = 0
+        self.errors.clear()
+        for part in self.parts:
+            found: Found = []
+            for cell in part.cells:
+                found.append((cell, self.measurer.answers(cell)))
+                self._before += len(cell.images)
+            yield from part.summary(found)
+
+    @property
+    def data(self) -> str:
+        """What was measured on."""
+        found = [self.images.description] if self.settings.needs_images else []
+        return "; ".join([*found, *(f"{key}={place}" for key, place in self.settings.folders.items())])
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the images that could not be read, and why."""
+        images = (cell.images for part in self.parts for cell in part.cells)
+        return sorted({reason for each in images for reason in each.broken.values()})
+
+    def _progress(self, name: str, done: int, images: int) -> None:
+        if self._report is not None:
+            self._report(name, self._before + done, self._total)
+
+    def _cell(self, name: str, images: ImageSet, change: Change | None = None, **facts: Any) -> Cell:
+        return Cell(name, images, {"seed": self.settings.seed, **facts}, change)
+
+    def _clean(self) -> list[Part]:
+        return [Part([self._cell("clean", self.images, part="clean")], calibrated)]
+
+    def _noise(self) -> list[Part]:
+        cells = [
+            self._cell(
+                f"noise sigma={sigma:g}", self.images, Noise(sigma, self.settings.seed), part="noise", sigma=sigma
+            )
+            for sigma in self.settings.sigmas
+        ]
+        return [Part(cells, accuracies)]
+
+    def _occlusion(self) -> list[Part]:
+        settings, classifier, sides = self.settings, self.measurer.classifier, self.measurer.augmentation.sides
+        orders, parts = settings.orders or ORDERS, []
+        if settings.orders is None:
+            try:
+                saliency_of(classifier, sides)
+            except ValueError as problem:
+                orders = ("random",)
+                self.remarks.append(f"Note: patches are dropped at random only, not by saliency: {problem}.")
+        for order in orders:
+            ranks = PatchOrder(classifier, sides, order=order, seed=settings.seed)
+            facts = {"part": "occlusion", "order": order, "grid": ranks.grid}
+            cells = [
+                self._cell(
+                    f"occlusion {order} {100 * share:g} %", self.images, Dropped(ranks, share), share=share, **facts
+                )
+                for share in settings.dropped
+            ]
+            parts.append(Part(cells, accuracies))
+        return parts
+
+    def _corruptions(self) -> list[Part]:
+        settings = self.settings
+        reference = self._reference()
+        divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
+        kinds = list(itertools.product(settings.corruptions, settings.severities))
+        if "c" in settings.folders:
+            images = stored_corruptions(Path(settings.folders["c"]), kinds, self.subject)
+            images = {kind: chosen(each, settings.limit, settings.seed) for kind, each in images.items()}
+        else:
+            own, seed = self.measurer.augmentation, settings.seed
+            check_sides(own)
+            images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
+        cells = [
+            dataclasses.replace(
+                self._cell(f"corruption {name} {severity}", each, corruption=name, severity=severity), cropped=True
+            )
+            for (name, severity), each in images.items()
+        ]
+        return [Part(cells, partial(self._corruption_summary, reference))]
+
+    def _reference(self) -> Errors | None:
+        """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
+        if self.settings.reference is not None:
+            return read_reference(self.settings.reference)
+        names = self.subject.classes or (tuple(self.images.classes) if self.settings.needs_images else shifts.synsets())
+        common = not set(self.settings.corruptions) - set(COMMON)
+        return read_reference("alexnet") if names == shifts.synsets() and common else None
+
+    def _corruption_summary(self, reference: Errors | None, found: Found) -> Iterator[Measurement]:
+        yield from accuracies(found)
+        settings = self.settings
+        for cell, answers in found:
+            right, n = answers.count(cell.name)
+            self.errors.setdefault(cell.settings["corruption"], []).append(1 - right / n)
+        plain, relative = (divisors(each, settings.corruptions, len(settings.severities)) for each in (None, reference))
+        yield from corruption_errors(found, plain, "error", "mean corruption error")
+        if reference is not None:
+            yield from corruption_errors(found, relative, "relative error", "mCE")
+
+    def _shifts(self) -> list[Part]:
+        cells = []
+        for kind in (kind for kind in shifts.NAMES if kind in self.settings.folders):
+            name, found = shifts.NAMES[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
+            if found.left_out:
+                self.remarks.append(
+                    f"Note: {name} has {found.left_out} classes that the model does not know; left out."
+                )
+            images = chosen(found.images, self.settings.limit, self.settings.seed)
+            cells.append(dataclasses.replace(self._cell(name, images, part=name), outputs=found.outputs))
+        return [Part(cells, accuracies)]
+
+    def _attacks(self) -> list[Part]:
+        classifier, steps, seed = self.measurer.classifier, self.settings.steps, self.settings.seed
+        bounds = sorted(set(self.settings.epsilons))
+        cells = [
+            self._cell(f"fgsm eps={of_255(bound)}", self.attacked, Fgsm(classifier, bound), part="fgsm", epsilon=bound)
+            for bound in bounds
+        ]
+        parts = [Part([self._cell("attack none", self.attacked, part="clean")], accuracies), Part(cells, worst_so_far)]
+        for alpha in self.settings.alphas:
+            facts = {"part": "pgd", "alpha": alpha, "steps": steps}
+            cells = [
+                self._cell(
+                    f"pgd-{steps} alpha={alpha:g} eps={of_255(bound)}",
+                    self.attacked,
+                    Pgd(classifier, bound, alpha, steps, seed),
+                    epsilon=bound,
+                    **facts,
+                )
+                for bound in bounds
+            ]
+            parts.append(Part(cells, worst_so_far))
+        return parts
+
+    def _autoattack(self) -> list[Part]:
+        check_auto_attack(self.subject.settings["num_classes"])
+        # Its random numbers are drawn for a batch as a whole.
+        facts = {"part": "autoattack", "batch": self.measurer.running.batch}
+        classifier, seed = self.measurer.classifier, self.settings.seed
+        cells = [
+            self._cell(
+                f"autoattack eps={of_255(bound)}",
+                self.attacked,
+                AutoAttack(classifier, bound, seed),
+                epsilon=bound,
+                **facts,
+            )
+            for bound in sorted(set(self.settings.epsilons))
+        ]
+        return [Part(cells, worst_so_far)]
+
+
+def robustness(
+    subject: Subject, images: ImageSet | None, running: Running, settings: Robustness | None = None, **options: Any
+) -> Iterator[Measurement]:
+    """The suite's measurements, one by one; `options` are those of `Suite`."""
+    return iter(Suite(subject, images, running, settings or Robustness(), **options))
+
+
+def chosen(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    """At most so many images at random, in their order; a smaller choice is part of a larger one."""
+    if limit is None or limit >= len(images):
+        return images
+    order = torch.randperm(len(images), generator=generator_for(CHOICE, seed)).numpy()
+    return images.subset(np.sort(order[:limit]), f"{images.description}, {limit} of them at random")
+
+
+def of_255(epsilon: float) -> str:
+    """`8/255`, or the number where it is no such fraction."""
+    whole = round(epsilon * 255)
+    return f"{whole}/255" if abs(epsilon * 255 - whole) < 1e-9 else f"{epsilon:g}"

@@ -1,0 +1,71 @@
+"""From the answers in cells to numbers with intervals."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from .cells import Answers, Cell
+from .intervals import bootstrap, wilson
+from .measure import Measurement, calibration_error
+
+Found = list[tuple[Cell, Answers]]
+Summary = Callable[[Found], Iterator[Measurement]]
+
+
+def accuracy(name: str, answers: Answers) -> Measurement:
+    right, n = answers.count(name)
+    return Measurement(name, right / n, n, *wilson(right, n))
+
+
+def accuracies(found: Found) -> Iterator[Measurement]:
+    for cell, answers in found:
+        yield accuracy(cell.name, answers)
+
+
+def worst_so_far(found: Found) -> Iterator[Measurement]:
+    """Accuracies under growing bounds: what was found within a smaller bound lies within a larger one too."""
+    worst = found[0][1].right
+    for cell, answers in found:
+        worst = np.minimum(worst, answers.right)
+        yield accuracy(cell.name, replace(answers, right=worst))
+
+
+def calibrated(found: Found) -> Iterator[Measurement]:
+    """Accuracy and expected calibration error."""
+    for cell, answers in found:
+        yield accuracy(cell.name, answers)
+        readable = answers.readable
+        yield _calibration(cell.name, answers.confidence[readable], answers.right[readable] == 1)
+
+
+def _calibration(name: str, confidence: np.ndarray, right: np.ndarray) -> Measurement:
+    def resampled(counts: np.ndarray) -> np.ndarray:
+        rows = counts.astype(int)
+        return np.array([calibration_error(np.repeat(confidence, row), np.repeat(right, row)) for row in rows])
+
+    value = calibration_error(confidence, right)
+    return Measurement(f"{name} calibration error", value, len(right), *bootstrap(resampled, len(right)))
+
+
+def corruption_errors(found: Found, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:
+    """Each corruption's error over its severities, divided by what belongs to it, and the mean over corruptions.
+
+    All of them are means over images of how often each was misread, so the interval resamples images, and what the
+    corruptions of one image have in common is in it. Images that could not be read somewhere do not count.
+    """
+    readable = np.all([answers.readable for _, answers in found], axis=0)
+    wrong = {
+        name: np.mean([a.right[readable] == 0 for cell, a in found if cell.settings["corruption"] == name], axis=0) / by
+        for name, by in divisors.items()
+    }
+    for name, values in wrong.items():
+        yield _mean(f"{words} {name}", values)
+    yield _mean(mean, np.mean(list(wrong.values()), axis=0))
+
+
+def _mean(name: str, values: np.ndarray) -> Measurement:
+    n = len(values)
+    if n == 0:
+        raise ValueError(f"no image could be read in every cell of {name!r}; get the files again")
+    return Measurement(name, float(values.mean()), n, *bootstrap(lambda counts: counts @ values / n, n))
