@@ -1,12 +1,13 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import bench, evaluate, export, maps, methods, models, recipes, report, show, train
+from vitmix.commands import analyze, bench, evaluate, export, maps, methods, models, recipes, report, show, train
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
     "export": export.COMMAND,
+    "analyze": analyze.COMMAND,
     "report": report.COMMAND,
     "show": show.COMMAND,
     "maps": maps.COMMAND,

@@ -57,7 +57,7 @@ class Trainer:
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.position = Position()
-        parts = ["loss", *prepare.loss_parts(self.method)]
+        parts = ["loss", *prepare.loss_parts(self.method), *prepare.counted(self.method)]
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
         measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
@@ -172,7 +172,7 @@ class Trainer:
             with self.accelerator.accumulate(self.learner):
                 output = self.learner(batch.images, batch.labels, maps=batch.maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
-            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
+            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
         if self._usable(mean[0]):
             self.tally.add(mean)

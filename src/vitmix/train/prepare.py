@@ -157,6 +157,12 @@ def loss_parts(method: AnyMixer) -> list[str]:
     return found if len(found) > 1 else []
 
 
+def counted(method: AnyMixer) -> list[str]:
+    """The names of what is counted while the method mixes: `Mixing.counts`."""
+    mixes_inside = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
+    return ["htm_samples", "htm_tokens"] if mixes_inside else []
+
+
 def _each(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
     if isinstance(method, Switch):
         return Switch(tuple(map(change, method.choices)), method.weights)
