@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def draw_hidden(tables: Sequence[Table]) -> Figure:
 
 def _line(axes: Axes, rule: str, values: Sequence[float]) -> None:
     dashed = rule in (AREA, TRANSMIX, ACTIVATION)  # one number for all blocks
-    style = {"linestyle": "--"} if dashed else {"marker": "o", "markersize": 4}
+    style: dict[str, Any] = {"linestyle": "--"} if dashed else {"marker": "o", "markersize": 4}
     width = 2.4 if rule == SIMILARITY else 1.6
     axes.plot(range(len(values)), list(values), color=COLORS[rule], label=rule, linewidth=width, **style)
 

@@ -1,6 +1,19 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import analyze, bench, evaluate, export, maps, methods, models, recipes, report, show, train
+from vitmix.commands import (
+    analyze,
+    bench,
+    compare,
+    evaluate,
+    export,
+    maps,
+    methods,
+    models,
+    recipes,
+    report,
+    show,
+    train,
+)
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
@@ -8,6 +21,7 @@ COMMANDS: dict[str, Command] = {
     "eval": evaluate.COMMAND,
     "export": export.COMMAND,
     "analyze": analyze.COMMAND,
+    "compare": compare.COMMAND,
     "report": report.COMMAND,
     "show": show.COMMAND,
     "maps": maps.COMMAND,

@@ -125,7 +125,7 @@ class ShapesImages(ArrayImages):
 
     def objects(self, indices: Sequence[int]) -> torch.Tensor:
         """`(n, H, W)` bool: where the objects of these pictures are."""
-        return self.dataset.batch(self.rows[list(indices)]).masks
+        return self.dataset.batch(self.rows[list(indices)].tolist()).masks
 
 
 def _shapes_splits(argument: str) -> Openers:
