@@ -33,6 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pretrained", action="store_true", help="timm's published weights of the named model")
     add("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
     add("--batch", type=int, default=16, metavar="N", help="images per batch, which are mixed in pairs (default: 16)")
+    add("--workers", type=int, metavar="N", help="processes that load images; a run's own if none")
     add("--seed", type=int, default=0, metavar="N", help="of the choice of images and of the mixing (default: 0)")
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     add("--figure", choices=("png", "svg", "pdf"), default="png", help="kind of the figures (default: png)")
@@ -99,6 +100,8 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
 
     check_count("images", namespace.images, least=2)
     check_count("batch", namespace.batch, least=2)
+    if namespace.workers is not None:
+        check_count("workers", namespace.workers, least=0)
     for method in namespace.method or ():
         create(method, 2)  # a typo should show before a model is built
     found = subject.open_subject(
@@ -123,7 +126,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         seed=namespace.seed,
         finder=object_finder(images, augmentation, masks=masks, value=namespace.mask_value),
         device=running.device,
-        workers=running.workers,
+        workers=running.workers if namespace.workers is None else namespace.workers,
     )
     question = Question(
         found.model.to(running.device),
