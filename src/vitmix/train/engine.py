@@ -79,7 +79,8 @@ class Trainer:
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.method = prepare.build_mixer(config, self.classes)
         self.quiet = prepare.without_image_mixing(self.method)
-        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet)).to(self.device)
+        guide = prepare.build_guide(config, self.method, self.classes)
+        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
