@@ -1,7 +1,8 @@
 """The page of a comparison: the table, accuracy against training time, and then what every report has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any
 
 from vitmix.report import html, svg
 from vitmix.report.html import NONE, PERCENT, TIME, spread, table
@@ -9,7 +10,6 @@ from vitmix.report.page import Section, render
 from vitmix.report.runs import Group
 
 from .results import SECONDS, Comparison, Entry, notes
-from .statistics import Paired
 
 POINTS = lambda value: f"{100 * value:+.2f}"  # noqa: E731
 
@@ -50,15 +50,16 @@ def _table(comparison: Comparison, shown: Sequence[Entry], groups: Sequence[Grou
         slowdown = NONE if entry.slowdown is None else f"{entry.slowdown:.2f}"
         cost = [spread(group, SECONDS, TIME), "1.00" if entry.row == comparison.reference else slowdown]
         accuracy = spread(group, comparison.source, PERCENT)
-        rows.append([html.key(group), seeds, accuracy, *_difference(entry.difference, group.number), *cost])
+        rows.append([html.key(group), seeds, accuracy, *_difference(entry, comparison, group.number), *cost])
     missing = [_name(entry, comparison) for entry in comparison.entries if not entry.runs]
     warning = html.note(f"Not finished, and left out: {', '.join(missing)}") if missing else ""
     return warning + table(head, rows, caption=" ".join(map(escape, notes(comparison))))
 
 
-def _difference(found: Paired | None, group: int) -> list[str]:
+def _difference(entry: Entry, comparison: Comparison, group: int) -> list[str]:
+    found = entry.difference
     if found is None:
-        return [NONE, NONE, NONE, "baseline"]
+        return [NONE, NONE, NONE, "baseline" if entry.row == comparison.reference else NONE]
 
     def number(value: float | None, of: str, how: str) -> str:
         return NONE if value is None else f'<data value="{value!r}" data-of="{of}" data-group="{group}">{how}</data>'
@@ -86,10 +87,12 @@ def _time(comparison: Comparison, groups: Sequence[Group]) -> str:
                     points.append((passed / 60, row["accuracy"]))
             if points:
                 courses.append(svg.Line(group.number, points, label, "seed"))
-    percent = lambda value: f"{100 * value:.3g} %"  # noqa: E731
+    percent: Callable[[float], str] = lambda value: f"{100 * value:.3g} %"  # noqa: E731
+    longest = max(x for line in courses for x, _ in line.points)
+    axes: dict[str, Any] = {"shown": percent, "x_name": "minutes", "x_range": (0.0, 1.05 * longest)}
     charts = [
-        ("At the end", svg.line_chart("Accuracy and training time", ends, shown=percent, x_name="minutes")),
-        ("On the way", svg.line_chart("Accuracy over training time", courses, shown=percent, x_name="minutes")),
+        ("At the end", svg.line_chart("Accuracy and training time", ends, **axes)),
+        ("On the way", svg.line_chart("Accuracy over training time", courses, **axes)),
     ]
     figures = "".join(f"<figure><h3>{title}</h3>{chart}</figure>" for title, chart in charts)
     said = "Time of training alone, without evaluation; trainings that run side by side slow each other down."

@@ -132,13 +132,15 @@ def text(comparison: Comparison) -> str:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     ]
-    return "\n".join([*lines, *notes(comparison)])
+    return "\n".join(
+        [*lines, *notes(comparison), "GFLOPs of one image's forward pass: two operations for each multiply-add."]
+    )
 
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to read the numbers."""
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
-    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds. FLOPs: two for each multiply-add."]
+    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
         said.append(
             f"Differences are paired by seed; interval and p of the paired t-test. "
