@@ -12,22 +12,8 @@ import torch
 
 import vitmix
 from vitmix.analyze import label_error
+from vitmix.analyze.labels import RULES
 from vitmix.data import Shapes
-
-RULES = {
-    "CutMix box, area": "cutmix",
-    "CutMix box, attention (TransMix)": "transmix",
-    "CutMix box, attention alone": "transmix(blend=1.0)",
-    "CutMix box, aligned (TL-Align)": "tl_align",
-    "CutMix box, activation (TokenMix)": "mix(mask=box, share=activation)",
-    "blocks, area (TokenMix)": "tokenmix",
-    "blocks, aligned": "mix(mask=block, share=aligned)",
-    "blocks, activation (TokenMix)": "tokenmix(label=activation)",
-    "salient window, area (SMMix)": "mix(mask=salient_box)",
-    "salient window, attention": "mix(mask=salient_box, share=attention)",
-    "salient window, aligned": "mix(mask=salient_box, share=aligned)",
-    "salient window, activation": "mix(mask=salient_box, share=activation)",
-}
 
 
 def main() -> None:

@@ -532,3 +532,22 @@ def test_resuming_on_a_gpu(tmp_path: Path, precision: str) -> None:
     newest, _ = checkpoints.newest_checkpoint(tmp_path / "parts" / "checkpoints")
     assert newest is not None
     assert (checkpoints.load_checkpoint(newest).training["scaler"] is None) == (precision != "fp16")
+
+
+def test_another_model_guides(tmp_path: Path) -> None:
+    guide = train(tmp_path / "guide", epochs=1, method="cutmix")
+    weights = {name: value.clone() for name, value in guide.core.model.state_dict().items()}
+    guided = train(tmp_path / "guided", epochs=1, method="smmix", guide=str(tmp_path / "guide"))
+    alone = train(tmp_path / "alone", epochs=1, method="smmix")
+    assert guided.core.mixing.guide is not guided.core.model
+    losses = [trainer.position.history[-1]["loss"] for trainer in (guided, alone)]
+    assert losses[0] != losses[1]
+    for name, value in guided.core.mixing.guide.state_dict().items():
+        assert torch.equal(value, weights[name])
+    for changes, sentence in (
+        ({"method": "cutmix"}, "asks none"),
+        ({"method": "smmix", "data": "shapes(size=16, length=48, test_length=24)", "num_classes": 13}, "13"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Trainer(tiny(tmp_path / "other", guide=str(tmp_path / "guide"), **changes))
+    assert not (tmp_path / "other").exists()

@@ -1,7 +1,7 @@
 """A model and a mixer as one module: what data parallelism, `torch.compile` and accumulation wrap."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,16 @@ from vitmix.mixer import AnyMixer
 
 @dataclass(frozen=True)
 class Output:
-    """What a training step needs: the loss, the logits of the mixed images, their targets, and the loss's parts."""
+    """What a training step needs: the loss, the logits of the mixed images, their targets, and the loss's parts.
+
+    `counts` says how much was mixed inside the network, see `Mixing.counts`.
+    """
 
     loss: Tensor
     logits: Tensor
     targets: Tensor
     parts: dict[str, Tensor]
+    counts: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Learner(nn.Module):
@@ -139,7 +143,7 @@ class Learner(nn.Module):
         loss = parts.pop("loss")
         if torch.compiler.is_compiling():
             mixing.forget()  # or the graph would return all that was recorded, which then stays in memory
-        return Output(loss, logits, mixing.targets(batch), parts)
+        return Output(loss, logits, mixing.targets(batch), parts, mixing.counts(batch))
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
         logits = logits_of(self.model(images))

@@ -225,6 +225,18 @@ class Mixing:
             total = total + 0.0 * torch.stack(idle).sum()
         return {"loss": total, **parts}
 
+    def counts(self, batch: MixedBatch) -> dict[str, Tensor]:
+        """What HTM did to a batch: the part of its samples that were easy, and the part of all tokens that was taken.
+
+        Fractions, so that means over batches and processes keep their meaning.
+        """
+        found: dict[str, Tensor] = {}
+        for actor in batch.tape.actors:
+            if isinstance(actor, Horizontal) and actor.decision is not None:
+                found["htm_samples"] = actor.decision.easy.float().mean()
+                found["htm_tokens"] = actor.decision.take.float().mean()
+        return found
+
     def evidence(self, batch: MixedBatch) -> Evidence:
         """What the share policy of a mixed batch may look at."""
         return Evidence(batch.mix, batch.frame, batch.tape, self.reader, batch.maps)

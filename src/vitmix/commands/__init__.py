@@ -1,12 +1,28 @@
 """The subcommands of `vitmix`, one module each."""
 
-from vitmix.commands import bench, draw, evaluate, export, maps, methods, models, recipes, report, show, train
+from vitmix.commands import (
+    analyze,
+    bench,
+    compare,
+    draw,
+    evaluate,
+    export,
+    maps,
+    methods,
+    models,
+    recipes,
+    report,
+    show,
+    train,
+)
 from vitmix.commands._command import Command as Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
     "export": export.COMMAND,
+    "analyze": analyze.COMMAND,
+    "compare": compare.COMMAND,
     "report": report.COMMAND,
     "show": show.COMMAND,
     "draw": draw.COMMAND,

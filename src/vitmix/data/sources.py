@@ -14,7 +14,7 @@ is always divided so.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -108,6 +108,26 @@ def held_out_mask(labels: np.ndarray, fraction: float) -> np.ndarray:
     return mask
 
 
+class ShapesImages(ArrayImages):
+    """The built-in data in memory, which knows where its objects are."""
+
+    def __init__(
+        self, dataset: Shapes, rows: np.ndarray, pixels: np.ndarray, labels: np.ndarray, description: str
+    ) -> None:
+        super().__init__(pixels, labels, Shapes.classes, description)
+        self.dataset, self.rows = dataset, rows
+
+    def subset(self, rows: np.ndarray, description: str) -> "ShapesImages":
+        return ShapesImages(self.dataset, self.rows[rows], self.pixels[rows], self.labels[rows], description)
+
+    def name(self, index: int) -> str:
+        return f"image {self.rows[index]}"
+
+    def objects(self, indices: Sequence[int]) -> torch.Tensor:
+        """`(n, H, W)` bool: where the objects of these pictures are."""
+        return self.dataset.batch(self.rows[list(indices)].tolist()).masks
+
+
 def _shapes_splits(argument: str) -> Openers:
     settings = {"size": 32, "length": 10_000, "test_length": 2_000, "seed": 0}
     match = re.fullmatch(r"\((.*)\)|", argument.strip())
@@ -134,7 +154,7 @@ def _shapes_splits(argument: str) -> Openers:
             batch = shapes_batch(rows, size=size, seed=seed, split=split)
             pixels[rows[0] : rows[-1] + 1] = (batch.images * 255).round().byte().permute(0, 2, 3, 1).numpy()
             labels[rows[0] : rows[-1] + 1] = batch.labels.numpy()
-        return ArrayImages(pixels, labels, Shapes.classes, description)
+        return ShapesImages(dataset, np.arange(length), pixels, labels, description)
 
     return {
         "train": lambda: open_split("train", settings["length"]),

@@ -51,10 +51,16 @@ def write_report(
     return len(page)
 
 
-def render(groups: Sequence[Group], pictures: Pictures) -> str:
-    """The whole page as text."""
+Section = tuple[str, str, str]  # anchor, heading, content
+
+
+def render(
+    groups: Sequence[Group], pictures: Pictures, *, heading: str | None = None, first: Sequence[Section] = ()
+) -> str:
+    """The whole page as text, with sections of somebody else's in front if there are `first` ones."""
     runs = [run for group in groups for run in group.runs]
     sections = [
+        *first,
         ("results", "Results", _results(groups)),
         ("curves", "Curves", _curves(groups)),
         ("examples", "What the model saw", pictures_section(pictures)),
@@ -69,7 +75,7 @@ def render(groups: Sequence[Group], pictures: Pictures) -> str:
     sections = [each for each in sections if each[2]]
     menu = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
     style = resources.files("vitmix.report").joinpath("style.css").read_text(encoding="utf-8")
-    title = escape(groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared")
+    title = escape(heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"))
     what = f"{len(runs)} run{'s' * (len(runs) > 1)} · {escape(', '.join(sorted({run.config.data for run in runs})))}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -77,7 +83,7 @@ def render(groups: Sequence[Group], pictures: Pictures) -> str:
         f"<title>{title} – vitmix</title><style>{style}</style></head><body>"
         f'<header><h1>{title}</h1><p class="soft">{what}</p><nav>{menu}</nav></header><main>'
         + "".join(section(name, heading, content) for name, heading, content in sections)
-        + f'</main><footer><p class="soft">Written by vitmix {__version__} report.</p></footer></body></html>\n'
+        + f'</main><footer><p class="soft">Written by vitmix {__version__}.</p></footer></body></html>\n'
     )
 
 

@@ -30,13 +30,20 @@ class Band:
 
 
 def line_chart(
-    title: str, lines: Sequence[Line], bands: Sequence[Band] = (), *, shown: Callable[[float], str], x_name: str
+    title: str,
+    lines: Sequence[Line],
+    bands: Sequence[Band] = (),
+    *,
+    shown: Callable[[float], str],
+    x_name: str,
+    x_range: tuple[float, float] | None = None,
 ) -> str:
-    """Curves over a common x. `shown` writes a value of the y-axis."""
+    """Curves over a common x. `shown` writes a value of the y-axis; `x_range` is that of the points if none."""
     points = [point for line in lines for point in line.points] + [p for b in bands for p in (*b.low, *b.high)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    x_range, y_range = (min(xs), max(xs)), (y_ticks[0], y_ticks[-1])
+    x_range = x_range or (min(xs), max(xs))
+    x_ticks, y_ticks = ticks(*x_range), ticks(min(ys), max(ys))
+    y_range = (y_ticks[0], y_ticks[-1])
     place = _placer(x_range, y_range)
     parts = [_open(title, x_range, y_range), _grid(x_ticks, y_ticks, place, lambda x: f"{x:g}", shown, x_name)]
     for band in bands:

@@ -55,6 +55,12 @@ class TrainConfig:
         TRAIN,
         "folder of activation maps that 'vitmix maps' made of this data, for methods with activation labels",
     )
+    guide: str | None = option(
+        None,
+        TRAIN,
+        "another model to look at unmixed images for SMMix: a run folder, a file of weights, or a timm model with its "
+        "published ones",
+    )
     recipe: str | None = option(None, TRAIN, "a paper's settings; 'help' lists the recipes")
     pretrained: bool = option(False, TRAIN, "start from timm's published weights")
     checkpoint: str | None = option(None, TRAIN, "start from the weights in this file (.safetensors, or torch's)")

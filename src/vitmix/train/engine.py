@@ -57,7 +57,7 @@ class Trainer:
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.position = Position()
-        parts = ["loss", *prepare.loss_parts(self.method)]
+        parts = ["loss", *prepare.loss_parts(self.method), *prepare.counted(self.method)]
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
         measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
@@ -79,7 +79,8 @@ class Trainer:
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.method = prepare.build_mixer(config, self.classes)
         self.quiet = prepare.without_image_mixing(self.method)
-        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet)).to(self.device)
+        guide = prepare.build_guide(config, self.method, self.classes)
+        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
@@ -172,7 +173,7 @@ class Trainer:
             with self.accelerator.accumulate(self.learner):
                 output = self.learner(batch.images, batch.labels, maps=batch.maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
-            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts}))
+            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
         if self._usable(mean[0]):
             self.tally.add(mean)

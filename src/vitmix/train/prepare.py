@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -19,6 +20,7 @@ from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.data.sources import open_images
 from vitmix.inner import HTM
 from vitmix.learner import Learner
+from vitmix.losses import Consistency
 from vitmix.masks import NoMask
 from vitmix.mix import expand_mask
 from vitmix.mixer import AnyMixer, Mixer, Switch
@@ -119,6 +121,24 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     return _each(method, finished)
 
 
+def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.Module | None:
+    """The frozen model that SMMix asks about unmixed images instead of the one in training, if any is named."""
+    if config.guide is None:
+        return None
+    consistent = any(isinstance(part, Consistency) for mixer in method.mixers for part in mixer.extra)
+    if not consistent and all(mixer.mask.guide_blocks is None for mixer in method.mixers):
+        raise ValueError(
+            f"a guide is given, but {config.method!r} asks none; write a method such as smmix, or leave it out"
+        )
+    from vitmix.evaluate.subject import open_subject  # which builds on this module
+
+    subject = open_subject(config.guide, pretrained=not Path(config.guide).exists())
+    outputs = subject.settings["num_classes"]
+    if consistent and outputs != num_classes:
+        raise ValueError(f"the guide {config.guide} tells {outputs} classes apart and the data has {num_classes}")
+    return subject.model.requires_grad_(False)
+
+
 def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> dict[str, Any]:
     """The activation maps that travel with the training images, and the grid they end on.
 
@@ -155,6 +175,12 @@ def loss_parts(method: AnyMixer) -> list[str]:
     score = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
     found = ["main", *sorted(extra), *(["score"] if score else [])]
     return found if len(found) > 1 else []
+
+
+def counted(method: AnyMixer) -> list[str]:
+    """The names of what is counted while the method mixes: `Mixing.counts`."""
+    mixes_inside = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
+    return ["htm_samples", "htm_tokens"] if mixes_inside else []
 
 
 def _each(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:

@@ -1,0 +1,56 @@
+"""Where the objects are: the built-in data knows, and other data may come with a folder of masks."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitmix.data.augment import Augmentation, eval_pixels
+from vitmix.data.images import FileImages, ImageSet
+from vitmix.data.sources import ShapesImages
+
+Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
+
+
+def object_finder(
+    images: ImageSet, augmentation: Augmentation, *, masks: Path | None = None, value: int | None = None
+) -> Finder | None:
+    """What finds the objects of these images; None where nobody knows them.
+
+    Args:
+        masks: a folder with a picture for each image, of the same size, at the same place with the ending .png.
+        value: the gray level that marks the object; every level but 0 if none.
+    """
+    # Resampled as the image is, then cut at one half, so that mask and image stay on each other.
+    smooth = dataclasses.replace(augmentation, interpolation="bilinear")
+
+    def seen(mask: np.ndarray) -> Tensor:
+        picture = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).convert("RGB")
+        return eval_pixels(picture, smooth)[0] >= 128
+
+    if masks is not None:
+        if not masks.is_dir():
+            raise ValueError(f"there is no folder of masks {masks}")
+        if not isinstance(images, FileImages):
+            raise ValueError(f"a folder of masks goes with image files, and {images.description} is not made of them")
+        return lambda indices: torch.stack([seen(read_mask(masks, images.name(index), value)) for index in indices])
+    if isinstance(images, ShapesImages):
+        return lambda indices: torch.stack([seen(mask.numpy()) for mask in images.objects(indices)])
+    return None
+
+
+def read_mask(folder: Path, name: str, value: int | None) -> np.ndarray:
+    """The mask `(H, W)` of an image file: True on the object."""
+    path = folder / Path(name).with_suffix(".png")
+    try:
+        with Image.open(path) as picture:
+            levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
+    except OSError as problem:
+        raise ValueError(f"the mask {path} cannot be read ({problem})") from None
+    return levels != 0 if value is None else levels == value

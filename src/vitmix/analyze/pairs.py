@@ -1,0 +1,110 @@
+"""Mixed pairs for a study: the same pictures for every method, and the model left as it was."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.masks import NoMask
+from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.mixing import Evaluating, MixedBatch, Mixing
+from vitmix.shares import AreaShare, Share
+from vitmix.tap import Plan, Recorder, Tape
+
+
+class Pictures(NamedTuple):
+    """Normalized images `(B, 3, H, W)`, their labels `(B,)`, and where their objects are, `(B, H, W)` bool."""
+
+    images: Tensor
+    labels: Tensor
+    objects: Tensor | None = None
+
+
+def repeatable(batches: Iterable[Pictures]) -> Iterable[Pictures]:
+    """Batches that every method can be shown anew."""
+    return list(batches) if isinstance(batches, Iterator) else batches
+
+
+def each_mixer(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
+    if isinstance(method, Switch):
+        return Switch(tuple(map(change, method.choices)), method.weights)
+    return change(method)
+
+
+def one_mask_each(method: AnyMixer) -> AnyMixer:
+    """A method that draws a mask for every sample where it can, so that pairs are independent of each other."""
+
+    def changed(mixer: Mixer) -> Mixer:
+        mask: Any = mixer.mask
+        return (
+            dataclasses.replace(mixer, mask=dataclasses.replace(mask, per="sample")) if hasattr(mask, "per") else mixer
+        )
+
+    return each_mixer(method, changed)
+
+
+def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
+    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+    if any(isinstance(mixer.mask, NoMask) for mixer in method.mixers):
+        raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
+    rule = AreaShare() if share is None else share
+    return each_mixer(method, lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
+
+
+def two_regions(method: AnyMixer, *, study: str) -> None:
+    """Refuses methods that blend: no token of theirs belongs to one image."""
+    if any(mixer.mask.name == "constant" for mixer in method.mixers):
+        raise ValueError(f"{study} needs regions of either image, and {str(method)!r} blends them; use cutmix or smmix")
+
+
+def mixed_pairs(
+    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int
+) -> Iterator[tuple[Pictures, Mixing, MixedBatch]]:
+    """Each batch and its mix, the model in evaluation mode and not yet run on it."""
+    needs_maps = any(mixer.share.name == "activation" for mixer in method.mixers)
+    with Evaluating(model), method.attach(model, seed=seed, rank=0) as mixing:
+        for pictures in batches:
+            pictures = Pictures(*pictures)
+            maps = activation_maps(model, mixing, pictures.images, pictures.labels) if needs_maps else None
+            yield pictures, mixing, mixing.mix(pictures.images, pictures.labels, maps=maps)
+
+
+def paired(batch: MixedBatch) -> Tensor:
+    """Which samples `(B,)` are mixed with another one: the middle of an odd batch is its own partner."""
+    return batch.mix.partner.cpu() != torch.arange(batch.frame.batch)
+
+
+def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Tensor) -> Tensor:
+    """Maps `(B, rows, columns)` of each image's label: the classifier applied to every final token of a model."""
+    reader = mixing.reader
+    if reader is None:
+        raise ValueError(
+            f"activation labels need maps, and the tokens of a {type(model).__name__} cannot be read; leave them out"
+        )
+    recorder = Recorder(reader, plan := Plan(final=True))
+    recorder.tape = tape = Tape(plan)
+    try:
+        model(images)
+    finally:
+        recorder.remove()
+    assert tape.final is not None
+    patches = tape.final[:, reader.prefix :]
+    logits = reader.classify(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
+    picked = logits[torch.arange(len(labels), device=labels.device), :, labels]
+    return picked.view(len(images), *reader.grids((images.shape[2], images.shape[3]))[-1])
+
+
+def need_two_classes(labels: Tensor, study: str) -> None:
+    if len(labels.unique()) < 2:
+        raise ValueError(f"{study} needs pictures of two classes or more, got one class only; give other data")
+
+
+def need_objects(objects: Tensor | None, study: str) -> Tensor:
+    if objects is None:
+        raise ValueError(
+            f"{study} needs to know where the objects are, and these pictures have no masks; "
+            "use the built-in shapes, or give a folder of masks"
+        )
+    return objects

@@ -1,0 +1,153 @@
+"""`vitmix analyze`: what labels, attention and tokens do on mixed images."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitmix.commands._command import Command
+from vitmix.commands.evaluate import SPLITS
+from vitmix.commands.train import key_and_value
+
+if TYPE_CHECKING:
+    from vitmix.analyze.studies import Question, Study
+
+NAMES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Example: vitmix analyze runs/NAME --study fluctuation labels. Without --study: all that apply."
+    add = parser.add_argument
+    add("what", metavar="RUN|FILE|NAME", nargs="?", help="run folder, file of weights, or name of a timm model")
+    add("--study", nargs="+", metavar="NAME", help=f"what to measure: {', '.join(NAMES)}; --list explains them")
+    add("--list", action="store_true", help="list the studies")
+    add("--method", nargs="+", metavar="METHOD", help="methods to look at; each study has its own if none")
+    add("--data", metavar="TEXT", help="data, as vitmix train takes it; a run's own if none")
+    add("--split", choices=SPLITS, help="split to look at; a run's own, or test")
+    add("--masks", metavar="FOLDER", help="masks of the objects: a .png for each image, at the same place below FOLDER")
+    add("--mask-value", type=int, metavar="N", help="gray level of the object in those masks; all but 0 if none")
+    add("--images", type=int, default=1024, metavar="N", help="images to look at, at most (default: 1024)")
+    add("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
+    add("--model", metavar="NAME", help="timm model that a file of weights belongs to")
+    add("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
+    add("--pretrained", action="store_true", help="timm's published weights of the named model")
+    add("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
+    add("--batch", type=int, default=16, metavar="N", help="images per batch, which are mixed in pairs (default: 16)")
+    add("--workers", type=int, metavar="N", help="processes that load images; a run's own if none")
+    add("--seed", type=int, default=0, metavar="N", help="of the choice of images and of the mixing (default: 0)")
+    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    add("--figure", choices=("png", "svg", "pdf"), default="png", help="kind of the figures (default: png)")
+    add("--output", metavar="FOLDER", help="where JSON and figures go; RUN/analysis, or analysis")
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from vitmix._checks import check_choice
+    from vitmix.analyze.studies import STUDIES
+    from vitmix.train.checkpoints import write_file
+
+    if namespace.list:
+        width = max(map(len, STUDIES))
+        print("\n".join(f"{name:<{width}}  {study.about}" for name, study in STUDIES.items()))
+        return 0
+    for name in namespace.study or ():
+        check_choice("study", name, STUDIES)
+    if namespace.what is None:
+        raise ValueError("what to analyze is missing; give a run folder, a file of weights or a timm model, or --list")
+    question, facts = _question(namespace)
+    folder = Path(namespace.output or (question.run / "analysis" if question.run else "analysis"))
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; --output names a folder")
+    left_out, written = [], []
+    for name in dict.fromkeys(namespace.study or STUDIES):
+        study = STUDIES[name]
+        try:
+            content, text, figure = _measured(study, question, namespace.figure)
+        except ValueError as error:
+            if namespace.study:
+                raise
+            left_out.append(f"Left out: {name}, since {error}.")
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"study": name, "about": study.about, **facts}
+        write_file(folder / f"{name}.json", (json.dumps(about | content, indent=1) + "\n").encode())
+        written.append(f"{name}.json")
+        if figure is not None:
+            write_file(folder / f"{name}.{namespace.figure}", figure)
+            written.append(f"{name}.{namespace.figure}")
+        print(text, end="\n\n", flush=True)
+    if written:
+        print("After ±: half the width of the mean's 95 % interval. JSON also has the standard deviations.")
+        print(f"{folder}: {', '.join(written)}")
+    print("".join(f"{each}\n" for each in left_out), end="")
+    return 0
+
+
+def _measured(study: "Study", question: "Question", suffix: str) -> tuple[dict, str, bytes | None]:
+    from vitmix.analyze.figures import figure_bytes
+
+    tables = study.measure(question)
+    figure = None if study.draw is None else figure_bytes(study.draw(tables), suffix)
+    return {"tables": [table.plain() for table in tables]}, "\n\n".join(table.text() for table in tables), figure
+
+
+def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
+    from vitmix import __version__
+    from vitmix._checks import check_count
+    from vitmix.analyze.objects import object_finder
+    from vitmix.analyze.studies import Batches, Question
+    from vitmix.evaluate import stored, subject
+    from vitmix.spec import create
+
+    check_count("images", namespace.images, least=2)
+    check_count("batch", namespace.batch, least=2)
+    if namespace.workers is not None:
+        check_count("workers", namespace.workers, least=0)
+    for method in namespace.method or ():
+        create(method, 2)  # a typo should show before a model is built
+    found = subject.open_subject(
+        namespace.what,
+        model=namespace.model,
+        model_args=dict(map(key_and_value, namespace.model_args)),
+        pretrained=namespace.pretrained,
+        weights=namespace.weights,
+        size=namespace.size,
+    )
+    images, remarks = found.fit_labels(stored.own_images(found, data=namespace.data, split=namespace.split))
+    for remark in remarks:
+        print(remark)
+    running = stored.running_of(found, images, cpu=namespace.cpu)
+    augmentation = found.augmentation
+    masks = None if namespace.masks is None else Path(namespace.masks)
+    batches = Batches(
+        images,
+        augmentation,
+        count=namespace.images,
+        batch=namespace.batch,
+        seed=namespace.seed,
+        finder=object_finder(images, augmentation, masks=masks, value=namespace.mask_value),
+        device=running.device,
+        workers=running.workers if namespace.workers is None else namespace.workers,
+    )
+    question = Question(
+        found.model.to(running.device),
+        batches,
+        num_classes=found.settings["num_classes"],
+        methods=tuple(namespace.method or ()),
+        run=found.run,
+        size=augmentation.sides,
+        seed=namespace.seed,
+    )
+    facts = {
+        "weights": found.weights,
+        "model": found.config.model,
+        "data": images.description,
+        "images": len(batches.rows),
+        "batch": namespace.batch,
+        "seed": namespace.seed,
+        "methods": namespace.method,
+        "vitmix": __version__,
+    }
+    return question, facts
+
+
+COMMAND = Command("Measure what labels, attention and tokens do on mixed images.", _add_arguments, _run)

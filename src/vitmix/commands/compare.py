@@ -1,0 +1,107 @@
+"""`vitmix compare`: a matrix of trainings, and what may be concluded from it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitmix.commands._command import Command
+from vitmix.commands.train import key_and_value
+
+if TYPE_CHECKING:
+    from vitmix.compare.matrix import Cell, Matrix
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Example: vitmix compare example. Or: vitmix compare --method cutmix smmix --seeds 0 1 2 --set recipe=shapes. "
+        "The same command goes on where it was stopped, and skips what is done."
+    )
+    add = parser.add_argument
+    add("matrix", nargs="?", metavar="MATRIX", help="YAML file of a matrix, or the name of a ready one")
+    add("--list", action="store_true", help="list the ready matrices: the papers' tables")
+    add("--method", nargs="+", metavar="METHOD", default=[], help="rows, instead of the matrix's own")
+    add("--model", nargs="+", metavar="NAME", default=[], help="timm models, instead of the matrix's own")
+    add("--data", nargs="+", metavar="TEXT", default=[], help="data sets, instead of the matrix's own")
+    add("--seeds", nargs="+", type=int, metavar="N", default=[], help="seeds, instead of the matrix's own")
+    add(
+        "--set", nargs="+", metavar="KEY=VALUE", default=[], help="settings of every training, as vitmix train has them"
+    )
+    add("--baseline", metavar="ROW", help="row that the others are compared with")
+    add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")
+    add("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
+    add("--dry-run", action="store_true", help="list the trainings and whether they are done")
+    add("--no-train", action="store_true", help="only write table and page of what is there")
+    add("--output", metavar="FOLDER", help="where everything goes; comparisons/NAME if none")
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    # Not at the top: every other command would wait for these imports.
+    from vitmix._checks import check_count
+    from vitmix.compare import matrix as matrices
+    from vitmix.compare.runner import Interrupted, is_done, run_cells
+
+    if namespace.list:
+        return _list()
+    check_count("jobs", namespace.jobs)
+    if namespace.matrix is None and not namespace.method:
+        raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
+    matrix = matrices.changed(
+        None if namespace.matrix is None else matrices.read_matrix(namespace.matrix),
+        methods=namespace.method,
+        models=namespace.model,
+        data=namespace.data,
+        seeds=namespace.seeds,
+        settings=dict(map(key_and_value, namespace.set)),
+        baseline=namespace.baseline,
+    )
+    output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
+    cells = matrix.cells(output)
+    if namespace.dry_run:
+        print("\n".join(f"{'done' if is_done(cell) else 'to run':<7} {cell.name}" for cell in cells))
+        return 0
+    failures = []
+    if not namespace.no_train:
+        if matrix.note:
+            print(f"Note: {matrix.note}.")
+        try:
+            failures = run_cells(cells, output, jobs=namespace.jobs, say=print)
+        except Interrupted as stopped:
+            print(f"Stopped by {stopped}. The trainings have written checkpoints; the same command goes on from there.")
+            return stopped.exit_code
+    _conclude(matrix, cells, output, namespace.measure)
+    for failure in failures:
+        print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
+    return 1 if failures else 0
+
+
+def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str) -> None:
+    import yaml
+
+    from vitmix.compare import page, results
+    from vitmix.train.checkpoints import write_file
+
+    found = results.compare_cells(matrix, cells, measure=measure)
+    if not any(entry.runs for entry in found.entries):
+        print("No training is finished yet, so there is nothing to compare.")
+        return
+    content = {"about": matrix.about, "matrix": matrix.plain(), **results.plain(found)}
+    write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
+    write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
+    print(results.text(found))
+    print(f"{output}: compare.html, compare.json, matrix.yaml, runs")
+
+
+def _list() -> int:
+    from vitmix.compare.matrix import list_matrices
+
+    found = list_matrices()
+    width = max(map(len, found))
+    for name, matrix in found.items():
+        cells = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
+        print(f"{name:<{width}}  {matrix.about} ({cells} trainings)")
+    return 0
+
+
+COMMAND = Command("Train a matrix of methods, models, data and seeds, and compare.", _add_arguments, _run)

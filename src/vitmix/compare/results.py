@@ -1,0 +1,180 @@
+"""The results of a matrix, from its run folders alone."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitmix._checks import check_choice
+from vitmix.evaluate.stored import read_evaluation
+from vitmix.report.runs import Run, read_run
+from vitmix.train.progress import duration
+
+from .matrix import Cell, Matrix
+from .runner import folder_of, is_done
+from .statistics import Paired, paired_difference
+
+MEASURES = {"last": "metrics.jsonl:last.accuracy", "best": "metrics.jsonl:best.accuracy"}
+SECONDS = "summary.json:training_seconds"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a matrix on one model and one data set: finished runs by seed, and the distance from the baseline."""
+
+    row: str
+    model: str
+    data: str
+    runs: dict[int, Run]
+    planned: int
+    difference: Paired | None = None
+    slowdown: float | None = None
+
+    def values(self, source: str) -> list[float]:
+        return [value for run in self.runs.values() if (value := run.value(source)) is not None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything a comparison found; `measure` is the number that rows are compared by."""
+
+    entries: tuple[Entry, ...]
+    reference: str
+    measure: str
+
+    @property
+    def source(self) -> str:
+        return MEASURES[self.measure]
+
+    @property
+    def complete(self) -> bool:
+        return all(len(entry.runs) == entry.planned for entry in self.entries)
+
+    @property
+    def tests(self) -> int:
+        """How many paired tests there are."""
+        return sum(entry.difference is not None and entry.difference.p is not None for entry in self.entries)
+
+
+def compare_cells(matrix: Matrix, cells: Sequence[Cell], *, measure: str = "last") -> Comparison:
+    """The comparison of the cells that are finished."""
+    check_choice("measure", measure, MEASURES)
+    found: dict[tuple[str, tuple[str, str]], Entry] = {}
+    for place in dict.fromkeys((cell.row, cell.column) for cell in cells):
+        own = [cell for cell in cells if (cell.row, cell.column) == place]
+        runs = {cell.seed: _read(cell) for cell in own if is_done(cell)}
+        found[place] = Entry(own[0].row, own[0].model, own[0].data, runs, len(own))
+    entries = [
+        entry if row == matrix.reference else _beside(entry, found[matrix.reference, column], MEASURES[measure])
+        for (row, column), entry in found.items()
+    ]
+    return Comparison(tuple(entries), matrix.reference, measure)
+
+
+def _read(cell: Cell) -> Run:
+    run = read_run(folder_of(cell).path)
+    run.evaluation = read_evaluation(run.folder)
+    return run
+
+
+def _beside(entry: Entry, reference: Entry, source: str) -> Entry:
+    seeds = [seed for seed in entry.runs if seed in reference.runs]
+    if not seeds:
+        return entry
+    sides = [[float(each.runs[seed].value(source) or 0) for seed in seeds] for each in (entry, reference)]
+    times = [[float(each.runs[seed].value(SECONDS) or 0) for seed in seeds] for each in (entry, reference)]
+    slowdown = sum(times[0]) / sum(times[1]) if sum(times[1]) else None
+    return Entry(entry.row, entry.model, entry.data, entry.runs, entry.planned, paired_difference(*sides), slowdown)
+
+
+# Text and JSON
+
+
+def plain(comparison: Comparison) -> dict[str, Any]:
+    """As JSON holds it; accuracies and differences are fractions."""
+    rows = []
+    for entry in comparison.entries:
+        accuracy, seconds = entry.values(comparison.source), entry.values(SECONDS)
+        rows.append(
+            {
+                "row": entry.row,
+                "model": entry.model,
+                "data": entry.data,
+                "seeds": sorted(entry.runs),
+                "planned": entry.planned,
+                "accuracy": dict(zip(map(str, entry.runs), accuracy, strict=True)),
+                "mean": statistics.fmean(accuracy) if accuracy else None,
+                "std": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
+                "difference": None
+                if entry.difference is None
+                else entry.difference._asdict() | {"verdict": entry.difference.verdict},
+                "training_seconds": seconds,
+                "slowdown": entry.slowdown,
+                "parameters": _one(entry, "evaluation.json:parameters"),
+                "flops": _one(entry, "evaluation.json:flops"),
+                "runs": [str(run.folder) for run in entry.runs.values()],
+            }
+        )
+    return {"baseline": comparison.reference, "measure": comparison.measure, "tests": comparison.tests, "rows": rows}
+
+
+def text(comparison: Comparison) -> str:
+    """The table for people."""
+    models, data = ({getattr(entry, name) for entry in comparison.entries} for name in ("model", "data"))
+    head = ["", *["model"] * (len(models) > 1), *["data"] * (len(data) > 1), "seeds", "top-1, %"]
+    head += [f"to {comparison.reference}", "95 % interval", "p", "", "time", "× time", "parameters", "GFLOPs"]
+    rows = []
+    for entry in comparison.entries:
+        names = [entry.row, *[entry.model] * (len(models) > 1), *[entry.data] * (len(data) > 1)]
+        seeds = f"{len(entry.runs)}" + (f" of {entry.planned}" if len(entry.runs) < entry.planned else "")
+        rows.append([*names, seeds, *_numbers(entry, comparison)])
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+    return "\n".join(
+        [*lines, *notes(comparison), "GFLOPs of one image's forward pass: two operations for each multiply-add."]
+    )
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to read the numbers."""
+    which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
+    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
+    if comparison.tests:
+        said.append(
+            f"Differences are paired by seed; interval and p of the paired t-test. "
+            f"{comparison.tests} tests: at 95 % one in twenty calls a difference that is none."
+        )
+    if not comparison.complete:
+        said.append("Not all trainings are finished; the same command goes on.")
+    return said
+
+
+def _numbers(entry: Entry, comparison: Comparison) -> list[str]:
+    accuracy, seconds, found = entry.values(comparison.source), entry.values(SECONDS), entry.difference
+    if not accuracy:
+        return ["-"] * 9
+    shown = f"{100 * statistics.fmean(accuracy):.2f}"
+    shown += f" ± {100 * statistics.stdev(accuracy):.2f}" if len(accuracy) > 1 else ""
+    flops, parameters = _one(entry, "evaluation.json:flops"), _one(entry, "evaluation.json:parameters")
+    interval = "-"
+    if found is not None and found.low is not None and found.high is not None:
+        interval = f"{100 * found.low:+.2f} to {100 * found.high:+.2f}"
+    return [
+        shown,
+        "-" if found is None else f"{100 * found.mean:+.2f}",
+        interval,
+        "-" if found is None or found.p is None else f"{found.p:.3f}",
+        ("baseline" if entry.row == comparison.reference else "-") if found is None else found.verdict,
+        duration(statistics.fmean(seconds)) if seconds else "-",
+        "1.00" if entry.row == comparison.reference else "-" if entry.slowdown is None else f"{entry.slowdown:.2f}",
+        "-" if parameters is None else f"{parameters:,.0f}",
+        "-" if flops is None else f"{flops / 1e9:.4g}",
+    ]
+
+
+def _one(entry: Entry, source: str) -> float | None:
+    """A number that is the same for every seed."""
+    values = entry.values(source)
+    return values[0] if values else None
