@@ -290,6 +290,9 @@ def test_evaluation_of_fewer_images_than_processes():
 # Signals
 
 SCRIPT = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+
     import numpy as np
     from vitmix.data.augment import Augmentation
     from vitmix.data.images import ArrayImages

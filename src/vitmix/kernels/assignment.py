@@ -75,7 +75,9 @@ def solve_kernel(gain, easy, partner, batch, BLOCK: tl.constexpr):
             candidate = tl.where(open, length, float("inf"))
             reached, at, next_owner, its_price = tl.reduce((candidate, columns, owner, price), 0, _nearer)
             open = open & (columns != at)
-            offset = -tl.load(gain + tl.maximum(next_owner, 0).to(tl.int64) * batch + at).to(tl.float64) - its_price
+            # Without an owner this row of gains may never have been written.
+            place = gain + tl.maximum(next_owner, 0).to(tl.int64) * batch + at
+            offset = -tl.load(place, mask=next_owner >= 0, other=0.0).to(tl.float64) - its_price
             current = next_owner
         closed = exists & (open == 0)
         price = tl.where(closed, price - (reached - length), price)
