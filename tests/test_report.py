@@ -271,6 +271,36 @@ def test_wrong_input(
     assert sentence in capsys.readouterr().err
 
 
+def change_evaluation(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    change(evaluation)
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+
+
+def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
+    """Images that cannot be read are not evaluated, so a class can be missing in one run, or in a configuration."""
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    classes = json.loads((folder / "cut-0" / "evaluation.json").read_text())["classes"]
+
+    def forget(evaluation: dict[str, Any], label: int) -> None:
+        evaluation["confusion"] = [each for each in evaluation["confusion"] if each[0] != label]
+
+    change_evaluation(folder / "aligned-0", lambda evaluation: forget(evaluation, 0))  # the first is no exception
+    for name in ("cut-0", "cut-1"):
+        change_evaluation(folder / name, lambda evaluation: forget(evaluation, 1))
+    page = report_on(folder)
+    rows = {label: re.findall(rf"<tr><td>{classes[label]}</td>.*?</tr>", page)[0] for label in (0, 1)}
+    assert 'data-run="1" data-from="evaluation.json:recall.0"' in rows[0] and "–" not in rows[0]
+    assert rows[1].count('<td><span class="soft">–</span></td>') == 1 and "recall.1" in rows[1]
+
+
+def report_on(*places: Path, **settings: Any) -> str:
+    """The page of these runs, without pictures."""
+    output = places[0].parent / "page.html"
+    write_report(places, output, **{"examples": 0, "compute": False, **settings})
+    return output.read_text()
+
+
 def test_a_run_without_an_epoch(tmp_path: Path) -> None:
     train_until(tmp_path / "run", 1)
     with pytest.raises(ValueError, match="no evaluated epoch"):

@@ -36,9 +36,15 @@ def classes_section(groups: Sequence[Group]) -> str:
     assert first.evaluation is not None
     names = first.evaluation["classes"]
     same = [group for group in seen if all((run.evaluation or {})["classes"] == names for run in group.runs)]
-    labels = sorted({each[0] for each in first.evaluation["confusion"]})
+    return _missing(groups) + _class_table(same, names)
+
+
+def _class_table(groups: Sequence[Group], names: Sequence[str]) -> str:
+    """Every class that has a readable image in some run's evaluation."""
+    runs = [run for group in groups for run in group.runs]
+    labels: list[int] = sorted({each[0] for run in runs for each in (run.evaluation or {})["confusion"]})
     means = {
-        label: statistics.fmean(v for g in same for v in g.values(f"evaluation.json:recall.{label}"))
+        label: statistics.fmean(v for g in groups for v in g.values(f"evaluation.json:recall.{label}"))
         for label in labels
     }
     labels.sort(key=lambda label: (means[label], label))
@@ -46,22 +52,22 @@ def classes_section(groups: Sequence[Group]) -> str:
     if len(labels) > MOST_CLASSES:
         said = f"The lowest {MOST_CLASSES} of {len(labels)} classes."
         labels = labels[:MOST_CLASSES]
-    rows = [
-        [
-            escape(names[label]),
-            number(first, f"evaluation.json:images.{label}", COUNT),
-            *(_meter(g, label) for g in same),
-        ]
-        for label in labels
-    ]
-    head = ["class", "images", *(html.key(group) for group in same)]
-    return _missing(groups) + table(head, rows, caption=f"Part of each class's images that is recognized. {said}")
+    rows = []
+    for label in labels:
+        counted = f"evaluation.json:images.{label}"
+        most = max(runs, key=lambda run: run.value(counted) or 0)
+        meters = (_meter(group, label) for group in groups)
+        rows.append([escape(names[label]), number(most, counted, COUNT), *meters])
+    head = ["class", "images", *(html.key(group) for group in groups)]
+    return table(head, rows, caption=f"Part of each class's images that is recognized. {said}")
 
 
 def _meter(group: Group, label: int) -> str:
     source = f"evaluation.json:recall.{label}"
-    mean = statistics.fmean(group.values(source))
-    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * mean:.1f}%"></i></span>'
+    values = group.values(source)
+    if not values:
+        return html.NONE
+    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * statistics.fmean(values):.1f}%"></i></span>'
     return bar + spread(group, source, PERCENT)
 
 
