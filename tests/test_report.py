@@ -180,7 +180,7 @@ def test_page_needs_nothing_else(page: str) -> None:
 
 
 def test_groups_are_configurations_without_seed(runs: Path) -> None:
-    groups = group_runs(find_runs([runs]))
+    groups = group_runs(find_runs([runs])[0])
     assert [group.name for group in groups] == list(METHODS.values())
     assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     assert list(groups[0].different) == ["method"]
@@ -301,7 +301,19 @@ def report_on(*places: Path, **settings: Any) -> str:
     return output.read_text()
 
 
-def test_a_run_without_an_epoch(tmp_path: Path) -> None:
-    train_until(tmp_path / "run", 1)
+def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused where it is named, left out with a word where it only lies beside others."""
+    folder = tmp_path / "runs"
+    train_until(folder / "new", 1)
     with pytest.raises(ValueError, match="no evaluated epoch"):
-        find_runs([tmp_path / "run"])
+        find_runs([folder / "new"])
+    with pytest.raises(ValueError, match="none of the 1 runs in"):
+        find_runs([folder])
+    shutil.copytree(runs / "cut-0", folder / "cut-0")
+    with pytest.raises(ValueError, match="no evaluated epoch"):
+        find_runs([folder, folder / "new"])
+    output = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--output", str(output), "--examples", "0"]) == 0
+    sentence = f"Left out: {folder / 'new'} has no evaluated epoch yet"
+    assert sentence in capsys.readouterr().out and sentence in output.read_text()
+    assert [run.folder.name for run in find_runs([folder])[0]] == ["cut-0"]

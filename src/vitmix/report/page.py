@@ -43,10 +43,12 @@ def write_report(
     """
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"cannot write the page to {output}; name a file in a folder that exists")
-    runs = find_runs(places)
+    runs, left_out = find_runs(places)
+    for sentence in left_out:
+        say(sentence)
     add_evaluations(runs, compute=compute, say=say)
     groups = group_runs(runs)
-    page = render(groups, draw_pictures(groups, examples, say)).encode()
+    page = render(groups, draw_pictures(groups, examples, say), notes=left_out).encode()
     write_file(output, page)
     return len(page)
 
@@ -55,9 +57,14 @@ Section = tuple[str, str, str]  # anchor, heading, content
 
 
 def render(
-    groups: Sequence[Group], pictures: Pictures, *, heading: str | None = None, first: Sequence[Section] = ()
+    groups: Sequence[Group],
+    pictures: Pictures,
+    *,
+    heading: str | None = None,
+    first: Sequence[Section] = (),
+    notes: Sequence[str] = (),
 ) -> str:
-    """The whole page as text, with sections of somebody else's in front if there are `first` ones."""
+    """The whole page as text: `notes` at the top, then sections of somebody else's if there are `first` ones."""
     runs = [run for group in groups for run in group.runs]
     sections = [
         *first,
@@ -82,6 +89,7 @@ def render(
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{title} – vitmix</title><style>{style}</style></head><body>"
         f'<header><h1>{title}</h1><p class="soft">{what}</p><nav>{menu}</nav></header><main>'
+        + "".join(map(html.note, notes))
         + "".join(section(name, heading, content) for name, heading, content in sections)
         + f'</main><footer><p class="soft">Written by vitmix {__version__}.</p></footer></body></html>\n'
     )

@@ -95,6 +95,10 @@ class Group:
         return [value for run in self.runs if (value := run.value(source)) is not None]
 
 
+class NotStarted(ValueError):
+    """A run without an evaluated epoch."""
+
+
 def read_run(folder: Path) -> Run:
     """A run that has finished an epoch."""
     place = RunFolder(folder)
@@ -112,24 +116,38 @@ def read_run(folder: Path) -> Run:
             break  # the end of a file that is being written
     config = resolve(file=place.config)
     if not any(row.get(config.best) is not None for row in rows):
-        raise ValueError(f"{folder} has no evaluated epoch yet; come back when its first row is written")
+        raise NotStarted(f"{folder} has no evaluated epoch yet; come back when its first row is written")
     return Run(folder, config, rows, place.read_summary())
 
 
-def find_runs(places: Sequence[Path]) -> list[Run]:
-    """The runs in these folders: run folders, or folders of them."""
-    found: list[Path] = []
+def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders, which are run folders or hold some, and a sentence for each that was left out.
+
+    Left out are runs without an evaluated epoch that were found in a folder; one that is named itself is refused.
+    """
+    found: dict[Path, tuple[Path, bool]] = {}  # resolved → as given, and whether it was named itself
     for place in places:
         if not place.is_dir():
             raise ValueError(f"there is no run folder {place}")
         inside = sorted(path.parent for path in place.glob("*/config.yaml"))
-        found += [place] if RunFolder(place).exists or not inside else inside
-    unique = list(dict.fromkeys(path.resolve() for path in found))
-    named = {path.resolve(): path for path in reversed(found)}
-    runs = [read_run(named[path]) for path in unique]
+        named = RunFolder(place).exists or not inside
+        for path in [place] if named else inside:
+            first, before = found.get(path.resolve(), (path, False))
+            found[path.resolve()] = (first, named or before)
+    runs: list[Run] = []
+    left_out: list[str] = []
+    for path, named in found.values():
+        try:
+            runs.append(read_run(path))
+        except NotStarted as error:
+            if named:
+                raise
+            left_out.append(f"Left out: {error}")
+    if not runs:
+        raise ValueError(f"none of the {len(left_out)} runs in {places[0]} has an evaluated epoch yet; come back later")
     for number, run in enumerate(runs):
         run.number = number
-    return runs
+    return runs, left_out
 
 
 def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], None]) -> None:
