@@ -247,11 +247,31 @@ def pixels(picture: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(picture)))
 
 
+def textures(folder: Path) -> Path:
+    """Images as full of detail as photos of foliage: structure at every scale."""
+    generator = np.random.default_rng(0)
+    for number in range(20):
+        place = folder / ("train" if number < 16 else "val") / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        layers = [
+            generator.normal(0, 12, (side, side, 3)).repeat(384 // side, 0).repeat(384 // side, 1)
+            for side in (6, 24, 96, 192, 384)
+        ]
+        Image.fromarray((128 + np.sum(layers, axis=0)).clip(0, 255).astype(np.uint8)).save(place / f"{number}.png")
+    return folder
+
+
 def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
     model = {"patch_size": 64, "embed_dim": 16, "depth": 2, "num_heads": 2}
-    data = "shapes(size=384, length=16, test_length=8)"
     run = tmp_path / "runs" / "0"
-    train(run, data=data, size=384, model_args=model, method="mixup | cutmix | tokenmix", epochs=1)
+    train(
+        run,
+        data=f"imagefolder:{textures(tmp_path / 'data')}",
+        size=384,
+        model_args=model,
+        method="mixup | cutmix | tokenmix",
+        epochs=1,
+    )
     first = draw_examples(open_subject(run), count=5)
     assert {pixels(example.mixed).shape for example in first} == {(256, 256, 3)}
     assert {pixels(each).shape for example in first for each in example.sources.values()} == {(96, 96, 3)}
