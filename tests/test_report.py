@@ -380,6 +380,19 @@ def report_on(*places: Path, **settings: Any) -> str:
     return output.read_text()
 
 
+def change_metrics(folder: Path, **values: float) -> None:
+    rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    for name, accuracy in (("aligned-0", 1.0), ("aligned-1", 0.9), ("cut-0", 1.0), ("cut-1", 0.95)):
+        change_metrics(folder / name, accuracy=accuracy)
+    ranges = re.findall(r'<figure data-curve="accuracy">.*?data-ranges="([^"]+)"', report_on(folder))
+    assert float(ranges[0].split()[-1]) <= 1.0 + 1e-9
+
+
 def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused where it is named, left out with a word where it only lies beside others."""
     folder = tmp_path / "runs"

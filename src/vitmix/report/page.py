@@ -25,6 +25,7 @@ CURVES = {  # column of metrics.jsonl → title and how its values read
     "lr": ("Learning rate", lambda value: f"{value:.2g}"),
     "images/s": ("Images per second, training", lambda value: f"{value:,.0f}"),
 }
+SHARES = ("accuracy", "ema_accuracy")  # of the curves: what is never above one
 
 
 def write_report(
@@ -139,7 +140,7 @@ def _curves(groups: Sequence[Group]) -> str:
                 lines.append(svg.Line(group.number, courses[0], labels[0]))
                 continue
             lines += [svg.Line(group.number, c, label, "seed") for c, label in zip(courses, labels, strict=True) if c]
-            mean, low, high = _mean_course(courses)
+            mean, low, high = _mean_course(courses, most=1.0 if name in SHARES else math.inf)
             if mean:
                 lines.append(svg.Line(group.number, mean, f"{group.name}, mean"))
                 bands.append(svg.Band(group.number, low, high))
@@ -156,8 +157,8 @@ def _curves(groups: Sequence[Group]) -> str:
 Course = list[tuple[float, float]]
 
 
-def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
-    """Mean, mean - deviation and mean + deviation at the epochs that all runs reached."""
+def _mean_course(courses: Sequence[Course], most: float) -> tuple[Course, Course, Course]:
+    """Mean, mean - deviation and mean + deviation (`most` at most) at the epochs that all runs reached."""
     tables = [dict(course) for course in courses]
     shared = sorted(set.intersection(*(set(each) for each in tables)))
     mean, low, high = [], [], []
@@ -167,7 +168,7 @@ def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
         mean.append((epoch, middle))
         # Accuracies, losses and speeds are never below zero, whatever their spread.
         low.append((epoch, max(middle - deviation, min(0.0, *values))))
-        high.append((epoch, middle + deviation))
+        high.append((epoch, min(middle + deviation, most)))
     return mean, low, high
 
 
