@@ -1,5 +1,7 @@
 """The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
 
+import argparse
+import inspect
 import io
 import json
 import math
@@ -17,6 +19,7 @@ from PIL import Image
 
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix import cli
+from vitmix.commands.report import COMMAND
 from vitmix.evaluate import evaluate_run
 from vitmix.evaluate.subject import open_subject
 from vitmix.report import svg, write_report
@@ -304,6 +307,8 @@ def test_single_unfinished_run(tmp_path: Path) -> None:
     write_report([tmp_path / "run"], tmp_path / "page.html", compute=False, examples=0)
     page = (tmp_path / "page.html").read_text()
     assert "of 5, not finished" in page and "vitmix eval" in page
+    results = page.partition('<section id="results">')[2].partition("</section>")[0]
+    assert f"Not finished, and counted as far as it is: {tmp_path / 'run'} (1 of 5 epochs)" in results
     assert not Page(page).open
 
 
@@ -391,6 +396,60 @@ def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:
         change_metrics(folder / name, accuracy=accuracy)
     ranges = re.findall(r'<figure data-curve="accuracy">.*?data-ranges="([^"]+)"', report_on(folder))
     assert float(ranges[0].split()[-1]) <= 1.0 + 1e-9
+
+
+def test_runs_of_different_data_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "cut-0", folder / "a")
+    shutil.copytree(runs / "aligned-0", folder / "b")
+    assert "do not compare" not in report_on(folder)
+
+    def elsewhere(evaluation: dict[str, Any]) -> None:
+        evaluation["data"] = "flowers (val)"
+        evaluation["classes"] = [f"flower {number}" for number in range(len(evaluation["classes"]))]
+
+    evaluation = (folder / "b" / "evaluation.json").rename(tmp_path / "kept.json")
+    assert "do not compare" not in report_on(folder)  # the same data, though one of them is not evaluated
+    evaluation.rename(folder / "b" / "evaluation.json")
+    change_evaluation(folder / "b", elsewhere)
+    page = report_on(folder)
+    assert f"flowers (val): {folder / 'b'}" in page and "do not compare" in page
+    tables = page.partition('<section id="classes">')[2].partition("</section>")[0].split("<h3>")[1:]
+    assert [table.partition("</h3>")[0] for table in tables] == ["shapes, 24 images of 16 px (test)", "flowers (val)"]
+    assert 'data-run="0"' in tables[0] and 'data-run="1"' not in tables[0] and "flower 1" not in tables[0]
+    assert 'data-run="1"' in tables[1] and 'data-run="0"' not in tables[1] and "flower 1" in tables[1]
+
+
+def test_the_same_seed_twice_is_said(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name, of in (("first", "cut-0"), ("again", "cut-0"), ("other", "cut-1")):
+        shutil.copytree(runs / of, folder / name)
+    assert "cutmix has seed 0 2 times" in report_on(folder)
+    assert "2 times" not in report_on(runs)
+
+
+def test_the_images_of_the_best_epoch_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
+    """Data without test images is evaluated on its validation images, whatever the configuration asks for."""
+    run = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    change_evaluation(run, lambda evaluation: evaluation.update(data="photos (val)"))
+    assert "best accuracy on photos (val)." in report_on(run)
+    (run / "evaluation.json").unlink()
+    page = report_on(run)
+    assert "best accuracy on the images of its evaluation." in page and "test images" not in page
+
+
+@pytest.mark.parametrize("key", ["classes", "confusion", "bins", "data", "device"])
+def test_an_evaluation_that_lacks_something_is_none(runs: Path, tmp_path: Path, key: str) -> None:
+    run = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    change_evaluation(run, lambda evaluation: evaluation.pop(key))
+    assert f"{run} is not evaluated: there is no complete evaluation.json" in report_on(run)
+
+
+def test_command_and_function_draw_as_many_examples() -> None:
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    usual = inspect.signature(write_report).parameters["examples"].default
+    assert parser.parse_args(["run"]).examples == usual
 
 
 def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

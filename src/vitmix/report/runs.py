@@ -14,6 +14,8 @@ from vitmix.train.config import FIELDS, TrainConfig, resolve
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
 
+NEEDED = {"data", "classes", "confusion", "bins", "ece", "device", "precision", "batch"}  # of an evaluation
+
 
 @dataclass
 class Run:
@@ -91,6 +93,10 @@ class Group:
     number: int = 0
     different: dict[str, Any] = field(default_factory=dict)
 
+    def only(self, runs: Sequence[Run]) -> "Group":
+        """The group with these of its runs alone."""
+        return dataclasses.replace(self, runs=list(runs))
+
     def values(self, source: str) -> list[float]:
         return [value for run in self.runs if (value := run.value(source)) is not None]
 
@@ -154,6 +160,8 @@ def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], 
     """Reads each run's stored evaluation; where there is none, evaluates its best weights and stores the result."""
     for run in runs:
         run.evaluation = read_evaluation(run.folder)
+        if run.evaluation is not None and not NEEDED <= run.evaluation.keys():
+            run.evaluation = None  # of another version, or of somebody's own making
         if run.evaluation is None and compute:
             say(f"Evaluating {run.folder}")
             try:
@@ -161,7 +169,7 @@ def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], 
             except (ValueError, OSError) as error:
                 run.not_evaluated = " ".join(str(error).split())
         elif run.evaluation is None:
-            run.not_evaluated = f"there is no evaluation.json; 'vitmix eval {run.folder}' writes it"
+            run.not_evaluated = f"there is no complete evaluation.json; 'vitmix eval {run.folder}' writes it"
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
