@@ -331,6 +331,12 @@ def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     assert "<script" not in page and "<b>run" not in page and "&lt;script&gt;" in page
 
 
+def test_one_epoch_has_one_mark() -> None:
+    chart = svg.line_chart("loss", [svg.Line(0, [(1, 2.5)], "a")], shown=lambda value: "y", x_name="epoch")
+    assert re.findall(r">([^<]*)</text>", chart.replace(">y<", "><")).count("1") == 1
+    assert not re.search(r">[01]\.\d+</text>", chart)
+
+
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (3, 3), (0, 0), (-1e-9, 1e-9), (1e-5, 5e-4), (12.3, 98765.4)])
 def test_ticks_enclose(low: float, high: float) -> None:
     found = svg.ticks(low, high)
