@@ -1,5 +1,8 @@
 """The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
 
+import argparse
+import inspect
+import io
 import json
 import math
 import re
@@ -12,13 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from training import one_thread, train, train_until  # noqa: F401
+from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix import cli
+from vitmix.commands.report import COMMAND
 from vitmix.evaluate import evaluate_run
 from vitmix.evaluate.subject import open_subject
 from vitmix.report import svg, write_report
-from vitmix.report.examples import draw_examples
+from vitmix.report.examples import Example, Part, draw_examples
+from vitmix.report.pictures import tile
 from vitmix.report.runs import find_runs, group_runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,11 +182,10 @@ def test_page_needs_nothing_else(page: str) -> None:
     style = page.partition("<style>")[2].partition("</style>")[0]
     assert "@import" not in style and "url(" not in style
     assert "@media print" in style and "prefers-color-scheme: dark" in style and 'name="viewport"' in page
-    assert len(page.encode()) < 5_000_000
 
 
 def test_groups_are_configurations_without_seed(runs: Path) -> None:
-    groups = group_runs(find_runs([runs]))
+    groups = group_runs(find_runs([runs])[0])
     assert [group.name for group in groups] == list(METHODS.values())
     assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     assert list(groups[0].different) == ["method"]
@@ -198,8 +203,11 @@ def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
     other = draw_examples(open_subject(runs / "aligned-1"), count=3)
     assert [each.mixed for each in other] != [each.mixed for each in first]
     for example in first:
-        assert sum(part for _, part in example.target) == pytest.approx(1, abs=0.006)
-        assert all(0 < part <= 1 for _, part in example.target)
+        assert sum(part.share for part in example.target) == pytest.approx(1, abs=0.006)
+        assert all(0 < part.share <= 1 for part in example.target)
+        roles = [part.role for part in example.target]
+        assert roles[0] == "own" and list(example.sources) == ["own", "partner"]
+        assert roles[1:2] == ["partner"] or example.target[0].share > 0.9  # of the same class
     assert any(len(example.target) > 2 for example in first)  # two classes, and what smoothing spreads
 
 
@@ -207,6 +215,80 @@ def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
 def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
     train(tmp_path / "run", method=method, epochs=1)
     assert draw_examples(open_subject(tmp_path / "run"), count=2)
+
+
+def test_examples_of_activation_labels(tmp_path: Path) -> None:
+    maps = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
+    assert cli.main([*maps, "--workers", "0"]) == 0
+    method = "mixup | tokenmix(label=activation)"
+    train(tmp_path / "run", method=method, maps=str(tmp_path / "maps"), epochs=1)
+    found = draw_examples(open_subject(tmp_path / "run"), count=2)
+    assert len(found) == 4 and any("tokenmix" in example.method or "activation" in example.method for example in found)
+
+
+def test_an_image_that_played_no_part_is_no_source(tmp_path: Path) -> None:
+    train(tmp_path / "run", method="none", epochs=1, smoothing=0.1)
+    for example in draw_examples(open_subject(tmp_path / "run"), count=16):
+        assert list(example.sources) == ["own"] and example.sources["own"] == example.mixed
+        assert [part.role for part in example.target] == ["own", "rest"]
+
+
+def test_tokens_that_htm_takes_are_drawn(tmp_path: Path) -> None:
+    """Every cell of the picture is the own image's or that of the image which gave the token."""
+    train(tmp_path / "run", method="htm(block=1, rho=0)", epochs=1)
+    found = [each for each in draw_examples(open_subject(tmp_path / "run"), count=16) if "taken" in each.sources]
+    assert found
+    for example in found:
+        assert list(example.sources) == ["own", "taken"]
+        mixed, own, taken = (pixels(each) for each in (example.mixed, *example.sources.values()))
+        cells = [each.reshape(2, 8, 2, 8, 3).swapaxes(1, 2).reshape(4, -1) for each in (mixed, own, taken)]
+        from_own, from_taken = ((cells[0] == each).all(1) for each in cells[1:])
+        assert (from_own | from_taken).all() and (from_taken & ~from_own).any()
+
+
+def pixels(picture: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture)))
+
+
+def textures(folder: Path) -> Path:
+    """Images as full of detail as photos of foliage: structure at every scale."""
+    generator = np.random.default_rng(0)
+    for number in range(20):
+        place = folder / ("train" if number < 16 else "val") / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        layers = [
+            generator.normal(0, 12, (side, side, 3)).repeat(384 // side, 0).repeat(384 // side, 1)
+            for side in (6, 24, 96, 192, 384)
+        ]
+        Image.fromarray((128 + np.sum(layers, axis=0)).clip(0, 255).astype(np.uint8)).save(place / f"{number}.png")
+    return folder
+
+
+def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
+    model = {"patch_size": 64, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    run = tmp_path / "runs" / "0"
+    train(
+        run,
+        data=f"imagefolder:{textures(tmp_path / 'data')}",
+        size=384,
+        model_args=model,
+        method="mixup | cutmix | tokenmix",
+        epochs=1,
+    )
+    first = draw_examples(open_subject(run), count=5)
+    assert {pixels(example.mixed).shape for example in first} == {(256, 256, 3)}
+    assert {pixels(each).shape for example in first for each in example.sources.values()} == {(96, 96, 3)}
+    for number in range(1, 6):
+        other = shutil.copytree(run, tmp_path / "runs" / str(number))
+        config = (other / "config.yaml").read_text()
+        (other / "config.yaml").write_text(re.sub(r"smoothing: .*", f"smoothing: 0.{number}", config))
+    assert len(report_on(tmp_path / "runs", examples=5).encode()) < 5_000_000
+
+
+def test_a_class_may_be_called_rest() -> None:
+    target = [Part("own", "rest", 0.6), Part("partner", "cat", 0.3), Part("rest", "rest", 0.1)]
+    shown = tile(Example("mixup", b"", {"own": b""}, target))
+    assert re.findall('<i class="([a-z]+)"', shown) == ["own", "partner", "rest"]
 
 
 def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:
@@ -225,6 +307,8 @@ def test_single_unfinished_run(tmp_path: Path) -> None:
     write_report([tmp_path / "run"], tmp_path / "page.html", compute=False, examples=0)
     page = (tmp_path / "page.html").read_text()
     assert "of 5, not finished" in page and "vitmix eval" in page
+    results = page.partition('<section id="results">')[2].partition("</section>")[0]
+    assert f"Not finished, and counted as far as it is: {tmp_path / 'run'} (1 of 5 epochs)" in results
     assert not Page(page).open
 
 
@@ -245,6 +329,12 @@ def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     write_report([output], tmp_path / "page.html", examples=0)
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page and "<b>run" not in page and "&lt;script&gt;" in page
+
+
+def test_one_epoch_has_one_mark() -> None:
+    chart = svg.line_chart("loss", [svg.Line(0, [(1, 2.5)], "a")], shown=lambda value: "y", x_name="epoch")
+    assert re.findall(r">([^<]*)</text>", chart.replace(">y<", "><")).count("1") == 1
+    assert not re.search(r">[01]\.\d+</text>", chart)
 
 
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (3, 3), (0, 0), (-1e-9, 1e-9), (1e-5, 5e-4), (12.3, 98765.4)])
@@ -271,7 +361,116 @@ def test_wrong_input(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_run_without_an_epoch(tmp_path: Path) -> None:
-    train_until(tmp_path / "run", 1)
+def change_evaluation(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    change(evaluation)
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+
+
+def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
+    """Images that cannot be read are not evaluated, so a class can be missing in one run, or in a configuration."""
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    classes = json.loads((folder / "cut-0" / "evaluation.json").read_text())["classes"]
+
+    def forget(evaluation: dict[str, Any], label: int) -> None:
+        evaluation["confusion"] = [each for each in evaluation["confusion"] if each[0] != label]
+
+    change_evaluation(folder / "aligned-0", lambda evaluation: forget(evaluation, 0))  # the first is no exception
+    for name in ("cut-0", "cut-1"):
+        change_evaluation(folder / name, lambda evaluation: forget(evaluation, 1))
+    page = report_on(folder)
+    rows = {label: re.findall(rf"<tr><td>{classes[label]}</td>.*?</tr>", page)[0] for label in (0, 1)}
+    assert 'data-run="1" data-from="evaluation.json:recall.0"' in rows[0] and "–" not in rows[0]
+    assert rows[1].count('<td><span class="soft">–</span></td>') == 1 and "recall.1" in rows[1]
+
+
+def report_on(*places: Path, **settings: Any) -> str:
+    """The page of these runs, without pictures."""
+    output = places[0].parent / "page.html"
+    write_report(places, output, **{"examples": 0, "compute": False, **settings})
+    return output.read_text()
+
+
+def change_metrics(folder: Path, **values: float) -> None:
+    rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    for name, accuracy in (("aligned-0", 1.0), ("aligned-1", 0.9), ("cut-0", 1.0), ("cut-1", 0.95)):
+        change_metrics(folder / name, accuracy=accuracy)
+    ranges = re.findall(r'<figure data-curve="accuracy">.*?data-ranges="([^"]+)"', report_on(folder))
+    assert float(ranges[0].split()[-1]) <= 1.0 + 1e-9
+
+
+def test_runs_of_different_data_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "cut-0", folder / "a")
+    shutil.copytree(runs / "aligned-0", folder / "b")
+    assert "do not compare" not in report_on(folder)
+
+    def elsewhere(evaluation: dict[str, Any]) -> None:
+        evaluation["data"] = "flowers (val)"
+        evaluation["classes"] = [f"flower {number}" for number in range(len(evaluation["classes"]))]
+
+    evaluation = (folder / "b" / "evaluation.json").rename(tmp_path / "kept.json")
+    assert "do not compare" not in report_on(folder)  # the same data, though one of them is not evaluated
+    evaluation.rename(folder / "b" / "evaluation.json")
+    change_evaluation(folder / "b", elsewhere)
+    page = report_on(folder)
+    assert f"flowers (val): {folder / 'b'}" in page and "do not compare" in page
+    tables = page.partition('<section id="classes">')[2].partition("</section>")[0].split("<h3>")[1:]
+    assert [table.partition("</h3>")[0] for table in tables] == ["shapes, 24 images of 16 px (test)", "flowers (val)"]
+    assert 'data-run="0"' in tables[0] and 'data-run="1"' not in tables[0] and "flower 1" not in tables[0]
+    assert 'data-run="1"' in tables[1] and 'data-run="0"' not in tables[1] and "flower 1" in tables[1]
+
+
+def test_the_same_seed_twice_is_said(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name, of in (("first", "cut-0"), ("again", "cut-0"), ("other", "cut-1")):
+        shutil.copytree(runs / of, folder / name)
+    assert "cutmix has seed 0 2 times" in report_on(folder)
+    assert "2 times" not in report_on(runs)
+
+
+def test_the_images_of_the_best_epoch_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
+    """Data without test images is evaluated on its validation images, whatever the configuration asks for."""
+    run = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    change_evaluation(run, lambda evaluation: evaluation.update(data="photos (val)"))
+    assert "best accuracy on photos (val)." in report_on(run)
+    (run / "evaluation.json").unlink()
+    page = report_on(run)
+    assert "best accuracy on the images of its evaluation." in page and "test images" not in page
+
+
+@pytest.mark.parametrize("key", ["classes", "confusion", "bins", "data", "device"])
+def test_an_evaluation_that_lacks_something_is_none(runs: Path, tmp_path: Path, key: str) -> None:
+    run = shutil.copytree(runs / "cut-0", tmp_path / "run")
+    change_evaluation(run, lambda evaluation: evaluation.pop(key))
+    assert f"{run} is not evaluated: there is no complete evaluation.json" in report_on(run)
+
+
+def test_command_and_function_draw_as_many_examples() -> None:
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    usual = inspect.signature(write_report).parameters["examples"].default
+    assert parser.parse_args(["run"]).examples == usual
+
+
+def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused where it is named, left out with a word where it only lies beside others."""
+    folder = tmp_path / "runs"
+    train_until(folder / "new", 1)
     with pytest.raises(ValueError, match="no evaluated epoch"):
-        find_runs([tmp_path / "run"])
+        find_runs([folder / "new"])
+    with pytest.raises(ValueError, match="none of the 1 runs in"):
+        find_runs([folder])
+    shutil.copytree(runs / "cut-0", folder / "cut-0")
+    with pytest.raises(ValueError, match="no evaluated epoch"):
+        find_runs([folder, folder / "new"])
+    output = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--output", str(output), "--examples", "0"]) == 0
+    sentence = f"Left out: {folder / 'new'} has no evaluated epoch yet"
+    assert sentence in capsys.readouterr().out and sentence in output.read_text()
+    assert [run.folder.name for run in find_runs([folder])[0]] == ["cut-0"]

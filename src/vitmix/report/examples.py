@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,23 +15,40 @@ from vitmix.data.augment import Augmentation
 from vitmix.data.loader import TrainLoader
 from vitmix.draws import generator_for
 from vitmix.evaluate.subject import Subject
+from vitmix.inner import HTM, Horizontal
 from vitmix.learner import Learner
-from vitmix.mix import label_rows
+from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.mixing import MixedBatch
+from vitmix.show.scene import ALWAYS_EASY
 from vitmix.train import prepare
 
 BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
 TRIES = 64  # batches looked at until every method of a switch was drawn
+MIXED_SIDE, SOURCE_SIDE = 256, 96  # pixels, at most: a page of many configurations must stay small
+MOST_CLASSES = 4  # of a target
+
+Role = Literal["own", "partner", "taken", "other", "rest"]
+"""Of a source: the image itself, the one mixed into it, the one (as mixed) whose tokens HTM put in. Of a part of the
+target also a class of none of them, and what smoothing spreads over all others."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class's part of a target."""
+
+    role: Role
+    name: str
+    share: float
 
 
 @dataclass(frozen=True)
 class Example:
-    """A mixed image between the two it was made of, and its target as (class, part) pairs, largest first."""
+    """A mixed image, the images that it was made of, and its target in the same order."""
 
     method: str
     mixed: bytes
-    own: bytes
-    partner: bytes | None
-    target: list[tuple[str, float]]
+    sources: dict[Role, bytes]
+    target: list[Part]
 
 
 @torch.no_grad()
@@ -42,36 +60,35 @@ def draw_examples(subject: Subject, *, count: int) -> list[Example]:
     model, _ = prepare.build_model(config, outputs, initial_weights=False)
     model.load_state_dict(subject.model.state_dict())
     method = prepare.build_mixer(config, outputs)
-    learner = Learner(model, method).train()  # mixing inside the network happens in training only
+    guide = prepare.build_guide(config, method, outputs)
+    learner = Learner(model, _all_easy(method), guide=guide).train()  # mixing inside the network: in training only
     augmentation = prepare.build_augmentation(config, model)
+    maps = prepare.map_settings(config, images, learner, augmentation)
     batch = min(BATCH, len(images))
-    loader = TrainLoader(images, augmentation, batch=batch, seed=config.seed, repeats=config.repeats)
+    loader = TrainLoader(images, augmentation, batch=batch, seed=config.seed, repeats=config.repeats, **maps)
     found: dict[int, list[Example]] = {}
     names = [*images.classes, *(str(number) for number in range(len(images.classes), outputs))]
-    batches = loader.epoch(0)
-    first = next(batches)
+    first = next(loader.epoch(0))
     frame = learner.mixing.frame(first.images)
     for step in range(TRIES):
         own, shared = generator_for(config.seed, step, 1), generator_for(config.seed, step, 0)
         draw = method.draw(frame, own, shared=shared)
         if draw.choice in found:
             continue
-        mixed = learner.mixing.mix(first.images, first.labels, draw=draw)
+        mixed = learner.mixing.mix(first.images, first.labels, maps=first.maps, draw=draw)
         learner.model(mixed.images)
         targets = learner.mixing.targets(mixed)
-        changed = (mixed.images != first.images).flatten(1).any(1) | (targets != label_rows(first.labels, outputs)).any(
-            1
-        )
-        order = sorted(range(batch), key=lambda row: not changed[row])[:count]
-        partner = mixed.mix.partner
-        text = str(method.mixers[draw.choice])
+        looks, sources = _sources(mixed, first.images)
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))[:count]
         found[draw.choice] = [
             Example(
-                text,
-                _picture(mixed.images[row], augmentation),
-                _picture(first.images[row], augmentation),
-                _picture(first.images[int(partner[row])], augmentation) if bool(changed[row]) else None,
-                _largest(targets[row], names),
+                str(method.mixers[draw.choice]),
+                _picture(looks[row], augmentation, MIXED_SIDE),
+                {
+                    role: _picture((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE)
+                    for role, at in sources[row].items()
+                },
+                _parts(targets[row], [(role, int(first.labels[at])) for role, at in sources[row].items()], names),
             )
             for row in order
         ]
@@ -80,25 +97,61 @@ def draw_examples(subject: Subject, *, count: int) -> list[Example]:
     return [example for _, examples in sorted(found.items()) for example in examples]
 
 
-def _largest(target: Tensor, names: list[str], least: float = 0.02, most: int = 3) -> list[tuple[str, float]]:
-    """The classes that make up a target; what is left out (smoothing, mostly) comes last under the name of rest."""
-    values, places = target.double().topk(min(most, len(target)))
-    floor = max(least, 2.0 * float(target.min()))
-    parts = [(names[int(place)], float(value)) for value, place in zip(values, places, strict=True) if value > floor]
-    rest = float(target.double().sum()) - sum(value for _, value in parts)
-    return [*parts, ("rest", rest)] if rest > 0.005 else parts
+def _all_easy(method: AnyMixer) -> AnyMixer:
+    """HTM's score net is trained with the model and is no part of its weights, so every sample counts as easy."""
+
+    def changed(mixer: Mixer) -> Mixer:
+        inner = (dataclasses.replace(each, tau=ALWAYS_EASY) if isinstance(each, HTM) else each for each in mixer.inner)
+        return dataclasses.replace(mixer, inner=tuple(inner))
+
+    if isinstance(method, Switch):
+        return Switch(tuple(map(changed, method.choices)), method.weights)
+    return changed(method)
 
 
-def _picture(image: Tensor, augmentation: Augmentation) -> bytes:
+def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[Role, int]]]:
+    """The mixed images, with the tokens that HTM took as if they were pixels, and the rows that each is made of."""
+    looks = batch.images
+    mixed = (batch.images != images).flatten(1).any(1)
+    sources: list[dict[Role, int]] = [{"own": row} for row in range(len(images))]
+    for row in mixed.nonzero().flatten().tolist():
+        sources[row]["partner"] = int(batch.mix.partner[row])
+    for actor in batch.tape.actors:
+        if isinstance(actor, Horizontal) and actor.decision is not None:
+            _, partner, take, _ = actor.decision
+            cells = take.view(len(take), 1, *batch.frame.grids[actor.block]).float()
+            taken = torch.nn.functional.interpolate(cells, batch.frame.size, mode="nearest-exact") > 0
+            looks = torch.where(taken, batch.images[partner], looks)
+            for row in take.any(1).nonzero().flatten().tolist():
+                sources[row]["taken"] = int(partner[row])
+    return looks, sources
+
+
+def _parts(target: Tensor, labels: list[tuple[Role, int]], names: list[str], least: float = 0.02) -> list[Part]:
+    """The classes of the sources in their order, then other ones by their size, then the rest (smoothing, mostly)."""
+    roles: dict[int, Role] = {}
+    for role, label in labels:
+        roles.setdefault(label, role)
+    values = target.double()
+    floor = max(least, 2.0 * float(values.min()))
+    largest = [int(place) for place in values.argsort(descending=True) if values[place] > floor]
+    places = [*roles, *(place for place in largest if place not in roles)][:MOST_CLASSES]
+    parts = [Part(roles.get(place, "other"), names[place], float(values[place])) for place in places]
+    rest = float(values.sum()) - sum(part.share for part in parts)
+    return [*parts, Part("rest", "rest", rest)] if rest > 0.005 else parts
+
+
+def _picture(image: Tensor, augmentation: Augmentation, side: int) -> bytes:
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
-    return encoded(((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
+    return encoded(((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy(), side)
 
 
-def encoded(pixels: np.ndarray) -> bytes:
-    """Pixels `(H, W, 3)` uint8 as a file: exact where there are few of them."""
+def encoded(pixels: np.ndarray, side: int) -> bytes:
+    """Pixels `(H, W, 3)` uint8 as a file, no larger than `side`: exact where there are few of them."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((side, side))
     file = io.BytesIO()
-    small = max(pixels.shape[:2]) <= 64
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, **({"format": "PNG"} if small else JPEG))
+    image.save(file, **({"format": "PNG"} if max(image.size) <= 64 else JPEG))
     return file.getvalue()
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from html import escape
 
 import numpy as np
-from PIL import Image
 
 from vitmix.adapters import read_model
 from vitmix.data.images import BrokenImage, ImageSet
@@ -56,9 +55,7 @@ def _strips(what: str, draw: Callable[[], Sheet]) -> str:
 
 
 def _tile(pixels: np.ndarray) -> bytes:
-    image = Image.fromarray((pixels * 255).round().astype(np.uint8))
-    image.thumbnail((SIDE, SIDE))
-    return encoded(np.asarray(image))
+    return encoded((pixels * 255).round().astype(np.uint8), SIDE)
 
 
 def _held_out(subject: Subject) -> list[Picture]:

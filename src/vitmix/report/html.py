@@ -26,10 +26,10 @@ def number(run: Run, source: str, shown: Shown) -> str:
 
 
 def spread(group: Group, source: str, shown: Shown) -> str:
-    """Mean ± sample standard deviation over the group's runs; the number itself where there is one run."""
+    """Mean ± sample standard deviation over the group's runs; the number itself where one run has it."""
     values = group.values(source)
     if len(values) < 2:
-        return number(group.runs[0], source, shown) if values else NONE
+        return next((number(run, source, shown) for run in group.runs if run.value(source) is not None), NONE)
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     where = f'data-group="{group.number}" data-from="{source}"'
     return (

@@ -8,14 +8,14 @@ from vitmix.evaluate.text import top_confusions
 
 from . import html, svg
 from .html import COUNT, PERCENT, note, number, spread, table
-from .runs import Group
+from .runs import Group, Run
 
 MOST_CLASSES, MOST_PAIRS = 40, 10
 
 
 def _evaluated(groups: Sequence[Group]) -> list[Group]:
     """The groups with their evaluated runs alone."""
-    found = [Group([run for run in g.runs if run.evaluation], g.name, g.number, g.different) for g in groups]
+    found = [group.only([run for run in group.runs if run.evaluation]) for group in groups]
     return [group for group in found if group.runs]
 
 
@@ -29,16 +29,28 @@ def _missing(groups: Sequence[Group]) -> str:
 
 
 def classes_section(groups: Sequence[Group]) -> str:
+    """A table for each data set that runs were evaluated on: classes of different ones do not compare."""
     seen = _evaluated(groups)
-    if not seen:
-        return _missing(groups)
-    first = seen[0].runs[0]
-    assert first.evaluation is not None
-    names = first.evaluation["classes"]
-    same = [group for group in seen if all((run.evaluation or {})["classes"] == names for run in group.runs)]
-    labels = sorted({each[0] for each in first.evaluation["confusion"]})
+    sets = dict.fromkeys(_data_set(run) for group in seen for run in group.runs)
+    parts = [_missing(groups)]
+    for data, names in sets:
+        parts += [f"<h3>{escape(data)}</h3>"] if len(sets) > 1 else []
+        there = [group.only([run for run in group.runs if _data_set(run) == (data, names)]) for group in seen]
+        parts.append(_class_table([group for group in there if group.runs], names))
+    return "".join(parts)
+
+
+def _data_set(run: Run) -> tuple[str, tuple[str, ...]]:
+    assert run.evaluation is not None
+    return run.evaluation["data"], tuple(run.evaluation["classes"])
+
+
+def _class_table(groups: Sequence[Group], names: Sequence[str]) -> str:
+    """Every class that has a readable image in some run's evaluation."""
+    runs = [run for group in groups for run in group.runs]
+    labels: list[int] = sorted({each[0] for run in runs for each in (run.evaluation or {})["confusion"]})
     means = {
-        label: statistics.fmean(v for g in same for v in g.values(f"evaluation.json:recall.{label}"))
+        label: statistics.fmean(v for g in groups for v in g.values(f"evaluation.json:recall.{label}"))
         for label in labels
     }
     labels.sort(key=lambda label: (means[label], label))
@@ -46,22 +58,22 @@ def classes_section(groups: Sequence[Group]) -> str:
     if len(labels) > MOST_CLASSES:
         said = f"The lowest {MOST_CLASSES} of {len(labels)} classes."
         labels = labels[:MOST_CLASSES]
-    rows = [
-        [
-            escape(names[label]),
-            number(first, f"evaluation.json:images.{label}", COUNT),
-            *(_meter(g, label) for g in same),
-        ]
-        for label in labels
-    ]
-    head = ["class", "images", *(html.key(group) for group in same)]
-    return _missing(groups) + table(head, rows, caption=f"Part of each class's images that is recognized. {said}")
+    rows = []
+    for label in labels:
+        counted = f"evaluation.json:images.{label}"
+        most = max(runs, key=lambda run: run.value(counted) or 0)
+        meters = (_meter(group, label) for group in groups)
+        rows.append([escape(names[label]), number(most, counted, COUNT), *meters])
+    head = ["class", "images", *(html.key(group) for group in groups)]
+    return table(head, rows, caption=f"Part of each class's images that is recognized. {said}")
 
 
 def _meter(group: Group, label: int) -> str:
     source = f"evaluation.json:recall.{label}"
-    mean = statistics.fmean(group.values(source))
-    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * mean:.1f}%"></i></span>'
+    values = group.values(source)
+    if not values:
+        return html.NONE
+    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * statistics.fmean(values):.1f}%"></i></span>'
     return bar + spread(group, source, PERCENT)
 
 
@@ -104,5 +116,5 @@ def confusions_section(groups: Sequence[Group]) -> str:
     if not parts:
         return ""
     many = any(len(group.runs) > 1 for group in groups)
-    said = '<p class="soft">Added up over the seeds.</p>' if many else ""
+    said = '<p class="soft">Added up over the runs.</p>' if many else ""
     return f'{said}<div class="columns">{"".join(parts)}</div>'

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
@@ -25,13 +26,14 @@ CURVES = {  # column of metrics.jsonl → title and how its values read
     "lr": ("Learning rate", lambda value: f"{value:.2g}"),
     "images/s": ("Images per second, training", lambda value: f"{value:,.0f}"),
 }
+SHARES = ("accuracy", "ema_accuracy")  # of the curves: what is never above one
 
 
 def write_report(
     places: Sequence[Path],
     output: Path,
     *,
-    examples: int = 4,
+    examples: int = 5,
     compute: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
@@ -43,10 +45,12 @@ def write_report(
     """
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"cannot write the page to {output}; name a file in a folder that exists")
-    runs = find_runs(places)
+    runs, left_out = find_runs(places)
+    for sentence in left_out:
+        say(sentence)
     add_evaluations(runs, compute=compute, say=say)
     groups = group_runs(runs)
-    page = render(groups, draw_pictures(groups, examples, say)).encode()
+    page = render(groups, draw_pictures(groups, examples, say), notes=left_out).encode()
     write_file(output, page)
     return len(page)
 
@@ -55,9 +59,14 @@ Section = tuple[str, str, str]  # anchor, heading, content
 
 
 def render(
-    groups: Sequence[Group], pictures: Pictures, *, heading: str | None = None, first: Sequence[Section] = ()
+    groups: Sequence[Group],
+    pictures: Pictures,
+    *,
+    heading: str | None = None,
+    first: Sequence[Section] = (),
+    notes: Sequence[str] = (),
 ) -> str:
-    """The whole page as text, with sections of somebody else's in front if there are `first` ones."""
+    """The whole page as text: `notes` at the top, then sections of somebody else's if there are `first` ones."""
     runs = [run for group in groups for run in group.runs]
     sections = [
         *first,
@@ -82,6 +91,7 @@ def render(
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{title} – vitmix</title><style>{style}</style></head><body>"
         f'<header><h1>{title}</h1><p class="soft">{what}</p><nav>{menu}</nav></header><main>'
+        + "".join(map(html.note, notes))
         + "".join(section(name, heading, content) for name, heading, content in sections)
         + f'</main><footer><p class="soft">Written by vitmix {__version__}.</p></footer></body></html>\n'
     )
@@ -95,21 +105,50 @@ def _results(groups: Sequence[Group]) -> str:
         ("loss, best epoch", "metrics.jsonl:best.eval_loss", LOSS),
         ("calibration error", "evaluation.json:ece", PERCENT),
     ]
-    run = groups[0].runs[0]
-    chosen = f"The best epoch is that of the best {run.config.best} on the {run.config.eval_split} images."
-    if len(groups) == 1 and len(groups[0].runs) == 1:
+    runs = [run for group in groups for run in group.runs]
+    notes = "".join(map(html.note, _reservations(groups)))
+    chosen = f"The best epoch is that of the best {' or '.join(dict.fromkeys(run.config.best for run in runs))}"
+    data = {run.evaluation["data"] for run in runs if run.evaluation}
+    # The split that a configuration asks for is not always there, so only an evaluation knows which one it was.
+    chosen += f" on {escape(data.pop())}." if len(data) == 1 else " on the images of its evaluation."
+    if len(runs) == 1:
         cards = "".join(
-            f'<div class="card">{name}<b>{number(run, where, how)}</b></div>' for name, where, how in columns
+            f'<div class="card">{name}<b>{number(runs[0], where, how)}</b></div>' for name, where, how in columns
         )
-        return f'<div class="cards">{cards}</div><p class="soft">{chosen}</p>'
+        return f'{notes}<div class="cards">{cards}</div><p class="soft">{chosen}</p>'
     rows = [
         [html.key(group), str(len(group.runs)), *(spread(group, where, how) for _, where, how in columns)]
         for group in groups
     ]
-    caption = f"Mean ± sample standard deviation over the seeds. {chosen}"
-    early = [str(run.folder) for group in groups for run in group.runs if not run.finished]
-    warning = html.note(f"Not finished, and counted as far as they are: {', '.join(early)}") if early else ""
-    return warning + table(["", "seeds", *(name for name, _, _ in columns)], rows, caption=caption)
+    caption = f"Mean ± sample standard deviation over the runs. {chosen}"
+    return notes + table(["", "runs", *(name for name, _, _ in columns)], rows, caption=caption)
+
+
+def _reservations(groups: Sequence[Group]) -> list[str]:
+    """What a reader of the results must know before comparing them."""
+    runs = [run for group in groups for run in group.runs]
+    found = []
+    early = [
+        f"{run.folder} ({run.rows[-1]['epoch']} of {run.config.total_epochs} epochs)"
+        for run in runs
+        if not run.finished
+    ]
+    if early:
+        found.append(f"Not finished, and counted as far as it is: {', '.join(early)}")
+    sets: dict[str, list[str]] = {}
+    described = all(run.evaluation for run in runs)
+    for run in runs:
+        asked = f"{run.config.data}, {run.config.eval_split}"  # all there is without an evaluation
+        sets.setdefault(run.evaluation["data"] if described and run.evaluation else asked, []).append(str(run.folder))
+    if len(sets) > 1:
+        listed = "; ".join(f"{data}: {', '.join(folders)}" for data, folders in sets.items())
+        found.append(f"Evaluated on different images, so these results do not compare. {listed}")
+    for group in groups:
+        seeds = Counter(run.config.seed for run in group.runs)
+        twice = [f"seed {seed} {count} times" for seed, count in seeds.items() if count > 1]
+        if twice:
+            found.append(f"{group.name} has {', '.join(twice)}: such runs are alike, so the spread comes out too small")
+    return found
 
 
 def _curves(groups: Sequence[Group]) -> str:
@@ -131,7 +170,7 @@ def _curves(groups: Sequence[Group]) -> str:
                 lines.append(svg.Line(group.number, courses[0], labels[0]))
                 continue
             lines += [svg.Line(group.number, c, label, "seed") for c, label in zip(courses, labels, strict=True) if c]
-            mean, low, high = _mean_course(courses)
+            mean, low, high = _mean_course(courses, most=1.0 if name in SHARES else math.inf)
             if mean:
                 lines.append(svg.Line(group.number, mean, f"{group.name}, mean"))
                 bands.append(svg.Band(group.number, low, high))
@@ -141,15 +180,15 @@ def _curves(groups: Sequence[Group]) -> str:
         chart = svg.line_chart(title, lines, bands, shown=shown, x_name="epoch")
         charts.append(f'<figure data-curve="{name}"><h3>{title}</h3>{chart}</figure>')
     many = any(len(group.runs) > 1 for group in groups)
-    said = "Thick: mean over the seeds; shaded: ± one standard deviation; thin: each seed." if many else ""
+    said = "Thick: mean over the runs; shaded: ± one standard deviation; thin: each run." if many else ""
     return f'{html.legend(groups)}<p class="soft">{said}</p><div class="charts">{"".join(charts)}</div>'
 
 
 Course = list[tuple[float, float]]
 
 
-def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
-    """Mean, mean - deviation and mean + deviation at the epochs that all runs reached."""
+def _mean_course(courses: Sequence[Course], most: float) -> tuple[Course, Course, Course]:
+    """Mean, mean - deviation and mean + deviation (`most` at most) at the epochs that all runs reached."""
     tables = [dict(course) for course in courses]
     shared = sorted(set.intersection(*(set(each) for each in tables)))
     mean, low, high = [], [], []
@@ -159,7 +198,7 @@ def _mean_course(courses: Sequence[Course]) -> tuple[Course, Course, Course]:
         mean.append((epoch, middle))
         # Accuracies, losses and speeds are never below zero, whatever their spread.
         low.append((epoch, max(middle - deviation, min(0.0, *values))))
-        high.append((epoch, middle + deviation))
+        high.append((epoch, min(middle + deviation, most)))
     return mean, low, high
 
 

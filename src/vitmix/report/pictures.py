@@ -6,12 +6,13 @@ from html import escape
 
 from vitmix.evaluate.subject import Subject, open_subject
 
-from .examples import Example, data_uri, draw_examples
+from .examples import Example, Role, data_uri, draw_examples
 from .gallery import draw_gallery
 from .html import note
 from .runs import Group
 
 MOST_GROUPS = 6
+SOURCES: dict[Role, str] = {"own": "own image", "partner": "partner", "taken": "image whose tokens were taken"}
 
 
 @dataclass(frozen=True)
@@ -69,29 +70,44 @@ def pictures_section(pictures: Pictures) -> str:
         return ""
     parts = [
         '<p class="soft">Training images drawn anew from the configuration, the data and the seed, with the best '
-        "weights: the mixed image with its target, and below it the two images it was made of.</p>"
+        "weights: the mixed image, its target, and below it the images it was made of: "
+        '<span class="own">own</span>, <span class="partner">partner</span>'
+        f"{_about_htm(pictures)}.</p>"
     ]
     for group, found in ((drawn.group, drawn.examples) for drawn in pictures):
         if isinstance(found, str):
             parts.append(note(found))
             continue
         for method in dict.fromkeys(example.method for example in found):
-            tiles = "".join(_tile(example) for example in found if example.method == method)
+            tiles = "".join(tile(example) for example in found if example.method == method)
             title = f'<h3 class="key g{group.number % 8}"><span><code>{escape(method)}</code></span></h3>'
             parts.append(f'<figure>{title}<div class="tiles">{tiles}</div></figure>')
     return "".join(parts)
 
 
-def _tile(example: Example) -> str:
-    small = " pixels" if example.mixed.startswith(b"\x89PNG") else ""
-    words = "".join(f"<div><span>{escape(name)}</span><b>{100 * part:.0f} %</b></div>" for name, part in example.target)
-    bar = "".join(
-        f'<i{" class=rest" * (name == "rest")} style="width:{100 * part:.2f}%"></i>' for name, part in example.target
-    )
-    sources = [example.own] if example.partner is None else [example.own, example.partner]
-    below = "".join(f'<img src="{data_uri(each)}" alt="source image">' for each in sources)
+def _about_htm(pictures: Pictures) -> str:
+    examples = [each for drawn in pictures if not isinstance(drawn.examples, str) for each in drawn.examples]
+    if not any("taken" in example.sources for example in examples):
+        return ""
     return (
-        f'<figure class="tile{small}"><div class="picture"><img src="{data_uri(example.mixed)}" alt="mixed image">'
-        f'<div class="target">{words}</div></div><div class="parts">{bar}</div>'
-        f'<div class="sources">{below}</div></figure>'
+        ', <span class="taken">the one whose tokens HTM took</span>. Tokens are drawn as if they were pixels, and as '
+        "HTM's score net is not kept with the weights, every image counts as easy"
+    )
+
+
+def tile(example: Example) -> str:
+    """A mixed image with its target and sources."""
+    small = " pixels" if example.mixed.startswith(b"\x89PNG") else ""
+    bar = "".join(f'<i class="{part.role}" style="width:{100 * part.share:.2f}%"></i>' for part in example.target)
+    words = "".join(
+        f'<div><span class="{part.role}">{escape(part.name)}</span><b>{100 * part.share:.0f} %</b></div>'
+        for part in example.target
+    )
+    below = "".join(
+        f'<img class="{role}" src="{data_uri(picture)}" alt="{SOURCES[role]}" title="{SOURCES[role]}">'
+        for role, picture in example.sources.items()
+    )
+    return (
+        f'<figure class="tile{small}"><img src="{data_uri(example.mixed)}" alt="mixed image">'
+        f'<div class="parts">{bar}</div><div class="target">{words}</div><div class="sources">{below}</div></figure>'
     )

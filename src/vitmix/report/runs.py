@@ -14,6 +14,8 @@ from vitmix.train.config import FIELDS, TrainConfig, resolve
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
 
+NEEDED = {"data", "classes", "confusion", "bins", "ece", "device", "precision", "batch"}  # of an evaluation
+
 
 @dataclass
 class Run:
@@ -91,8 +93,16 @@ class Group:
     number: int = 0
     different: dict[str, Any] = field(default_factory=dict)
 
+    def only(self, runs: Sequence[Run]) -> "Group":
+        """The group with these of its runs alone."""
+        return dataclasses.replace(self, runs=list(runs))
+
     def values(self, source: str) -> list[float]:
         return [value for run in self.runs if (value := run.value(source)) is not None]
+
+
+class NotStarted(ValueError):
+    """A run without an evaluated epoch."""
 
 
 def read_run(folder: Path) -> Run:
@@ -112,30 +122,46 @@ def read_run(folder: Path) -> Run:
             break  # the end of a file that is being written
     config = resolve(file=place.config)
     if not any(row.get(config.best) is not None for row in rows):
-        raise ValueError(f"{folder} has no evaluated epoch yet; come back when its first row is written")
+        raise NotStarted(f"{folder} has no evaluated epoch yet; come back when its first row is written")
     return Run(folder, config, rows, place.read_summary())
 
 
-def find_runs(places: Sequence[Path]) -> list[Run]:
-    """The runs in these folders: run folders, or folders of them."""
-    found: list[Path] = []
+def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders, which are run folders or hold some, and a sentence for each that was left out.
+
+    Left out are runs without an evaluated epoch that were found in a folder; one that is named itself is refused.
+    """
+    found: dict[Path, tuple[Path, bool]] = {}  # resolved → as given, and whether it was named itself
     for place in places:
         if not place.is_dir():
             raise ValueError(f"there is no run folder {place}")
         inside = sorted(path.parent for path in place.glob("*/config.yaml"))
-        found += [place] if RunFolder(place).exists or not inside else inside
-    unique = list(dict.fromkeys(path.resolve() for path in found))
-    named = {path.resolve(): path for path in reversed(found)}
-    runs = [read_run(named[path]) for path in unique]
+        named = RunFolder(place).exists or not inside
+        for path in [place] if named else inside:
+            first, before = found.get(path.resolve(), (path, False))
+            found[path.resolve()] = (first, named or before)
+    runs: list[Run] = []
+    left_out: list[str] = []
+    for path, named in found.values():
+        try:
+            runs.append(read_run(path))
+        except NotStarted as error:
+            if named:
+                raise
+            left_out.append(f"Left out: {error}")
+    if not runs:
+        raise ValueError(f"none of the {len(left_out)} runs in {places[0]} has an evaluated epoch yet; come back later")
     for number, run in enumerate(runs):
         run.number = number
-    return runs
+    return runs, left_out
 
 
 def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], None]) -> None:
     """Reads each run's stored evaluation; where there is none, evaluates its best weights and stores the result."""
     for run in runs:
         run.evaluation = read_evaluation(run.folder)
+        if run.evaluation is not None and not NEEDED <= run.evaluation.keys():
+            run.evaluation = None  # of another version, or of somebody's own making
         if run.evaluation is None and compute:
             say(f"Evaluating {run.folder}")
             try:
@@ -143,7 +169,7 @@ def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], 
             except (ValueError, OSError) as error:
                 run.not_evaluated = " ".join(str(error).split())
         elif run.evaluation is None:
-            run.not_evaluated = f"there is no evaluation.json; 'vitmix eval {run.folder}' writes it"
+            run.not_evaluated = f"there is no complete evaluation.json; 'vitmix eval {run.folder}' writes it"
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

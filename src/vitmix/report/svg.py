@@ -42,7 +42,8 @@ def line_chart(
     points = [point for line in lines for point in line.points] + [p for b in bands for p in (*b.low, *b.high)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_range = x_range or (min(xs), max(xs))
-    x_ticks, y_ticks = ticks(*x_range), ticks(min(ys), max(ys))
+    x_ticks = ticks(*x_range) if x_range[0] < x_range[1] else [x_range[0]]
+    y_ticks = ticks(min(ys), max(ys))
     y_range = (y_ticks[0], y_ticks[-1])
     place = _placer(x_range, y_range)
     parts = [_open(title, x_range, y_range), _grid(x_ticks, y_ticks, place, lambda x: f"{x:g}", shown, x_name)]
