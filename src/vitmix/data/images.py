@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 MAX_PIXELS = 89_478_485  # of one picture; Pillow warns from here on, since a tiny file can unpack to any size
+MOST_UNSEEN_CLASSES = 100_000  # a label may be this large in data of fewer images; every smaller number gets a name
 log = logging.getLogger("vitmix.data")
 
 
@@ -241,6 +242,18 @@ def check_pixels(image: Image.Image) -> None:
     """Refuses pictures too large to be meant."""
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS:,} allowed")
+
+
+def count_classes(labels: np.ndarray, description: str) -> int:
+    """How many classes numbers from 0 stand for; refuses what would name millions that no picture shows."""
+    count = 1 + int(labels.max(initial=-1))
+    most = max(MOST_UNSEEN_CLASSES, len(labels))
+    if count > most:
+        raise ValueError(
+            f"{description} has label {count - 1} among {len(labels)} images, more than the {most:,} classes allowed; "
+            "number the classes from 0 without gaps"
+        )
+    return count
 
 
 def in_memory(images: ImageSet) -> ArrayImages:
