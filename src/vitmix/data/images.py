@@ -256,6 +256,20 @@ def count_classes(labels: np.ndarray, description: str) -> int:
     return count
 
 
+def match_names(names: Sequence[str], known: Sequence[str], *, description: str, whose: str) -> list[int]:
+    """The place of each of these class names among those that are known."""
+    if list(names) == list(known[: len(names)]):
+        return list(range(len(names)))  # names need not be unique then
+    number = {name: place for place, name in enumerate(known)}
+    unknown = [name for name in names if name not in number]
+    if unknown:
+        raise ValueError(
+            f"{description} has a class {unknown[0]!r} that {whose} does not know; "
+            f"its classes are {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+    return [number[name] for name in names]
+
+
 def in_memory(images: ImageSet) -> ArrayImages:
     """The same set as one array; its pictures must be of one size."""
     if isinstance(images, ArrayImages):

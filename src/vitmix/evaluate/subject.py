@@ -16,7 +16,7 @@ from torch import nn
 
 from vitmix._checks import check_choice, check_count
 from vitmix.data.augment import Augmentation
-from vitmix.data.images import ImageSet
+from vitmix.data.images import ImageSet, match_names
 from vitmix.train import prepare
 from vitmix.train.checkpoints import load_weights, read_weights
 from vitmix.train.config import TrainConfig, resolve
@@ -86,15 +86,9 @@ class Subject:
 
     def _renumbered(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
         assert self.classes is not None
-        number = {name: index for index, name in enumerate(self.classes)}
-        unknown = [name for name in images.classes if name not in number]
-        if unknown:
-            raise ValueError(
-                f"{images.description} has a class {unknown[0]!r} that {self.weights} does not know; "
-                f"its classes are {', '.join(self.classes[:5])}{', ...' if len(self.classes) > 5 else ''}"
-            )
+        numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
         fitted = copy.copy(images)  # shallow: the pictures are shared
-        fitted.labels = np.array([number[name] for name in images.classes])[images.labels]
+        fitted.labels = np.array(numbers)[images.labels]
         fitted.classes = list(self.classes)
         return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
 
