@@ -197,10 +197,23 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["RUN", "--batch", "0"], "batch must be"),
         (["RUN", "--model", "deit_tiny_patch16_224"], "leave model"),
         (["RUN/..", "--data", "shapes"], "not a run folder"),
+        (["RUN", "--output", "RUN/none/x.json"], "there is no folder"),
+        (["RUN", "--output", "RUN"], "is a folder; name a file"),
+        (["RUN", "--output", "/proc/x.json"], "'/proc'"),
         (["RUN/config.yaml", "--data", "shapes", "--model", "vit_tiny_patch16_224"], "not a file of weights"),
     ],
 )
-def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(
+    run: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_late(*arguments: object, **settings: object) -> None:
+        raise AssertionError("refused only after the whole pass")
+
+    monkeypatch.setattr("vitmix.evaluate.stored.predict", too_late)
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

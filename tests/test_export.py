@@ -99,3 +99,15 @@ def test_refusals_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "exists already" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"full", "run"}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
+
+
+def test_outputs_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    train(tmp_path / "run", epochs=1)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    cases = {".": "where the command runs", "/proc/model": "cannot make the folder /proc/model", "..": "exists already"}
+    for output, sentence in cases.items():
+        assert cli.main(["export", str(tmp_path / "run"), output, "--to", "timm"]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1
+    assert not list((tmp_path / "empty").iterdir())

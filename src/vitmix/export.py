@@ -34,10 +34,16 @@ def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
     check_choice("to", to, TARGETS)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
+    folder = folder.resolve()
+    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, under whoever stands in it
+        raise ValueError(f"the output is {folder}, where the command runs; name a folder inside of it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
+        try:
+            partial.mkdir(parents=True)
+        except OSError as problem:
+            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; name another") from None
         _write(subject, partial, folder, to)
         _check_reload(subject.model, partial)
         if folder.exists():

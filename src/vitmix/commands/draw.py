@@ -61,7 +61,7 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from vitmix._checks import check_count
+    from vitmix._checks import check_count, check_output_file
     from vitmix.draw import KINDS as DRAWN
     from vitmix.draw import Subjects, draw_sheet
     from vitmix.draw.sights import MANIFOLD
@@ -70,8 +70,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.train.checkpoints import write_file
 
     kind, output = namespace.kind, check_suffix(namespace.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
+    check_output_file(output)
     check_count("dpi", namespace.dpi)
     methods = getattr(namespace, "method", None) or []
     for method in methods:

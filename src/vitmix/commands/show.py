@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from vitmix._checks import check_output_file
 from vitmix.commands._command import Command
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.train.checkpoints import write_file
 
     output = check_suffix(namespace.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
+    check_output_file(output)
     for method in namespace.method or ():
         create(method, 2)  # a typo should show before a model is built
     images = namespace.images or list(BUILT_IN)
