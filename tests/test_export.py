@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
-from training import one_thread, train  # noqa: F401
+from training import one_thread, train, train_until  # noqa: F401
 from vitmix import cli
 from vitmix.data import eval_sample
+from vitmix.data.sources import without_folders
 from vitmix.evaluate import evaluate_run, open_subject
 from vitmix.export import export
 from vitmix.train.checkpoints import write_weights
@@ -75,6 +77,47 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     assert f"{100 * found['accuracy']:.2f} %" in card and "n = 24" in card
     assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
     assert str(tmp_path) not in card  # nothing of this machine
+
+
+def test_card_says_nothing_of_this_machine(tmp_path: Path) -> None:
+    data = tmp_path / "birds"
+    for number in range(12):
+        folder = data / ("train" if number < 8 else "val") / ("owl", "wren")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((20, 20), 80).convert("RGB").save(folder / f"{number}.png")
+    train(tmp_path / "run", epochs=1, data=f"imagefolder:{data}/", scale=(0.5, 1.0), method="mixup")
+    evaluate_run(tmp_path / "run")
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert "trained on `imagefolder:birds/`" in card and "On imagefolder:birds/val (val), n = 4" in card
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert recipe["data"] == "imagefolder:birds/" and recipe["scale"] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("npz:/home/me/cats", "npz:cats"),
+        ("imagefolder:photos/cats?holdout=0.1", "imagefolder:cats?holdout=0.1"),
+        ("torchvision:CIFAR10:/home/me/sets", "torchvision:CIFAR10:sets"),
+        ("hfds:/home/me/cats(label=fine)", "hfds:cats(label=fine)"),
+        ("hfds:owner/cats", "hfds:owner/cats"),
+        ("wds:/home/me/train-{0..3}.tar", "wds:train-{0..3}.tar"),
+        ("shapes(size=16)", "shapes(size=16)"),
+    ],
+)
+def test_places_of_data_are_left_out(spec: str, shown: str) -> None:
+    assert without_folders(spec, spec) == shown
+
+
+def test_card_says_that_the_training_was_not_finished(tmp_path: Path) -> None:
+    train_until(tmp_path / "run", 13, epochs=50)  # of 6 updates an epoch
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
+    assert "not finished:** 2 of 50 epochs" in (tmp_path / "model" / "README.md").read_text()
+    train(tmp_path / "whole", epochs=1)
+    export(open_subject(tmp_path / "whole"), tmp_path / "other", to="timm")
+    assert "not finished" not in (tmp_path / "other" / "README.md").read_text()
 
 
 def test_weights_of_elsewhere(tmp_path: Path) -> None:

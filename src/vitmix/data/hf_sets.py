@@ -63,7 +63,7 @@ class ArrowImages(ImageSet):
 
 def hf_splits(argument: str) -> dict[str, Callable[[], ArrowImages]]:
     """For each split of the data set, a function that opens it."""
-    place, settings = _parse(argument)
+    place, settings = parse_place(argument)
     parts = _load(place, settings.get("config"))
     first = parts.get("train") or next(iter(parts.values()))
     image, label = _columns(first.features, settings, place)
@@ -74,7 +74,8 @@ def hf_splits(argument: str) -> dict[str, Callable[[], ArrowImages]]:
     }
 
 
-def _parse(argument: str) -> tuple[str, dict[str, str]]:
+def parse_place(argument: str) -> tuple[str, dict[str, str]]:
+    """Folder or name on the hub, and settings."""
     match = re.fullmatch(r"(.*?)(?:\(([^()]*)\))?", argument.strip())
     assert match is not None
     settings: dict[str, str] = {}
