@@ -233,6 +233,8 @@ def reason_of(problem: Exception) -> str:
     """A line about an error, without what the picture's name says already."""
     if isinstance(problem, UnidentifiedImageError):
         return "not an image of a known kind"
+    if isinstance(problem, Image.DecompressionBombError):  # Pillow's own limit, met before ours
+        return f"more than the {MAX_PIXELS:,} pixels allowed"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
