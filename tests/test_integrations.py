@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples" / "integrations"
+STRICT = Path(__file__).with_name("strict_script.py")
 SHORT = {
     "plain_loop": ["--steps", "3"],
     "timm_loop": ["--epochs", "1", "--images", "192"],
@@ -30,7 +31,7 @@ def test_all_are_here_and_short() -> None:
 def test_integration_runs(name: str) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed (extra dev)")
-    command = [sys.executable, "-W", "error::DeprecationWarning:vitmix", str(FOLDER / f"{name}.py"), *SHORT[name]]
+    command = [sys.executable, str(STRICT), str(FOLDER / f"{name}.py"), *SHORT[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"accuracy.*?([\d.]+) ?%", done.stdout)
