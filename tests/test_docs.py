@@ -22,6 +22,7 @@ HEADINGS = [
     "Cost",
     "Citation",
 ]
+STRICT = Path(__file__).with_name("strict_script.py")
 SHORT = {"own_loop": ["--steps", "3"], "label_error": ["--steps", "3", "--pairs", "64"]}
 
 
@@ -40,10 +41,17 @@ def test_every_method_has_a_card_with_the_same_headings() -> None:
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda script: script.stem)
 def test_examples_run(script: Path) -> None:
-    command = [sys.executable, "-W", "error::DeprecationWarning:vitmix", str(script), *SHORT.get(script.stem, [])]
+    command = [sys.executable, str(STRICT), str(script), *SHORT.get(script.stem, [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_deprecations_inside_vitmix_fail_an_example(tmp_path: Path) -> None:
+    warning = "import warnings; warnings.warn('old', DeprecationWarning)"
+    for module, code in (("vitmix.data.images", 1), ("other", 0)):
+        (tmp_path / "script.py").write_text(f"exec({warning!r}, {{'__name__': {module!r}}})")
+        assert subprocess.run([sys.executable, str(STRICT), str(tmp_path / "script.py")]).returncode == code
 
 
 def test_links_between_pages_exist() -> None:

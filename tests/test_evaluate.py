@@ -1,6 +1,7 @@
 """Evaluation: every measure against a slow twin, the run's own numbers, the cost of known models, wrong input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 
 from training import one_thread, train  # noqa: F401
@@ -120,6 +122,30 @@ def test_evaluation_of_other_weights_is_not_taken(run: Path) -> None:
     assert other is None and read_evaluation(run) is not None
 
 
+def test_evaluation_without_its_measures_is_not_taken(run: Path, tmp_path: Path) -> None:
+    evaluate_run(run)
+    whole = (run / "evaluation.json").read_text()
+    cut = {name: value for name, value in json.loads(whole).items() if name != "confusion"}
+    (run / "evaluation.json").write_text(json.dumps(cut))
+    assert read_evaluation(run) is None
+    (run / "evaluation.json").write_text(whole)
+
+
+def test_damaged_weights_are_called_so(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    cut = tmp_path / "run" / "best.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    for what in (tmp_path / "run", cut):
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            open_subject(what)
+    (tmp_path / "cut.safetensors").write_bytes(cut.read_bytes())
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        open_subject(tmp_path / "cut.safetensors")
+    Image.new("RGB", (8, 8)).save(tmp_path / "picture.jpg")
+    with pytest.raises(ValueError, match="neither safetensors nor what torch.save writes"):
+        open_subject(tmp_path / "picture.jpg", model="vit_tiny_patch16_224")
+
+
 def test_moved_weights_know_their_model_and_preprocessing(run: Path, tmp_path: Path) -> None:
     moved = tmp_path / "weights.safetensors"
     moved.write_bytes((run / "best.safetensors").read_bytes())
@@ -197,10 +223,26 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["RUN", "--batch", "0"], "batch must be"),
         (["RUN", "--model", "deit_tiny_patch16_224"], "leave model"),
         (["RUN/..", "--data", "shapes"], "not a run folder"),
+        (["RUN", "--output", "RUN/none/x.json"], "there is no folder"),
+        (["RUN", "--output", "RUN"], "is a folder; name a file"),
+        (["RUN", "--size", "0"], "size must be an integer of at least 1"),
+        (["vit_tiny_patch16_224", "--data", "shapes", "--model-args", "num_classes=0"], "num_classes must be"),
+        (["RUN/best.safetensors", "--model", "resnet10t"], "holds weights of vit_tiny_patch16_224, not of resnet10t"),
+        (["RUN", "--output", "/proc/x.json"], "'/proc'"),
         (["RUN/config.yaml", "--data", "shapes", "--model", "vit_tiny_patch16_224"], "not a file of weights"),
     ],
 )
-def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(
+    run: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_late(*arguments: object, **settings: object) -> None:
+        raise AssertionError("refused only after the whole pass")
+
+    monkeypatch.setattr("vitmix.evaluate.stored.predict", too_late)
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
-from training import one_thread, train  # noqa: F401
+from training import one_thread, train, train_until  # noqa: F401
 from vitmix import cli
 from vitmix.data import eval_sample
+from vitmix.data.sources import without_folders
 from vitmix.evaluate import evaluate_run, open_subject
 from vitmix.export import export
 from vitmix.train.checkpoints import write_weights
@@ -77,6 +79,47 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     assert str(tmp_path) not in card  # nothing of this machine
 
 
+def test_card_says_nothing_of_this_machine(tmp_path: Path) -> None:
+    data = tmp_path / "birds"
+    for number in range(12):
+        folder = data / ("train" if number < 8 else "val") / ("owl", "wren")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((20, 20), 80).convert("RGB").save(folder / f"{number}.png")
+    train(tmp_path / "run", epochs=1, data=f"imagefolder:{data}/", scale=(0.5, 1.0), method="mixup")
+    evaluate_run(tmp_path / "run")
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert "trained on `imagefolder:birds/`" in card and "On imagefolder:birds/val (val), n = 4" in card
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert recipe["data"] == "imagefolder:birds/" and recipe["scale"] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("npz:/home/me/cats", "npz:cats"),
+        ("imagefolder:photos/cats?holdout=0.1", "imagefolder:cats?holdout=0.1"),
+        ("torchvision:CIFAR10:/home/me/sets", "torchvision:CIFAR10:sets"),
+        ("hfds:/home/me/cats(label=fine)", "hfds:cats(label=fine)"),
+        ("hfds:owner/cats", "hfds:owner/cats"),
+        ("wds:/home/me/train-{0..3}.tar", "wds:train-{0..3}.tar"),
+        ("shapes(size=16)", "shapes(size=16)"),
+    ],
+)
+def test_places_of_data_are_left_out(spec: str, shown: str) -> None:
+    assert without_folders(spec, spec) == shown
+
+
+def test_card_says_that_the_training_was_not_finished(tmp_path: Path) -> None:
+    train_until(tmp_path / "run", 13, epochs=50)  # of 6 updates an epoch
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
+    assert "not finished:** 2 of 50 epochs" in (tmp_path / "model" / "README.md").read_text()
+    train(tmp_path / "whole", epochs=1)
+    export(open_subject(tmp_path / "whole"), tmp_path / "other", to="timm")
+    assert "not finished" not in (tmp_path / "other" / "README.md").read_text()
+
+
 def test_weights_of_elsewhere(tmp_path: Path) -> None:
     settings = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 16}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings)
@@ -99,3 +142,15 @@ def test_refusals_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "exists already" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"full", "run"}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
+
+
+def test_outputs_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    train(tmp_path / "run", epochs=1)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    cases = {".": "where the command runs", "/proc/model": "cannot make the folder /proc/model", "..": "exists already"}
+    for output, sentence in cases.items():
+        assert cli.main(["export", str(tmp_path / "run"), output, "--to", "timm"]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1
+    assert not list((tmp_path / "empty").iterdir())

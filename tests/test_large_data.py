@@ -174,6 +174,8 @@ def test_refusals_of_shards(tmp_path: Path) -> None:
     assert "has no label" in sentence(f"wds:{tmp_path}/no_label.tar")
     write_tar(tmp_path / "bad_label.tar", {"1.png": picture(1), "1.cls": b"cat"})
     assert "class number" in sentence(f"wds:{tmp_path}/bad_label.tar")
+    write_tar(tmp_path / "huge_label.tar", {"1.png": picture(1), "1.cls": str(10**30).encode()})
+    assert "class number" in sentence(f"wds:{tmp_path}/huge_label.tar")
     write_tar(tmp_path / "texts.tar", {"1.txt": b"words"})
     assert "no samples" in sentence(f"wds:{tmp_path}/texts.tar")
     (tmp_path / "not.tar").write_bytes(b"not a tar at all" * 100)
@@ -184,6 +186,12 @@ def test_refusals_of_shards(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".vitmix*"))
     (tmp_path / "a.tar.gz").write_bytes(b"")
     assert "no .tar file" in sentence(f"wds:{tmp_path}/a.tar.gz")
+
+
+def test_an_absurd_label_does_not_name_millions_of_classes(tmp_path: Path) -> None:
+    write_tar(tmp_path / "data.tar", {"1.png": picture(1), "1.cls": str(10**7).encode()})
+    with pytest.raises(ValueError, match="label 10000000 among 1 images, more than the 100,000 classes"):
+        open_images(f"wds:{tmp_path}/data.tar", "train")
 
 
 def test_training_on_shards_resumes_exactly(shards: Path, tmp_path: Path) -> None:
@@ -264,6 +272,13 @@ def test_labels_as_words(datasets, tmp_path: Path) -> None:
     images = open_images(f"hfds:{tmp_path / 'data'}?holdout=0.3", "train")
     assert images.classes == ["ape", "cat", "dog"]
     assert {images.classes[label] for label in images.labels} == {"ape", "cat", "dog"}
+
+
+def test_an_absurd_label_of_hugging_face_data_is_refused(datasets, tmp_path: Path) -> None:
+    part = rows(datasets, range(3)).remove_columns("label").add_column("label", [0, 1, 10**7])
+    part.save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(ValueError, match="label 10000000 among 3 images"):
+        open_images(f"hfds:{tmp_path / 'data'}", "train")
 
 
 def test_missing_place(datasets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,12 @@ from vitmix.data import batch_draws, map_augment
 from vitmix.data.augment import Augmentation, augment, global_generators_kept
 from vitmix.data.batch_augment import augment_maps
 from vitmix.data.images import ArrayImages, FileImages
-from vitmix.data.label_maps import describe_data, read_index, read_label_maps, same_data
+from vitmix.data.label_maps import INDEX, describe_data, read_index, read_label_maps, same_data
 from vitmix.data.loader import Batch, TrainLoader
 from vitmix.data.map_augment import augment_map
 from vitmix.data.resident import ResidentLoader
 from vitmix.data.sources import open_images
+from vitmix.evaluate import open_subject
 from vitmix.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher, timm_teacher
 from vitmix.train.engine import Trainer
 
@@ -550,6 +551,46 @@ def test_a_run_can_be_the_teacher(tmp_path, capsys):
     command = ["maps", "--data", TINY["data"], "--teacher", str(tmp_path / "run"), "--output", str(tmp_path / "maps")]
     assert main([*command, "--workers", "0"]) == 0
     assert read_label_maps(tmp_path / "maps", open_images(TINY["data"], "train")).shape == (48, 2, 2)
+
+
+def test_a_teachers_classes_are_matched_by_name(tmp_path, capsys):
+    """A data set of as many classes that numbers them differently must not get the maps of other classes."""
+    train(tmp_path / "run", epochs=1)
+    teacher = open_subject(tmp_path / "run")
+    assert teacher.classes is not None
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 16, 16, 3), np.uint8)
+
+    def maps_of(names: list[str], output: str) -> int:
+        (tmp_path / output).mkdir()
+        for split in ("train", "val"):
+            np.savez(tmp_path / output / f"{split}.npz", images=pixels, labels=np.arange(12))
+        (tmp_path / output / "classes.json").write_text(json.dumps(names))
+        given = ["--data", f"npz:{tmp_path / output}", "--output", str(tmp_path / output / "maps")]
+        return main(["maps", *given, "--teacher", str(tmp_path / "run"), "--workers", "0"])
+
+    assert maps_of(list(teacher.classes[::-1]), "turned") == 0
+    assert json.loads((tmp_path / "turned" / "maps" / INDEX).read_text())["classes"] == list(range(12))[::-1]
+    capsys.readouterr()
+    assert maps_of(["zebra", *teacher.classes[1:]], "other") == 2
+    said = capsys.readouterr().err
+    assert "a class 'zebra' that teacher vit_tiny_patch16_224 does not know" in said and said.count("\n") == 1
+    assert not (tmp_path / "other" / "maps").exists()
+
+
+def test_a_teacher_keeps_the_sides_of_its_run(tmp_path):
+    settings = {**TINY["model_args"], "img_size": [16, 24]}
+    train(tmp_path / "run", epochs=1, size=None, model_args=settings, method="mixup")
+    output = tmp_path / "maps"
+    given = ["--data", TINY["data"], "--teacher", str(tmp_path / "run"), "--output", str(output), "--workers", "0"]
+    assert main(["maps", *given]) == 0
+    assert json.loads((output / INDEX).read_text())["teacher"]["size"] == [16, 24]
+
+
+def test_settings_that_saliency_has_not_are_refused(tmp_path, capsys):
+    given = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
+    assert main([*given, "--checkpoint", "nofile", "--pretrained", "--size", "64"]) == 2
+    assert "leave --checkpoint, --pretrained, --size out" in capsys.readouterr().err
+    assert not (tmp_path / "maps").exists()
 
 
 @needs_shared

@@ -4,12 +4,14 @@ import struct
 import time
 import xml.etree.ElementTree as ElementTree
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import vitmix
@@ -19,6 +21,7 @@ from vitmix.commands.show import METHODS
 from vitmix.data.augment import Augmentation
 from vitmix.methods import METHODS as ALL_METHODS
 from vitmix.show import Picture, Scene, draw_figure, observe, read_picture
+from vitmix.show.figure import _Canvas
 from vitmix.tap import AttentionTap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,6 +112,45 @@ def test_htm_shows_the_tokens_it_took_and_from_whom():
     kept, gained = view.statistics[0].grid[taken == 0].sum(), view.statistics[1].grid[taken == 1].sum()
     assert view.own == pytest.approx(float(kept / (kept + gained)), abs=1e-5)
     assert scene.views[1].origin.shape == (4, 4)
+
+
+def test_htm_without_an_exchange_says_so_and_shows_both():
+    view = view_of("htm(block=1, rho=0.9)")
+    assert view.notes == ("HTM exchanged nothing",) and view.own == 1 and not view.origin.any()
+    assert not torch.equal(view.statistics[0].grid, view.statistics[1].grid)
+    assert view_of("htm(block=1, rho=0.001)").notes == ()
+
+
+def test_titles_do_not_touch():
+    methods = ["cutmix + htm + vtm", "smmix", "mixup + htm + vtm", "tokenmix + htm", "transmix", "cutmix"]
+    figure = _Canvas(scene_of(*methods), "").figure
+    FigureCanvasAgg(figure).draw()
+    titles = sorted(
+        (each.get_window_extent() for each in figure.texts if each.get_fontweight() == "bold"), key=lambda box: box.x0
+    )
+    assert len(titles) == len(methods)
+    assert all(left.x1 <= right.x0 for left, right in pairwise(titles)) and titles[-1].x1 <= figure.bbox.x1
+
+
+def test_lines_are_drawn_between_tokens_and_not_between_pixels():
+    figure = _Canvas(scene_of("cutmix", "tokenmix"), "").figure
+    assert sorted({len(panel.lines) for panel in figure.axes}) == [0, 6]  # 4 x 4 tokens; the box's pixels are 32 x 32
+
+
+def test_names_in_any_script(tmp_path, capsys, monkeypatch):
+    arguments = ["--method", "cutmix", "--output", str(tmp_path / "figure.png")]
+    monkeypatch.setattr("vitmix.show.fonts.OTHERS", ())
+    assert main(["show", "--names", "猫", "犬 猫", *arguments]) == 0
+    assert "has the letters 猫犬;" in capsys.readouterr().out
+    assert main(["show", "--names", "Katze", "кошка", *arguments]) == 0
+    assert "letters" not in capsys.readouterr().out
+
+
+def test_a_model_without_attention_is_not_said_to_have_any(tmp_path, capsys):
+    arguments = ["--model", "test_resnet", "--method", "cutmix", "--output", str(tmp_path / "figure.svg")]
+    assert main(["show", *arguments]) == 0
+    words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
+    assert "Attention:" not in words and "means nothing" not in capsys.readouterr().out
 
 
 def test_vtm_shows_its_bank():

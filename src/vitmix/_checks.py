@@ -2,7 +2,9 @@
 
 import difflib
 import math
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -54,6 +56,19 @@ def check_grid(name: str, grid: tuple[int, int] | None) -> None:
         return
     if not isinstance(grid, tuple) or len(grid) != 2 or any(not isinstance(side, int) or side < 1 for side in grid):
         raise ValueError(f"{name} must be (rows, columns) of tokens, for example (14, 14), got {grid!r}")
+
+
+def check_output_file(path: str | Path) -> None:
+    """Refuses a file that could not be written, before long work that would end there."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"the output {str(path)!r} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {str(path.parent)!r} for the output; make it first")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # permissions alone say little of network and virtual disks
+    except OSError as problem:
+        raise ValueError(f"cannot write to {str(path.parent)!r}: {problem.strerror}; name another output") from None
 
 
 def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:

@@ -4,6 +4,7 @@ Both are the same files: timm's configuration names the architecture and how ima
 that model of timm (`TimmWrapperForImageClassification`), so every architecture can go, with the very same arithmetic.
 """
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 
 from vitmix import __version__
 from vitmix._checks import check_choice
+from vitmix.data.sources import without_folders
 from vitmix.evaluate.stored import read_evaluation
 from vitmix.evaluate.subject import Subject
 from vitmix.evaluate.text import NAMES, PERCENT
 from vitmix.train.checkpoints import write_file
-from vitmix.train.config import FIELDS, TrainConfig, to_yaml
+from vitmix.train.config import FIELDS, TrainConfig, setting_yaml
+from vitmix.train.runs import RunFolder
 
 TARGETS = ("timm", "hf")
 ALIGNMENT = 64  # bytes
@@ -34,10 +37,16 @@ def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
     check_choice("to", to, TARGETS)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
+    folder = folder.resolve()
+    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, under whoever stands in it
+        raise ValueError(f"the output is {folder}, where the command runs; name a folder inside of it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
+        try:
+            partial.mkdir(parents=True)
+        except OSError as problem:
+            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; name another") from None
         _write(subject, partial, folder, to)
         _check_reload(subject.model, partial)
         if folder.exists():
@@ -143,7 +152,9 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
     head = {"tags": ["image-classification", "timm", "vitmix"], "library_name": library}
     lines = ["---", *_front_matter(head), "pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
     if subject.run is not None:
-        lines += [f"`{config.model}`, trained on `{config.data}` with the mixing method `{config.method}`.", ""]
+        data = without_folders(config.data, config.data)
+        lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
+        lines += _unfinished(subject.run, config)
     else:
         lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
     own = (
@@ -174,6 +185,15 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _unfinished(run: Path, config: TrainConfig) -> list[str]:
+    """A word about a training that has not ended, whose weights are of an early epoch."""
+    if RunFolder(run).read_summary() is not None:
+        return []
+    rows = run / "metrics.jsonl"
+    done = rows.read_text(encoding="utf-8").count("\n") if rows.is_file() else 0
+    return [f"**The training was not finished:** {done} of {config.total_epochs} epochs were done at the export.", ""]
+
+
 def _front_matter(head: dict[str, Any]) -> list[str]:
     lines = []
     for key, value in head.items():
@@ -190,12 +210,14 @@ def _results(subject: Subject) -> list[str]:
         shown = f"{100 * found[name]:.2f} %" if name in PERCENT else f"{found[name]:.4f}"
         rows.append(f"| {NAMES.get(name, name)} | {shown} |")
     rows += [f"| parameters | {found['parameters']:,} |", f"| FLOPs an image | {found['flops']:,} |"]
-    return [f"On {found['data']}, n = {found['n']:,}:", "", *rows]
+    return [f"On {without_folders(found['data'], subject.config.data)}, n = {found['n']:,}:", "", *rows]
 
 
 def _recipe(config: TrainConfig) -> list[str]:
+    """The settings that are not the usual ones; of a path its last part, since the others are this machine's."""
     usual = TrainConfig()
+    paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
+    config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)
     skip = {name for name, each in FIELDS.items() if each.metadata["may_change"]}
-    lines = to_yaml(config).splitlines()
-    chosen = {name for name in FIELDS if getattr(config, name) != getattr(usual, name)} - skip
-    return [line for line in lines if line.split(":")[0] in chosen or line[:1] == " "]
+    chosen = [name for name in FIELDS if getattr(config, name) != getattr(usual, name) and name not in skip]
+    return "\n".join(setting_yaml(config, name) for name in chosen).splitlines()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmix._checks import check_count
-from vitmix.data.images import BrokenImage, ImageSet, log
+from vitmix.data.images import BrokenImage, ImageSet, log, match_names
 from vitmix.data.label_maps import FORMAT, INDEX, describe_data, read_index, read_shard, same_data
 from vitmix.teachers import Teacher
 from vitmix.train.checkpoints import write_file
@@ -41,7 +41,8 @@ def make_maps(
 
     Args:
         top: how many of the highest logits of each place are kept.
-        classes: the teacher's class for each label of the data; found by `match_classes` if not given.
+        classes: the teacher's class for each label of the data; if not given, found by the teacher's class names, or
+            by `match_classes` where it has none.
     """
     check_count("top", top)
     check_count("batch", batch)
@@ -163,6 +164,10 @@ def _classes(images: ImageSet, teacher: Teacher, given: Sequence[int] | None) ->
         raise ValueError(f"teacher {teacher.name} does not take pictures of {height} x {width}: {reason}") from None
     if teacher.any_class:
         return list(range(len(images.classes)))
+    if given is None and teacher.classes is not None:
+        return match_names(
+            images.classes, teacher.classes, description=images.description, whose=f"teacher {teacher.name}"
+        )
     if given is None:
         return match_classes(images.classes, count)
     if len(given) != len(images.classes) or max(given) >= count:

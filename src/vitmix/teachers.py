@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Teacher:
             classifier with timm's `forward_features` and `forward_head`.
         size: height and width that pictures are scaled to, without cropping.
         any_class: the module gives a single map, which stands for the picture's label whatever that is.
+        classes: the names of its outputs, where they are known.
     """
 
     name: str
@@ -35,11 +36,11 @@ class Teacher:
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     any_class: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
 
     def about(self) -> dict[str, Any]:
         """What decides the maps, as JSON can hold it: another teacher never says the same of itself."""
-        said = {"name": self.name, "weights": weights_checksum(self.module), "any_class": self.any_class, **self.facts}
+        said = {"name": self.name, "weights": weights_checksum(self.module), "any_class": self.any_class}
         return said | {"size": list(self.size), "mean": list(self.mean), "std": list(self.std)}
 
     @torch.inference_mode()
@@ -53,16 +54,17 @@ def timm_teacher(
     name: str,
     module: nn.Module,
     *,
-    size: int | None = None,
+    size: tuple[int, int] | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Teacher:
     """A timm model as teacher; what is not given of its preprocessing is timm's."""
     cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else (size, size)
+    sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else size
     mean = mean or tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN)
     std = std or tuple(cfg.get("std") or IMAGENET_DEFAULT_STD)
-    return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std)
+    return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std, classes=classes)
 
 
 def saliency_teacher(kind: str) -> Teacher:

@@ -131,9 +131,9 @@ def run_suite(
         "remarks": suite.remarks,
         "vitmix": __version__,
     }
+    print(text.describe_suite(found))  # first: a disk may be full by now
     if output is not None:
         write_file(Path(output), json.dumps(found, allow_nan=False).encode())
-    print(text.describe_suite(found))
     return 0
 
 

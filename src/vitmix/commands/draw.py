@@ -61,17 +61,17 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from vitmix._checks import check_count
+    from vitmix._checks import check_count, check_output_file
     from vitmix.draw import KINDS as DRAWN
     from vitmix.draw import Subjects, draw_sheet
     from vitmix.draw.sights import MANIFOLD
     from vitmix.show.figure import check_suffix
+    from vitmix.show.fonts import remarks_on
     from vitmix.spec import create
     from vitmix.train.checkpoints import write_file
 
     kind, output = namespace.kind, check_suffix(namespace.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
+    check_output_file(output)
     check_count("dpi", namespace.dpi)
     methods = getattr(namespace, "method", None) or []
     for method in methods:
@@ -86,6 +86,8 @@ def _run(namespace: argparse.Namespace) -> int:
     sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)
     write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=namespace.dpi))
     print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
+    for remark in remarks_on([picture.name for picture in pictures]):
+        print(remark)
     if not all(sight.trained for sight in sights):
         print("A model is untrained, so where it looks means nothing yet; name a run, or give --pretrained.")
     return 0

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from vitmix._checks import check_output_file
 from vitmix.commands import _robustness
 from vitmix.commands._command import Command
 from vitmix.commands.train import key_and_value
@@ -35,8 +36,8 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.train.checkpoints import write_file
 
     suite = _robustness.settings_of(namespace)
-    if namespace.output and not Path(namespace.output).parent.is_dir():
-        raise ValueError(f"there is no folder {str(Path(namespace.output).parent)!r} for the output; make it first")
+    if namespace.output:
+        check_output_file(namespace.output)
     found = subject.open_subject(
         namespace.what,
         model=namespace.model,
@@ -60,9 +61,9 @@ def _run(namespace: argparse.Namespace) -> int:
         evaluation = stored.evaluate_run(found.run, running)
     else:
         evaluation = stored.evaluate(found, images, running)
+    print(text.describe(evaluation))  # first: a disk may be full by now
     if namespace.output:
         write_file(Path(namespace.output), json.dumps(evaluation, allow_nan=False).encode())
-    print(text.describe(evaluation))
     return 0
 
 

@@ -67,10 +67,19 @@ def _teacher(namespace: argparse.Namespace) -> "Teacher":
 
     name = namespace.teacher
     if name.startswith("saliency:"):
+        flags = ("checkpoint", "pretrained", "num_classes", "size", "classes")
+        given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(namespace, flag) not in (None, False)]
+        if given:
+            raise ValueError(f"saliency has no weights, classes or size of its own; leave {', '.join(given)} out")
         return saliency_teacher(name.removeprefix("saliency:"))
     if Path(name).is_dir():
-        if namespace.size is not None or namespace.pretrained or namespace.checkpoint is not None:
-            raise ValueError("a run has its own size and weights; leave --size, --checkpoint and --pretrained out")
+        if namespace.pretrained or any(
+            each is not None for each in (namespace.size, namespace.checkpoint, namespace.num_classes)
+        ):
+            raise ValueError(
+                "a run has its own size, weights and classes; "
+                "leave --size, --checkpoint, --pretrained and --num-classes out"
+            )
         loaded = open_subject(name)
     elif not namespace.pretrained and namespace.checkpoint is None:
         raise ValueError(
@@ -84,7 +93,9 @@ def _teacher(namespace: argparse.Namespace) -> "Teacher":
             what, model=model, model_args=settings, pretrained=namespace.pretrained, size=namespace.size
         )
     own = loaded.augmentation
-    return timm_teacher(loaded.config.model, loaded.model, size=own.sides[0], mean=own.mean, std=own.std)
+    return timm_teacher(
+        loaded.config.model, loaded.model, size=own.sides, mean=own.mean, std=own.std, classes=loaded.classes
+    )
 
 
 COMMAND = Command("Make a teacher's activation maps, for TokenMix's labels.", _add_arguments, _run)

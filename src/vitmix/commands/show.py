@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from vitmix._checks import check_output_file
 from vitmix.commands._command import Command
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def _run(namespace: argparse.Namespace) -> int:
 
     from vitmix.evaluate.subject import open_subject
     from vitmix.show.figure import check_suffix, draw_figure
+    from vitmix.show.fonts import remarks_on
     from vitmix.show.pictures import BUILT_IN, read_picture
     from vitmix.show.scene import observe
     from vitmix.spec import create
     from vitmix.train.checkpoints import write_file
 
     output = check_suffix(namespace.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {str(output.parent)!r} for the figure; make it first")
+    check_output_file(output)
     for method in namespace.method or ():
         create(method, 2)  # a typo should show before a model is built
     images = namespace.images or list(BUILT_IN)
@@ -79,12 +80,15 @@ def _run(namespace: argparse.Namespace) -> int:
         seed=namespace.seed,
     )
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
-    footer = f"Attention: {loaded.config.model}, {said}."
+    # Of a model without attention there is nothing to say: masks and targets are the method's alone.
+    footer = f"Attention: {loaded.config.model}, {said}." if any(view.statistics for view in scene.views) else ""
     write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(view.title for view in scene.views)}")
     for reason in left_out:
         print(f"Left out: {reason}.")
-    if not loaded.trained:
+    for remark in remarks_on([picture.name for picture in pictures]):
+        print(remark)
+    if not loaded.trained and footer:
         print("The model is untrained, so its attention means nothing yet; --run FOLDER shows a trained one's.")
     return 0
 

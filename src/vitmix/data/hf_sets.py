@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitmix._checks import unknown_name
 
-from .images import ImageSet, check_pixels, reason_of
+from .images import ImageSet, check_pixels, count_classes, reason_of
 
 SPLIT_NAMES = {"train": ("train", "training"), "val": ("validation", "val", "valid"), "test": ("test", "testing")}
 SETTINGS = ("image", "label", "config")
@@ -63,18 +63,19 @@ class ArrowImages(ImageSet):
 
 def hf_splits(argument: str) -> dict[str, Callable[[], ArrowImages]]:
     """For each split of the data set, a function that opens it."""
-    place, settings = _parse(argument)
+    place, settings = parse_place(argument)
     parts = _load(place, settings.get("config"))
     first = parts.get("train") or next(iter(parts.values()))
     image, label = _columns(first.features, settings, place)
-    classes = _classes(first, label)
+    classes = _classes(first, label, f"hfds:{argument}")
     return {
         split: lambda part=part, split=split: _open(part, image, label, classes, f"hfds:{argument} ({split})")
         for split, part in parts.items()
     }
 
 
-def _parse(argument: str) -> tuple[str, dict[str, str]]:
+def parse_place(argument: str) -> tuple[str, dict[str, str]]:
+    """Folder or name on the hub, and settings."""
     match = re.fullmatch(r"(.*?)(?:\(([^()]*)\))?", argument.strip())
     assert match is not None
     settings: dict[str, str] = {}
@@ -144,13 +145,13 @@ def _values(dataset: Any, column: str) -> np.ndarray:
     return np.asarray(dataset.select_columns([column]).with_format("numpy")[:][column])
 
 
-def _classes(dataset: Any, label: str) -> list[str]:
+def _classes(dataset: Any, label: str, description: str) -> list[str]:
     names = getattr(dataset.features[label], "names", None)
     if names:
         return list(names)
     values = _values(dataset, label)
     if values.dtype.kind in "iu":
-        return [str(number) for number in range(int(values.max(initial=-1)) + 1)]
+        return [str(number) for number in range(count_classes(values, description))]
     return sorted({str(value) for value in values})
 
 

@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 MAX_PIXELS = 89_478_485  # of one picture; Pillow warns from here on, since a tiny file can unpack to any size
+MOST_UNSEEN_CLASSES = 100_000  # a label may be this large in data of fewer images; every smaller number gets a name
 log = logging.getLogger("vitmix.data")
 
 
@@ -232,6 +233,8 @@ def reason_of(problem: Exception) -> str:
     """A line about an error, without what the picture's name says already."""
     if isinstance(problem, UnidentifiedImageError):
         return "not an image of a known kind"
+    if isinstance(problem, Image.DecompressionBombError):  # Pillow's own limit, met before ours
+        return f"more than the {MAX_PIXELS:,} pixels allowed"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
@@ -241,6 +244,32 @@ def check_pixels(image: Image.Image) -> None:
     """Refuses pictures too large to be meant."""
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS:,} allowed")
+
+
+def count_classes(labels: np.ndarray, description: str) -> int:
+    """How many classes numbers from 0 stand for; refuses what would name millions that no picture shows."""
+    count = 1 + int(labels.max(initial=-1))
+    most = max(MOST_UNSEEN_CLASSES, len(labels))
+    if count > most:
+        raise ValueError(
+            f"{description} has label {count - 1} among {len(labels)} images, more than the {most:,} classes allowed; "
+            "number the classes from 0 without gaps"
+        )
+    return count
+
+
+def match_names(names: Sequence[str], known: Sequence[str], *, description: str, whose: str) -> list[int]:
+    """The place of each of these class names among those that are known."""
+    if list(names) == list(known[: len(names)]):
+        return list(range(len(names)))  # names need not be unique then
+    number = {name: place for place, name in enumerate(known)}
+    unknown = [name for name in names if name not in number]
+    if unknown:
+        raise ValueError(
+            f"{description} has a class {unknown[0]!r} that {whose} does not know; "
+            f"its classes are {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+    return [number[name] for name in names]
 
 
 def in_memory(images: ImageSet) -> ArrayImages:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from .images import ArrayImages, check_pixels, reason_of
+from .images import ArrayImages, check_pixels, count_classes, reason_of
 
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -36,7 +36,7 @@ def npz_splits(location: str) -> dict[str, Callable[[], ArrayImages]]:
         raise ValueError(f"npz: no train.npz, train_0.npz, val.npz or test.npz in {location!r}; name the files so")
     # The classes are those of the training labels: a list of names may be longer than what is stored here.
     known = parts.get("train") or next(iter(parts.values()))
-    count = 1 + max(int(_labels(path).max(initial=-1)) for path in known)
+    count = count_classes(np.concatenate([_labels(path) for path in known]), f"npz:{location}")
     classes = class_names(place if place.is_dir() else place.parent, count)
     return {split: lambda split=split: _read(split, parts[split], classes, location) for split in parts}
 

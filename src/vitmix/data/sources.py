@@ -25,7 +25,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from vitmix._checks import check_choice, unknown_name
 from vitmix.draws import generator_for
 
-from .hf_sets import hf_splits
+from .hf_sets import hf_splits, parse_place
 from .images import ArrayImages, DatasetImages, FileImages, ImageSet
 from .npz import npz_splits
 from .shapes import Shapes, shapes_batch
@@ -58,6 +58,22 @@ def open_images(spec: str, split: Split) -> ImageSet:
         return _share(splits["train"](), holdout, held_out=split != "train")
     order = ("val", "test") if split == "val" else ("test", "val")
     return splits[next(name for name in order if name in splits)]()
+
+
+def without_folders(text: str, spec: str) -> str:
+    """A text about the data that `spec` names, for others: of the path on this machine it keeps the last part."""
+    kind, argument, _ = _parse(spec)
+    place = argument
+    if kind == "torchvision":
+        place = argument.partition(":")[2]
+    elif kind == "hfds":
+        place = parse_place(argument)[0]
+        if not os.path.isabs(place) and not os.path.exists(place):
+            return text  # OWNER/NAME on the hub
+    usual = os.path.normpath(place)
+    for each in (usual, place):  # as written, and as a description has it
+        text = text.replace(each, os.path.basename(usual)) if "/" in each or os.sep in each else text
+    return text
 
 
 def _parse(spec: str) -> tuple[str, str, float | None]:

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from .images import ImageSet, check_pixels
+from .images import ImageSet, check_pixels, count_classes
 from .npz import class_names
 
 WORDS = {"train": ("training", "train"), "val": ("validation", "valid", "val"), "test": ("testing", "test")}
@@ -83,7 +83,7 @@ def tar_splits(pattern: str) -> dict[str, Callable[[], TarImages]]:
 
     def open_split(split: str) -> TarImages:
         known = index_of("train" if "train" in parts else split)  # the classes are those of the training labels
-        classes = class_names(Path(parts[split][0]).parent, 1 + int(known.label.max(initial=-1)))
+        classes = class_names(Path(parts[split][0]).parent, count_classes(known.label, f"wds:{pattern}"))
         return TarImages(parts[split], index_of(split), classes, f"wds:{pattern} ({split})")
 
     return {split: lambda split=split: open_split(split) for split in parts}
@@ -225,9 +225,7 @@ def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes
 
 def _label(content: bytes, kind: str) -> int | None:
     try:
-        if kind == "cls":
-            return int(content)
-        value = json.loads(content).get("label")
-        return value if isinstance(value, int) else None
+        value = int(content) if kind == "cls" else json.loads(content).get("label")
+        return value if isinstance(value, int) and abs(value) < 2**63 else None  # the index holds 64 bits
     except (ValueError, AttributeError):
         return None

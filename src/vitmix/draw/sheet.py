@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitmix.show.figure import FAINT, INK, figure_bytes
+from vitmix.show.fonts import any_script
 
 OWN, PARTNER = "#2166AC", "#B2182B"  # ColorBrewer's blue and red, which any kind of color vision tells apart
 SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
@@ -95,7 +96,8 @@ def overlay(picture: Tensor, values: Tensor, scale: Scale, *, strength: float = 
 
 def draw_sheet(sheet: Sheet, *, suffix: str = ".png", dpi: int = 150) -> bytes:
     """The sheet as the bytes of a PNG, SVG or PDF file."""
-    return figure_bytes(_Page(sheet).figure, suffix=suffix, dpi=dpi)
+    with any_script():
+        return figure_bytes(_Page(sheet).figure, suffix=suffix, dpi=dpi)
 
 
 class _Page:

@@ -19,6 +19,8 @@ from .measure import calibration_bins, predict
 from .subject import Running, Subject, open_subject
 
 FILE = "evaluation.json"
+NEEDED = {"weights", "data", "n", "accuracy", "accuracy5", "loss", "ece", "classes", "bins", "confusion"}
+NEEDED |= {"parameters", "flops", "images_per_second"}  # what its readers look up
 Evaluation = dict[str, Any]
 
 
@@ -80,10 +82,11 @@ def own_images(subject: Subject, *, data: str | None = None, split: str | None =
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
-    """The stored evaluation of a run's best weights, unless there is none, or one of other weights."""
+    """The stored evaluation of a run's best weights, unless there is none, or one of other weights or another form."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return found if found["weights_sha256"] == _checksum(folder / "best.safetensors") else None
+        known = found["weights_sha256"] == _checksum(folder / "best.safetensors") and found.keys() >= NEEDED
+        return found if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitmix._checks import check_choice, check_count
 from vitmix.data.augment import Augmentation
-from vitmix.data.images import ImageSet
+from vitmix.data.images import ImageSet, match_names
 from vitmix.train import prepare
 from vitmix.train.checkpoints import load_weights, read_weights
 from vitmix.train.config import TrainConfig, resolve
@@ -86,15 +86,9 @@ class Subject:
 
     def _renumbered(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
         assert self.classes is not None
-        number = {name: index for index, name in enumerate(self.classes)}
-        unknown = [name for name in images.classes if name not in number]
-        if unknown:
-            raise ValueError(
-                f"{images.description} has a class {unknown[0]!r} that {self.weights} does not know; "
-                f"its classes are {', '.join(self.classes[:5])}{', ...' if len(self.classes) > 5 else ''}"
-            )
+        numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
         fitted = copy.copy(images)  # shallow: the pictures are shared
-        fitted.labels = np.array([number[name] for name in images.classes])[images.labels]
+        fitted.labels = np.array(numbers)[images.labels]
         fitted.classes = list(self.classes)
         return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
 
@@ -117,6 +111,10 @@ def open_subject(
         weights: of a run: `"best"` or `"last"`.
         size: image side in pixels, where it is not the run's or the model's own.
     """
+    if size is not None:
+        check_count("size", size)
+    if (model_args or {}).get("num_classes") is not None:
+        check_count("num_classes", (model_args or {})["num_classes"])
     place = Path(what)
     if not place.is_dir() and not place.is_file():
         if "/" in str(what) or place.suffix in (".safetensors", ".pth", ".pt", ".bin"):
@@ -159,6 +157,7 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     facts = weights_facts(path)
     settings = facts.get("model_settings")
     if settings is None:
+        read_weights(path)  # says so if it is damaged
         raise ValueError(f"{path} does not say what model it belongs to; was it written by vitmix train?")
     # The file's own word: a recipe that changed since would add its model_args to those of the stored configuration.
     own = {name: value for name, value in settings.items() if name != "num_classes"}
@@ -172,6 +171,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     facts = {} if model is not None else weights_facts(path)
     name = model or facts.get("model")
     if name is None:
+        read_weights(path)  # says so if it is damaged
         raise ValueError(f"{path} does not say what model it belongs to; give --model NAME of timm")
     settings = {**facts.get("model_settings", {}), **model_args}
     outputs = settings.pop("num_classes", None) or _outputs(name, settings, path)
@@ -217,5 +217,11 @@ def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = read_weights(path).get(f"{first}.weight")
     if weight is None:
-        raise ValueError(f"{path} has no classifier {first!r} as {name} has; say how many classes it has (num_classes)")
+        said = weights_facts(path).get("model")
+        if said is not None and said != name:
+            raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --model out")
+        raise ValueError(
+            f"{path} has no classifier {first!r} as {name} has; name the model that it is of, "
+            "or say how many classes it has (num_classes)"
+        )
     return len(weight)

@@ -12,6 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from vitmix.show.fonts import any_script
 from vitmix.show.scene import Scene, Statistic, View
 
 # Of Okabe and Ito's palette, which is told apart with any kind of color vision.
@@ -23,7 +24,7 @@ ATTENTION = matplotlib.colormaps["magma"]
 SUFFIXES = (".png", ".svg", ".pdf")
 PER_BAND = 8  # methods side by side
 SHORT_TITLE, LINE, MOST_TITLE_LINES, TAG = 13, 18, 5, 13  # letters that fit, and lines
-MOST_LINES = 32  # a finer grid is of pixels, and not drawn
+MOST_LINES = 32  # a finer grid is not drawn, nor one of pixels
 PANEL, GAP, TITLE, CAPTION, BAR = 1.28, 0.13, 0.34, 0.24, 0.24  # inches
 LEFT, MARGIN = 1.62, 0.16
 
@@ -37,7 +38,8 @@ def check_suffix(path: str | Path) -> Path:
 
 def draw_figure(scene: Scene, *, footer: str = "", suffix: str = ".png", dpi: int = 110) -> bytes:
     """The figure as the bytes of a PNG, SVG or PDF file."""
-    return figure_bytes(_Canvas(scene, footer).figure, suffix=suffix, dpi=dpi)
+    with any_script():
+        return figure_bytes(_Canvas(scene, footer).figure, suffix=suffix, dpi=dpi)
 
 
 def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
@@ -110,9 +112,8 @@ class _Canvas:
     def _draw_view(self, view: View, left: float, top: float) -> None:
         lines = _title_lines(view.title)
         baseline = top + self.title - 0.12 - 0.16 * self.notes
-        self._text(
-            left, baseline, "\n".join(lines), size=11 if lines == [view.title] else 7.8, weight="bold", va="bottom"
-        )
+        size = 11 if len(view.title) <= SHORT_TITLE else 7.8
+        self._text(left, baseline, "\n".join(lines), size=size, weight="bold", va="bottom")
         for number, note in enumerate(view.notes):
             self._text(left, baseline + 0.16 * (number + 1), note, size=8, color=FAINT, va="bottom")
         row = top + self.title
@@ -128,7 +129,7 @@ class _Canvas:
         origin = view.origin.numpy()
         panel.imshow(origin, cmap=ORIGIN, vmin=0, vmax=1, extent=(0, 1, 1, 0), interpolation="nearest", aspect="auto")
         rows, columns = origin.shape if view.bank is None else view.bank.shape
-        if max(rows, columns) <= MOST_LINES:
+        if max(rows, columns) <= MOST_LINES and (rows, columns) != tuple(view.mixed.shape[1:]):
             for edges, line in ((columns, panel.axvline), (rows, panel.axhline)):
                 for number in range(1, edges):
                     line(number / edges, color="white", linewidth=0.5)

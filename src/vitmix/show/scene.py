@@ -127,7 +127,7 @@ def _view(
         partner=float(target[1]),
         bank=_bank(batch),
         moved_from=_moved_from(batch),
-        notes=(odds,) if odds else (),
+        notes=tuple(filter(None, (odds, _unchanged(batch)))),
     )
 
 
@@ -163,12 +163,11 @@ def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tu
     tape, grids = batch.tape, _grids(batch, mixing)
     for actor in tape.actors:
         if isinstance(actor, Horizontal) and actor.decision is not None:
-            rows = (0, int(actor.decision.partner[0]))
             saliency, _ = _attention(model, batch.images, actor.block)
             words = ("own", "partner's")
             return tuple(
                 Statistic(f"{word} saliency", on_grid(saliency[row], grids[actor.block]))
-                for row, word in zip(rows, words, strict=True)
+                for row, word in enumerate(words)  # the second picture's also where HTM found nothing to take of it
             ), True
     if batch.scores is not None:
         partner = int(batch.mix.partner[0])
@@ -232,6 +231,13 @@ def _origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
                 first = torch.where(take[0], coarse[1], coarse[0])
                 mixed = torch.where(expand_mask(take, batch.frame.size), batch.images[1], mixed)
     return first, mixed
+
+
+def _unchanged(batch: MixedBatch) -> str | None:
+    """A word where HTM found no token of the other picture worth taking."""
+    decisions = [each.decision for each in batch.tape.actors if isinstance(each, Horizontal) and each.decision]
+    taken = any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in decisions)
+    return "HTM exchanged nothing" if decisions and not taken else None
 
 
 def _bank(batch: MixedBatch) -> Tensor | None:

@@ -260,7 +260,11 @@ def read_weights(path: Path) -> Tensors:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
         reason = " ".join(str(error).split())[:200]
-        if isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
+        if isinstance(error, safetensors.SafetensorError):
+            reason = f"it is damaged or cut short ({reason})"
+        elif not _is_of_torch(path):
+            reason = "it is neither safetensors nor what torch.save writes"
+        elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
             reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
         raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
@@ -270,6 +274,11 @@ def read_weights(path: Path) -> Tensors:
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
     return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
+
+
+def _is_of_torch(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))  # zip, or a bare pickle
 
 
 def _adapted(weights: Tensors, model: nn.Module) -> Tensors:

@@ -257,9 +257,14 @@ def to_yaml(config: TrainConfig) -> str:
         if each.metadata["section"] != section:
             section = each.metadata["section"]
             lines += ["", f"# {section}"]
-        value = getattr(config, name)
-        lines.append(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=1000).rstrip())
+        lines.append(setting_yaml(config, name))
     return "\n".join(lines) + "\n"
+
+
+def setting_yaml(config: TrainConfig, name: str) -> str:
+    """One setting as YAML has it."""
+    value = getattr(config, name)
+    return yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=1000).rstrip()
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
