@@ -16,6 +16,10 @@ from vitmix.analyze.labels import RULES
 from vitmix.data import Shapes
 
 
+def normalize(images: torch.Tensor) -> torch.Tensor:
+    return (images - 0.5) / 0.25
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1560)
@@ -31,7 +35,6 @@ def main() -> None:
     learner = vitmix.Learner(model, vitmix.create("0.5*cutmix | 0.5*none", len(train.classes)), seed=options.seed)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.05, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps + 1, pct_start=0.3)
-    normalize = lambda images: (images - 0.5) / 0.25  # noqa: E731
     images, labels, _ = train.batch(range(min(len(train), 64 * options.steps)))
     for _ in range(options.steps):
         rows = torch.randint(len(images), (64,))

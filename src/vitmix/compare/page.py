@@ -1,6 +1,6 @@
 """The page of a comparison: the table, accuracy against training time, and then what every report has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -11,7 +11,13 @@ from vitmix.report.runs import Group
 
 from .results import SECONDS, Comparison, Entry, notes
 
-POINTS = lambda value: f"{100 * value:+.2f}"  # noqa: E731
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
 
 
 def comparison_page(comparison: Comparison, about: str) -> str:
@@ -64,10 +70,10 @@ def _difference(entry: Entry, comparison: Comparison, group: int) -> list[str]:
     def number(value: float | None, of: str, how: str) -> str:
         return NONE if value is None else f'<data value="{value!r}" data-of="{of}" data-group="{group}">{how}</data>'
 
-    mean = number(found.mean, "difference", POINTS(found.mean))
+    mean = number(found.mean, "difference", _points(found.mean))
     if found.low is None or found.high is None or found.p is None:
         return [mean, NONE, NONE, found.verdict]
-    interval = f"{number(found.low, 'low', POINTS(found.low))} to {number(found.high, 'high', POINTS(found.high))}"
+    interval = f"{number(found.low, 'low', _points(found.low))} to {number(found.high, 'high', _points(found.high))}"
     return [mean, interval, number(found.p, "p", f"{found.p:.3f}"), found.verdict]
 
 
@@ -87,9 +93,8 @@ def _time(comparison: Comparison, groups: Sequence[Group]) -> str:
                     points.append((passed / 60, row["accuracy"]))
             if points:
                 courses.append(svg.Line(group.number, points, label, "seed"))
-    percent: Callable[[float], str] = lambda value: f"{100 * value:.3g} %"  # noqa: E731
     longest = max(x for line in courses for x, _ in line.points)
-    axes: dict[str, Any] = {"shown": percent, "x_name": "minutes", "x_range": (0.0, 1.05 * longest)}
+    axes: dict[str, Any] = {"shown": _percent, "x_name": "minutes", "x_range": (0.0, 1.05 * longest)}
     charts = [
         ("At the end", svg.line_chart("Accuracy and training time", ends, **axes)),
         ("On the way", svg.line_chart("Accuracy over training time", courses, **axes)),
