@@ -100,3 +100,26 @@ def even_cells(side: int, ratio: int) -> list[range]:
 
 def adaptive_cells(side: int, count: int) -> list[range]:
     return [range(cell * side // count, -(-(cell + 1) * side // count)) for cell in range(count)]
+
+
+def under_kernel(grid: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """Means under a square kernel, cell by cell; what lies outside does not count."""
+    side = grid.shape[-1]
+    count = (side + 2 * padding - kernel) // stride + 1
+    out = grid.new_zeros(len(grid), count, count)
+    for i in range(count):
+        for j in range(count):
+            rows = slice(max(i * stride - padding, 0), i * stride - padding + kernel)
+            columns = slice(max(j * stride - padding, 0), j * stride - padding + kernel)
+            out[:, i, j] = grid[:, rows, columns].mean((1, 2))
+    return out
+
+
+def merge_cells(grid: Tensor) -> Tensor:
+    """The mean over each 2 x 2 cell; cells at the border count what they have."""
+    side = -(-grid.shape[-1] // 2)
+    out = grid.new_zeros(len(grid), side, side)
+    for i in range(side):
+        for j in range(side):
+            out[:, i, j] = grid[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((1, 2))
+    return out

@@ -9,16 +9,14 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import dense
 import vitmix
 from dense import Grid
 from support import close, load, same, tensor
 from vitmix import Draw
-from vitmix.adapters import read_model, spatial
+from vitmix.adapters import read_model
 from vitmix.adapters.support import CLASSES, FAMILIES, METHODS, SIZE, train_step
-from vitmix.flow import Matrix
 
 ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
@@ -207,31 +205,8 @@ def column_means(model: nn.Module, images: Tensor, blocks: range) -> list[Tensor
 def start_share(name: str, case: Case, pixels: Tensor) -> Tensor:
     """The partner's part of each patch, pixel by pixel; overlapping patches count what lies under their kernel."""
     if name.startswith("PVT v2"):
-        return under_kernel(pixels, 7, 4, 3)
-    return under_kernel(pixels, case.patch, case.patch, 0)
-
-
-def under_kernel(grid: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    side = grid.shape[-1]
-    count = (side + 2 * padding - kernel) // stride + 1
-    out = grid.new_zeros(len(grid), count, count)
-    for i in range(count):
-        for j in range(count):
-            rows = slice(max(i * stride - padding, 0), i * stride - padding + kernel)
-            columns = slice(max(j * stride - padding, 0), j * stride - padding + kernel)
-            out[:, i, j] = grid[:, rows, columns].mean((1, 2))
-    return out
-
-
-def merge(name: str, grid: Tensor) -> Tensor:
-    if name.startswith("PVT v2"):
-        return under_kernel(grid, 3, 2, 1)
-    side = -(-grid.shape[-1] // 2)
-    out = grid.new_zeros(len(grid), side, side)
-    for i in range(side):
-        for j in range(side):
-            out[:, i, j] = grid[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((1, 2))
-    return out
+        return dense.under_kernel(pixels, 7, 4, 3)
+    return dense.under_kernel(pixels, case.patch, case.patch, 0)
 
 
 @pytest.mark.parametrize("text", ["tl_align", "tl_align(blocks=[1])", "tl_align(normalize=False)"])
@@ -256,7 +231,11 @@ def test_aligned_shares_equal_dense_propagation(name: str, text: str) -> None:
     for number, attention in enumerate(maps):
         if number and stages[number] != stages[number - 1]:
             side = int(share.shape[1] ** 0.5)
-            share = merge(name, share.view(4, side, side)).flatten(1)
+            grid = share.view(4, side, side)
+            # PVT v2 overlaps when it merges, too
+            share = (
+                dense.under_kernel(grid, 3, 2, 1) if name.startswith("PVT v2") else dense.merge_cells(grid)
+            ).flatten(1)
         if share.shape[1] < attention.shape[-1]:  # a class token that joins here
             share = torch.cat([area.unsqueeze(1), share], dim=1)
         if "blocks" in text and number != 1:
@@ -530,109 +509,6 @@ def test_golden_tl_align_swin(dtype: torch.dtype, tolerance: float) -> None:
         close(tap.attention(number).mean(1, keepdim=True), expected, tolerance)
 
 
-def test_token_mixing_weights_by_hand() -> None:
-    """|W2||W1| with rows divided by their sums."""
-    first = torch.tensor([[1.0, -1.0, 0.0], [0.0, 2.0, 2.0]])
-    second = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [0.0, 3.0]])
-    weights = spatial.token_mixing_weights(first, second)
-    expected = torch.tensor([[1 / 2, 1 / 2, 0], [1 / 6, 3 / 6, 2 / 6], [0, 1 / 2, 1 / 2]])
-    close(weights, expected, 1e-7)
-    share = torch.tensor([[0.0, 1.0, 0.5]])
-    close(Matrix(weights).update(share), (share + share @ expected.T) / 2, 1e-7)
-
-
-def test_depthwise_kernel_by_hand() -> None:
-    """A 3 x 3 depth-wise kernel whose channel mean of absolute values is a cross; renormalized at the edges."""
-    conv = nn.Conv2d(2, 2, 3, padding=1, groups=2, bias=False)
-    cross = torch.tensor([[0.0, 1.0, 0.0], [1.0, 4.0, 1.0], [0.0, 1.0, 0.0]])
-    conv.weight.data = torch.stack([cross, -3 * cross]).unsqueeze(1)  # the mean of absolute values is 2 x the cross
-    grid = torch.zeros(1, 1, 3, 3)
-    grid[0, 0, 0, 0], grid[0, 0, 1, 1] = 1.0, 0.5
-    # Corner: (4 + 0) / 6. Edge: (1 + 0.5) / 7. Center: 4 * 0.5 / 8. The rest has the center or nothing in reach.
-    expected = torch.tensor([[4 / 6, 1.5 / 7, 0.0], [1.5 / 7, 2 / 8, 0.5 / 7], [0.0, 0.5 / 7, 0.0]])
-    close(spatial.convolve_share(grid, conv)[0, 0], expected, 1e-7)
-
-
-def test_strides_aggregate_by_hand() -> None:
-    grid = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.5]]).view(1, 1, 3, 3)
-    expected = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
-    close(spatial.aggregate_share(grid, (2, 2))[0, 0], expected, 1e-7)
-    conv = nn.Conv2d(1, 1, 3, stride=2, padding=1, bias=False)
-    conv.weight.data.fill_(-1.0)
-    expected = torch.tensor([[2 / 4, 3 / 4], [2 / 4, 1.5 / 4]])
-    close(spatial.convolve_share(grid, conv)[0, 0], expected, 1e-7)
-
-
-@pytest.mark.parametrize("text", ["tl_align", "tl_align(blocks=[-2])", "tl_align(blocks=[0, 2])"])
-@pytest.mark.parametrize("name", ["MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet"])
-def test_shares_of_spatial_models_equal_a_linear_twin(name: str, text: str) -> None:
-    """Shares are what the model makes of one channel with absolute weights, nothing pointwise, means for sums."""
-    torch.manual_seed(0)
-    model: Any = FAMILIES[name].build().double().eval()
-    size = FAMILIES[name].size
-    images, labels = torch.randn(4, 3, size, size, dtype=torch.float64), torch.arange(4)
-    with vitmix.create(text, CLASSES).attach(model) as mixing:
-        batch = mixing.mix(images, labels)
-        model(batch.images)
-        targets = mixing.targets(batch)
-    pixels = batch.mix.mask.double().expand(4, -1, -1).unsqueeze(1)
-    twins = {"MLP-Mixer": mixer_twin, "ResMLP": mixer_twin, "ConvNeXt": convnext_twin, "ResNet": resnet_twin}
-    depth = mixing.reader.depth
-    chosen = range(depth) if text == "tl_align" else [block % depth for block in mixing.mixer.share.blocks]
-    share = twins[name](model, pixels, set(chosen))
-    close(targets[range(4), batch.mix.partner], share.flatten(1).mean(1), 1e-9)
-    assert (targets.sum(1) - 1).abs().max() < 1e-9
-
-
-def normalized(weight: Tensor, grid: Tensor, **settings: Any) -> Tensor:
-    """A convolution with absolute weights, one output channel at a time, averaged over channels, over its mass."""
-    total, mass = torch.zeros(()), torch.zeros(())
-    for out in weight.detach().abs().flatten(0, 1):
-        kernel = out[None, None]
-        total = total + nn.functional.conv2d(grid, kernel, **settings)
-        mass = mass + nn.functional.conv2d(torch.ones_like(grid), kernel, **settings)
-    return total / mass
-
-
-def mixer_twin(model: Any, pixels: Tensor, chosen: set[int]) -> Tensor:
-    share = under_kernel(pixels[:, 0], 8, 8, 0).flatten(1)
-    for number, block in enumerate(model.blocks):
-        if number not in chosen:
-            continue
-        if hasattr(block, "mlp_tokens"):
-            weights = block.mlp_tokens.fc2.weight.detach().abs() @ block.mlp_tokens.fc1.weight.detach().abs()
-        else:
-            weights = block.linear_tokens.weight.detach().abs()
-        carried = torch.stack([(weights[row] / weights[row].sum() * share).sum(1) for row in range(16)], dim=1)
-        share = (carried + share) / 2
-    return share
-
-
-def convnext_twin(model: Any, pixels: Tensor, chosen: set[int]) -> Tensor:
-    share, count = under_kernel(pixels[:, 0], 4, 4, 0).unsqueeze(1), -1
-    for number, stage in enumerate(model.stages):
-        if number:
-            share = under_kernel(share[:, 0], 2, 2, 0).unsqueeze(1)
-        for block in stage.blocks:
-            count += 1
-            if count not in chosen:
-                continue
-            share = (normalized(block.conv_dw.weight, share, padding=3) + share) / 2
-    return share
-
-
-def resnet_twin(model: Any, pixels: Tensor, chosen: set[int]) -> Tensor:
-    share, count = normalized(model.conv1.weight, pixels, stride=2, padding=3), -1
-    share = under_kernel(share[:, 0], 3, 2, 1).unsqueeze(1)
-    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
-        for block in stage:
-            main = normalized(block.conv2.weight, share, stride=block.stride, padding=1)
-            beside = share if block.stride == 1 else merge("", share[:, 0]).unsqueeze(1)
-            count += 1
-            share = (main + beside) / 2 if count in chosen else beside
-    return share
-
-
 # Compiled, checkpointed
 
 
@@ -691,211 +567,3 @@ def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:
     close(two.targets, one.targets, 1e-9)
     for gradient, other in zip(first, second, strict=True):
         close(other, gradient, 1e-9)
-
-
-# Variants within families
-
-
-def test_attention_pooling_leaves_the_prefix_out_where_the_model_does() -> None:
-    """timm's ViT pools patches alone, its EVA every token."""
-    names = ("vit_base_patch16_siglip_224", "vit_pe_core_tiny_patch16_384")
-    for name, settings in zip(names, (dict(class_token=True, reg_tokens=2), {}), strict=True):
-        sizes = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=CLASSES)
-        model: Any = timm.create_model(name, **sizes, **settings).double().eval()
-        images, labels = torch.randn(4, 3, 32, 32, dtype=torch.float64), torch.arange(4)
-        with vitmix.tl_align(CLASSES).attach(model) as mixing:
-            batch = mixing.mix(images, labels)
-            model(batch.images)
-            targets = mixing.targets(batch)
-            share = batch.tape.token_share[1]
-        pool = dense.watched_maps(model, batch.images)[-1].mean(1)
-        seen = share[:, share.shape[1] - pool.shape[-1] :]
-        assert pool.shape[-1] == (16 if "siglip" in name else 16 + model.num_prefix_tokens)
-        close(targets[range(4), batch.mix.partner], (pool @ seen.unsqueeze(-1)).flatten(1).mean(1), 1e-9)
-
-
-def test_patches_that_leave_a_rest() -> None:
-    """384 pixels in patches of 14, as published, here 50: the last rows and columns belong to no patch."""
-    model = timm.create_model(
-        "vit_so400m_patch14_siglip_gap_384",
-        img_size=50,
-        patch_size=14,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=4,
-    )
-    learner = vitmix.Learner(model.train(), vitmix.create("tl_align | transmix | mixup", CLASSES))
-    images = torch.randn(4, 3, 50, 50)
-    for _ in range(4):
-        assert torch.isfinite(learner(images, torch.arange(4)).loss)
-    reader = read_model(model)
-    mask = torch.zeros(1, 50, 50, dtype=torch.bool)
-    mask[:, 42:, :], mask[:, :, 14:28] = True, True
-    expected = torch.tensor([[0.0, 1.0, 0.0]]).expand(1, 3, 3)
-    close(reader.embed_share(mask, (50, 50), torch.float32), expected, 1e-7)
-    with pytest.raises(ValueError, match="divide into the model's 3x3 final tokens"):
-        vitmix.Learner(model, vitmix.create("smmix", CLASSES))(images, torch.arange(4))
-
-
-def test_tokens_of_padded_merges_are_counted_as_they_lie() -> None:
-    """Swin on 28 pixels: 7 x 7 tokens merge to 4 x 4, the last of which hold half as much."""
-    model = CASES["Swin, padded"].build()
-    reader = read_model(model)
-    mask = torch.zeros(1, 28, 28, dtype=torch.bool)
-    mask[:, 20:, 20:] = True  # rows 20..24 are in the third token (16..24), rows 24..28 are the fourth
-    share = reader.patch_share(mask, torch.zeros(1), (28, 28)).view(4, 4)
-    close(share[2:, 2:], torch.tensor([[0.25, 0.5], [0.5, 1.0]]), 1e-6)
-    assert share[:2].sum() == 0
-    nearest = reader.patch_mask(mask, -1, (28, 28)).view(4, 4)
-    assert nearest.sum() == 1 and nearest[3, 3]
-
-
-def test_methods_without_a_model_need_no_geometry() -> None:
-    model = FAMILIES["torchvision Swin"].build()
-    assert torch.isfinite(
-        vitmix.Learner(model, vitmix.create("cutmix", CLASSES))(torch.randn(4, 3, 30, 30), torch.arange(4)).loss
-    )
-    with pytest.raises(ValueError, match="do not divide into patches"):
-        vitmix.Learner(model, vitmix.create("tl_align", CLASSES))(torch.randn(4, 3, 30, 30), torch.arange(4))
-
-
-def test_refused_variants_say_why() -> None:
-    for name, settings, words in (
-        ("convnext_tiny", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), output_stride=16), "dilated"),
-        ("resnet18", dict(global_pool="max"), "pools by 'max'"),
-        ("convnext_tiny", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), global_pool="max"), "pools by 'max'"),
-        ("resnet18", dict(output_stride=8), "dilated"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            vitmix.tl_align(CLASSES).attach(timm.create_model(name, num_classes=CLASSES, **settings))
-    for name in ("PVT v2", "PVT"):
-        model = pvt(FAMILIES[name].example, **(dict(img_size=32) if name == "PVT" else {}))()
-        with pytest.raises(ValueError, match="give only one"):
-            vitmix.Learner(model, vitmix.create("smmix", CLASSES))(torch.randn(4, 3, 32, 32), torch.arange(4))
-
-
-def test_pvt_takes_other_sizes() -> None:
-    model = FAMILIES["PVT"].build()
-    assert torch.isfinite(
-        vitmix.Learner(model, vitmix.tl_align(CLASSES))(torch.randn(4, 3, 96, 64), torch.arange(4)).loss
-    )
-
-
-def test_several_listen_at_a_time() -> None:
-    for name in ("BEiT", "torchvision ViT", "Swin"):
-        model = FAMILIES[name].build().eval()
-        images = torch.randn(2, 3, SIZE, SIZE)
-        with vitmix.AttentionTap(model, column_mean=[0]) as outer, vitmix.AttentionTap(model, column_mean=[0]) as inner:
-            model(images)
-        same(inner.column_mean(0), outer.column_mean(0))
-        assert not any("forward" in module.__dict__ for module in model.modules())
-
-
-def test_a_failed_step_leaves_the_model_alone() -> None:
-    model: Any = FAMILIES["ViT, DeiT"].build()
-    learner = vitmix.Learner(model, vitmix.tl_align(CLASSES))
-    handle = model.head.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        learner(torch.randn(4, 3, SIZE, SIZE), torch.arange(4))
-    handle.remove()
-    assert learner.eval()(torch.randn(2, 3, SIZE, SIZE)).shape == (2, CLASSES)
-
-
-def test_nothing_is_left_on_a_student_whose_guide_is_refused() -> None:
-    student, guide = FAMILIES["ViT, DeiT"].build(), FAMILIES["XCiT"].build()
-    with pytest.raises(ValueError):
-        vitmix.create("smmix", CLASSES).attach(student, guide=guide)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in student.modules())
-
-
-def test_ones_own_reader_comes_first() -> None:
-    from torchvision.models import VisionTransformer
-
-    from vitmix import adapters
-
-    before = dict(adapters.READERS)
-    try:
-        adapters.READERS.clear()
-        adapters.READERS.update({k: v for k, v in before.items() if not k.__module__.startswith("torchvision")})
-        adapters.register(VisionTransformer, lambda model: pytest.fail("asked for"))
-        read_model(FAMILIES["torchvision Swin"].build())
-        with pytest.raises(pytest.fail.Exception):
-            read_model(FAMILIES["torchvision ViT"].build())
-    finally:
-        adapters.READERS.clear()
-        adapters.READERS.update(before)
-
-
-@pytest.mark.parametrize("name", ["Swin", "PVT v2, linear", "CaiT", "SigLIP", "DINOv3", "MLP-Mixer", "ConvNeXt"])
-def test_autocast_keeps_shares_exact(name: str) -> None:
-    """Under autocast statistics are computed in float32: a share of one stays one, and targets sum to one."""
-    family = FAMILIES[name]
-    torch.manual_seed(0)
-    learner = vitmix.Learner(family.build(), vitmix.tl_align(CLASSES))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = learner(torch.randn(4, 3, family.size, family.size), torch.arange(4))
-    output.loss.backward()
-    assert output.targets.dtype == torch.float32
-    assert (output.targets.sum(1) - 1).abs().max() < 1e-6
-    mixing = learner.mixing
-    batch = mixing.mix(torch.randn(4, 3, family.size, family.size), torch.arange(4))
-    for index in batch.tape.token_share:
-        batch.tape.token_share[index] = torch.ones_like(batch.tape.token_share[index])
-    batch.tape.image_share = torch.ones(4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        learner.model(batch.images)
-    for share in batch.tape.token_share.values():
-        close(share, torch.ones_like(share), 2e-6)
-
-
-def test_htm_costs_one_norm_and_one_projection() -> None:
-    """Counted where torch itself is called, since HTM reaches past the modules."""
-    counts = []
-    for text in ("cutmix", "cutmix + htm(block=1)"):
-        torch.manual_seed(0)
-        learner = vitmix.Learner(FAMILIES["ViT, DeiT"].build(), vitmix.create(text, CLASSES))
-        with Counted() as counted:
-            learner(torch.randn(4, 3, SIZE, SIZE), torch.arange(4))
-        counts.append(counted)
-    plain, mixed = counts
-    assert mixed.norms - plain.norms == 1
-    assert mixed.products - plain.products == 1 + 2  # the score net: once to judge, once for its loss
-
-
-class Counted(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = self.products = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.norms += func is nn.functional.layer_norm
-        self.products += func is nn.functional.linear
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mask", ["box", "scattered(grid=[4, 4])", "block(grid=[4, 4])"])
-@pytest.mark.parametrize("share", ["area", "activation"])
-def test_masks_and_labels_of_tokenmix_on_a_resnet(mask: str, share: str) -> None:
-    """The cells of TokenMix's tables 7 and 8: both labels' weights, counted by hand from the mask and the maps."""
-    family = FAMILIES["ResNet"]
-    learner = vitmix.Learner(family.build(), vitmix.create(f"mix(mask={mask}, share={share})", CLASSES), seed=0)
-    images, maps = torch.randn(4, 3, family.size, family.size), torch.rand(4, 16, 16)
-    mixing = learner.mixing
-    batch = mixing.mix(images, torch.arange(4), maps=maps if share == "activation" else None)
-    targets = mixing.targets(batch)
-    inside = torch.zeros(4, 16, 16)
-    pixels = batch.mix.mask.expand(4, -1, -1)
-    scale = pixels.shape[-1] / 16
-    for i in range(16):
-        for j in range(16):
-            if scale >= 1:
-                cell = pixels[:, int(i * scale) : int((i + 1) * scale), int(j * scale) : int((j + 1) * scale)]
-                inside[:, i, j] = cell.float().mean((1, 2))
-            else:
-                inside[:, i, j] = pixels[:, int(i * scale), int(j * scale)].float()
-    mass = maps / maps.sum((1, 2), keepdim=True) if share == "activation" else torch.full((4, 16, 16), 1 / 256)
-    own, theirs = (mass * (1 - inside)).sum((1, 2)), (mass[batch.mix.partner] * inside).sum((1, 2))
-    close(targets[range(4), range(4)], own, 1e-5)
-    close(targets[range(4), batch.mix.partner], theirs, 1e-5)
-    assert torch.isfinite(mixing.loss(learner.model(batch.images), batch))
