@@ -10,6 +10,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,13 +295,29 @@ def _torch_loader(
     )
 
 
+WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
+
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _started(loader: DataLoader) -> Iterator[Any]:
-    iterator = iter(loader)
-    _iterators.add(iterator)
+    with _held_signals():
+        iterator = iter(loader)
+        _iterators.add(iterator)
     return iterator
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Holds back the signals that a worker will ignore; forked here, it holds them back until it does."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKERS_IGNORE)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_workers(iterator: Any) -> None:
@@ -336,4 +353,7 @@ def _start_worker(number: int) -> None:
     log.disabled = True  # the main process hears of every unreadable image and reports it once
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for sent in WORKERS_IGNORE:
+        signal.signal(sent, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKERS_IGNORE)
