@@ -65,6 +65,8 @@ def test_run_folder(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["updates"] == 12 and summary["broken_images"] == []
     assert 0 <= summary["accuracy"] <= 1 and summary["best"]["epoch"] in (1, 2)
+    assert summary["environment"]["torch"] == torch.__version__ and summary["environment"]["device"].endswith("CPU")
+    assert summary["processes"] == 1 and summary["peak_memory"] is None  # nobody counts a CPU's
 
 
 def test_timm_loads_the_weights(finished: Path) -> None:

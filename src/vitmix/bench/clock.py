@@ -1,6 +1,5 @@
-"""Time, memory and the place they were measured at."""
+"""Time and memory of calls."""
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -11,19 +10,6 @@ import torch
 from vitmix.kernels import HAS_TRITON
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def describe(device: torch.device) -> dict[str, str]:
-    """The device, and the versions of what runs on it."""
-    import timm
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    found = {"device": name, "torch": torch.__version__, "timm": timm.__version__, "python": platform.python_version()}
-    try:
-        import triton
-    except ImportError:
-        return found
-    return found | {"triton": triton.__version__}
 
 
 def wait(device: torch.device) -> None:

@@ -63,9 +63,10 @@ def _run(given: argparse.Namespace) -> int:
 
 def _measure(given: argparse.Namespace, device: "torch.device", precision: str) -> int:
     from vitmix.bench import growth, report, steps
-    from vitmix.bench.clock import DTYPES, describe
+    from vitmix.bench.clock import DTYPES
+    from vitmix.environment import describe_environment
 
-    place, dtype = describe(device), DTYPES[precision]
+    place, dtype = describe_environment(device), DTYPES[precision]
     work = steps.Workload(given.model, given.batch, given.size, device, dtype, given.easy, given.graphs)
     model = steps.build_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]

@@ -209,6 +209,7 @@ def _cost(groups: Sequence[Group]) -> str:
         ("inference, images/s", "evaluation.json:images_per_second", COUNT),
         ("time of an epoch, s", "metrics.jsonl:median.seconds", lambda value: f"{value:.1f}"),
         ("whole training", "summary.json:seconds", TIME),
+        ("memory, GiB", "summary.json:peak_memory", lambda value: f"{value / 2**30:.2f}"),
     ]
     rows = []
     for group in groups:
@@ -221,7 +222,8 @@ def _cost(groups: Sequence[Group]) -> str:
         for run in group.runs
         if (e := run.evaluation) is not None
     }
-    said = "Training speed and epoch time: median over the epochs. FLOPs: two for each multiply-add."
+    said = "Training speed and epoch time: median over the epochs. FLOPs: two for each multiply-add. "
+    said += "Memory: what tensors on a GPU took at most."
     said += f" Inference: model alone on {'; '.join(map(escape, sorted(places)))}." if places else ""
     return table(["", *(name for name, _, _ in [*same, *columns])], rows, caption=said)
 

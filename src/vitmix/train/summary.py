@@ -3,7 +3,9 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from vitmix import __version__
+import torch
+
+from vitmix.environment import describe_environment
 from vitmix.train import prepare
 from vitmix.train.progress import duration
 from vitmix.train.state import broken_images
@@ -32,7 +34,9 @@ def summarize(trainer: "Trainer") -> dict[str, Any]:
         "model": config.model,
         "model_settings": prepare.model_settings(config, trainer.classes),
         "classes": trainer.images.classes,
-        "vitmix": __version__,
+        "processes": trainer.world,
+        "peak_memory": torch.cuda.max_memory_allocated(trainer.device) if trainer.device.type == "cuda" else None,
+        "environment": describe_environment(trainer.device),
     }
 
 
