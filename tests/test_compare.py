@@ -19,7 +19,7 @@ from vitmix import cli
 from vitmix.compare import list_matrices, matrix, paired_difference, read_matrix
 from vitmix.compare.matrix import Cell, Matrix, changed, parse_matrix
 from vitmix.compare.results import compare_cells, text
-from vitmix.compare.runner import folder_of, is_busy, is_done
+from vitmix.compare.runner import is_busy, is_done
 from vitmix.evaluate.stored import evaluate_run
 from vitmix.spec import create
 from vitmix.train.engine import Trainer
@@ -67,7 +67,8 @@ def test_cells_of_a_matrix(tmp_path: Path) -> None:
     )
     cells = both.cells(tmp_path)
     assert len(cells) == 8 and len({cell.name for cell in cells}) == 8
-    assert [cell.seed for cell in cells] == [3] * 4 + [4] * 4
+    assert [(cell.row, cell.seed) for cell in cells[:4]] == [("CutMix", 3), ("CutMix", 4), ("BCE", 3), ("BCE", 4)]
+    assert [cell.model for cell in cells] == ["deit_tiny_patch16_224"] * 4 + ["deit_small_patch16_224"] * 4
     bce = next(cell for cell in cells if cell.row == "BCE")
     assert (bce.config.loss, bce.config.epochs, bce.config.batch) == ("bce", 7, 1024)
     assert bce.config.model == bce.model == "deit_tiny_patch16_224" and bce.data == "imagefolder:imagenet"
@@ -151,14 +152,14 @@ def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pyt
     process.wait()
     assert not all(map(is_done, cells))
     # The training notices that nobody waits for it.
-    wait_for(lambda: not is_busy(folder_of(cells[0])))
-    assert not is_done(cells[0]) and folder_of(cells[0]).exists
+    wait_for(lambda: not is_busy(cells[0].folder))
+    assert not is_done(cells[0]) and cells[0].folder.exists
 
     assert cli.main(arguments) == 0
     said = capfd.readouterr().out
     assert "1 done, 1 to run" in said
     assert all(map(is_done, cells)) and "goes on" in said and "compare.html" in said
-    logs = "".join(each.read_text() for each in (output / "logs").iterdir())
+    logs = "".join(each.read_text() for each in (output / "runs").glob("*/train.log"))
     assert "resuming at update" in logs
     stored = json.loads((output / "compare.json").read_text())
     rows = {row["row"]: row for row in stored["rows"]}
@@ -201,7 +202,7 @@ def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.Cap
 def finish(cell: Cell) -> None:
     """What a process of the comparison would do."""
     assert Trainer(cell.config).run() == 0
-    evaluate_run(folder_of(cell).path)
+    evaluate_run(cell.folder.path)
 
 
 def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
