@@ -131,11 +131,15 @@ class _Crew:
         environment = dict(os.environ)
         if self.jobs > 1:
             environment.setdefault(THREADS, str(max(1, _cores() // self.jobs)))
-        command = [sys.executable, "-m", "vitmix.compare.cell", str(os.getpid()), str(settings)]
         with open(cell.folder.log, "ab") as log:
             # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
             return subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+                training_command(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
 
     def collect(self) -> list[Cell]:
@@ -161,6 +165,10 @@ class _Crew:
         for _, process, _ in self.working:
             process.wait()
         self.working.clear()
+
+
+def training_command(settings: Path) -> list[str]:
+    return [sys.executable, "-m", "vitmix.compare.cell", str(os.getpid()), str(settings)]
 
 
 def is_busy(folder: RunFolder) -> bool:
