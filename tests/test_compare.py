@@ -369,9 +369,7 @@ def when(condition: Any, action: Any) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_processes_share_the_cores_and_keep_to_what_was_set(
-    cells: list[Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(runner, "_cores", lambda: 8)
     say = f"import os; print(os.environ.get({runner.THREADS!r}))"

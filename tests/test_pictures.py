@@ -1,5 +1,6 @@
 """`vitmix draw`: what the pictures show is what the models do."""
 
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
@@ -19,6 +21,7 @@ from vitmix.commands import draw as command
 from vitmix.data.augment import Augmentation
 from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
 from vitmix.draw.cam import to_channels_first
+from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
 from vitmix.draw.sheet import OWN, SHARE, overlay, unit_scale
@@ -405,3 +408,65 @@ def test_gallery_of_a_report(run, tmp_path):
 def test_documented_pictures_are_small(kind):
     path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
+
+
+# Pictures in reports
+
+
+def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, capsys):
+    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["draw", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
+    assert main(["draw", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
+    assert main(["draw", "gradcam", str(runs[1])]) == 0
+    assert [each.path.name for each in kept_pictures(runs[0])] == ["both.png"]
+    words = [each.words for run in runs for each in kept_pictures(run)]
+    assert words == [
+        "Confidence under growing occlusion: first.",
+        "Attention rolled out through all blocks: first, second, test_vit.",
+        "Grad-CAM of unmixed or mixed pictures: second.",
+    ]
+    page = report_of(tmp_path / "runs")
+    for each in words:
+        assert page.count(each) == 1
+    assert "earlier weights" not in page
+
+
+def copied(run: Path, place: Path) -> Path:
+    return shutil.copytree(run, place, ignore=shutil.ignore_patterns("pictures"))
+
+
+def report_of(place: Path) -> str:
+    page = place.parent / "page.html"
+    assert main(["report", str(place), "--examples", "0", "--no-eval", "--output", str(page)]) == 0
+    return page.read_text()
+
+
+def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
+    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
+    assert main(["draw", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
+    page = report_of(tmp_path / "runs")
+    assert page.count('class="drawn"') == 1 and '<section id="drawn">' in page
+    weights = runs[0] / "best.safetensors"
+    weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
+    (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
+    (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
+    assert "Drawn of earlier weights of the run." in report_of(tmp_path / "runs")
+
+
+def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
+    place = copied(run, tmp_path / "runs" / "run")
+    (place / "pictures").mkdir()
+    noise = torch.randint(0, 256, (900, 1600, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for number in range(4):
+        Image.fromarray(noise.roll(number, 0).numpy()).save(place / "pictures" / f"{number}.png")
+    page = report_of(tmp_path / "runs")
+    assert "Too much for this page, and left out:" in page and "pictures/3.png" in page and len(page) < 2_000_000
+    assert 'class="drawn"' in page
+
+
+def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys):
+    place = copied(run, tmp_path / "run")
+    (place / "pictures").write_text("in the way")
+    assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
+    assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()

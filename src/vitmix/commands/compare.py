@@ -32,7 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="ROW", help="row that the others are compared with")
     add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")
     add("--jobs", type=int, default=1, metavar="N", help="trainings side by side on the device (default: 1)")
-    add("--minutes", type=float, metavar="M", help="stop what runs at a checkpoint after so long; the next call goes on")
+    add("--minutes", type=float, metavar="M", help="stop at checkpoints after so long; the next call goes on")
     add("--stop-at-failure", action="store_true", help="stop everything when a training fails; others go on otherwise")
     add("--dry-run", action="store_true", help="list the trainings and whether they are done")
     add("--no-train", action="store_true", help="only write table and page of what is there")

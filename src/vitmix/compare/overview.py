@@ -21,6 +21,7 @@ class Overview:
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells, self.begun = cells, time.monotonic()
+        self._labels = labels_of(cells)
         self._console = Console(highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         status = (TextColumn("{task.fields[status]}", markup=False), TimeRemainingColumn())
@@ -51,8 +52,10 @@ class Overview:
         if self._console.is_terminal:
             self._draw(working)
         elif working:
-            each = "; ".join(f"{cell.name} {epochs_of(cell)[0]}/{cell.config.total_epochs} epochs" for cell in working)
-            self.say(f"{duration(now - self.begun)} {each}")
+            self.say(f"{duration(now - self.begun)}  {'; '.join(map(self._where, working))}")
+
+    def _where(self, cell: Cell) -> str:
+        return f"{self._labels[cell.name]}: epoch {epochs_of(cell)[0]}/{cell.config.total_epochs}"
 
     def _draw(self, working: Sequence[Cell]) -> None:
         names = {cell.name for cell in working}
@@ -61,12 +64,21 @@ class Overview:
         for cell in working:
             if cell.name not in self._tasks:
                 total = cell.config.total_epochs
-                self._tasks[cell.name] = self._progress.add_task(f"  {cell.name}", total=total, status="")
+                self._tasks[cell.name] = self._progress.add_task(self._labels[cell.name], total=total, status="")
             epochs, row = epochs_of(cell)
             status = "" if row is None else f"top-1 {100 * row['accuracy']:.2f} %" if "accuracy" in row else ""
             self._progress.update(self._tasks[cell.name], completed=epochs, status=status)
         self._progress.update(self._all, completed=sum(epochs_of(cell)[0] for cell in self.cells))
         self._progress.refresh()
+
+
+def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
+    """Short texts by the cells' names: row and seed, with model and data where there are several."""
+    several = [name for name in ("model", "data") if len({getattr(cell, name) for cell in cells}) > 1]
+    return {
+        cell.name: ", ".join([cell.row, *(getattr(cell, name) for name in several), f"seed {cell.seed}"])
+        for cell in cells
+    }
 
 
 def epochs_of(cell: Cell) -> tuple[int, dict[str, Any] | None]:

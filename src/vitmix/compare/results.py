@@ -164,9 +164,10 @@ def notes(comparison: Comparison) -> list[str]:
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
     said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
+        count = f"{comparison.tests} test{'s' * (comparison.tests > 1)}"
         said.append(
             f"Differences are paired by seed; interval and p of the paired t-test. "
-            f"{comparison.tests} test{'s' * (comparison.tests > 1)}: at 95 % one in twenty calls a difference that is none."
+            f"{count}: at 95 % one in twenty calls a difference that is none."
         )
     if not comparison.complete:
         said.append("Not all trainings are finished; the same command goes on.")
