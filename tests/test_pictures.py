@@ -1,5 +1,6 @@
 """`vitmix draw`: what the pictures show is what the models do."""
 
+import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -24,7 +26,7 @@ from vitmix.draw.cam import to_channels_first
 from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
-from vitmix.draw.sheet import OWN, SHARE, overlay, unit_scale
+from vitmix.draw.sheet import OWN, SHARE, Band, Panel, Row, folded, overlay, unit_scale
 from vitmix.draw.sights import short_names
 from vitmix.evaluate.subject import open_subject
 from vitmix.flow import Given
@@ -313,6 +315,41 @@ def test_only_right_keeps_what_every_model_names():
 def test_methods_that_make_no_sense_are_refused(kind, methods, words):
     with pytest.raises(ValueError, match=words):
         sheet_of(kind, "vit", methods=methods)
+
+
+def band_of(count: int, **settings: Any) -> Band:
+    panels = tuple(Panel(np.zeros((2, 2, 3)), str(number)) for number in range(count))
+    return Band(tuple(map(str, range(count))), (Row(panels, "one"), Row(panels, "two")), **settings)
+
+
+@pytest.mark.parametrize(
+    ("count", "fit", "settings", "expected"),
+    [
+        (5, 5, {}, ["01234"]),
+        (9, 5, {"lead": 1}, ["01234", "05678"]),
+        (6, 5, {"lead": 2}, ["0123", "0145"]),
+        (9, 5, {"unit": 3}, ["012", "345", "678"]),
+        (7, 4, {"lead": 1, "unit": 2}, ["012", "034", "056"]),
+        (7, 4, {"curves": ("any",)}, ["0123456"]),
+        (3, 1, {"lead": 1}, ["01", "02"]),
+    ],
+)
+def test_columns_that_do_not_fit_a_page_go_on_below(count, fit, settings, expected):
+    parts = folded(band_of(count, **settings), fit)
+    assert ["".join(part.heads) for part in parts] == expected
+    for part in parts:
+        assert [row.label for row in part.rows] == ["one", "two"]
+        assert all("".join(panel.caption for panel in row.panels) == "".join(part.heads) for row in part.rows)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("count", [2, 5, 9, 14, 26])
+def test_figures_are_never_wider_than_a_page(count, labels):
+    band = band_of(count, lead=1)
+    rows = band.rows if labels else tuple(replace(row, label="") for row in band.rows)
+    svg = draw_sheet(Sheet((replace(band, rows=rows),)), suffix=".svg").decode()
+    width = re.search(r'width="([0-9.]+)pt"', svg)
+    assert width is not None and float(width[1]) / 72 <= 7.2 + 1e-6
 
 
 def test_untrained_models_are_said():
