@@ -25,7 +25,7 @@ LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000
 DASHES = ("-", "--", "-.", ":")
 
 PAGE = 7.2  # inches: the width of a printed page between its margins
-LEAST, LEAST_ABOVE_CURVES, MOST = 0.72, 0.55, 1.35  # of a panel
+LEAST, LEAST_ABOVE_CURVES, MOST = 0.62, 0.55, 1.35  # of a panel
 GAP, MARGIN, LABEL = 0.05, 0.08, 1.0
 HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
 CURVES = 1.5
