@@ -192,12 +192,12 @@ def wait_for(condition: Any, seconds: float = 240) -> None:
 
 
 def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = {"CutMix": "cutmix", "broken": {"method": "cutmix", "model": "no_such_model"}}
+    rows = {"CutMix": "cutmix", "broken": {"method": "cutmix", "data": "imagefolder:nowhere"}}
     path, output = write(tmp_path, rows=rows), tmp_path / "out"
     finish(read_matrix(str(path)).cells(output)[0])
     assert cli.main(["compare", str(path), "--output", str(output)]) == 1
     said = capfd.readouterr().out
-    assert "1 done, 1 to run" in said and "failed: unknown model 'no_such_model'" in said and "0 of 1" in said
+    assert "1 done, 1 to run" in said and "failed: imagefolder: 'nowhere' is not a folder" in said and "0 of 1" in said
     assert cli.main(["compare", str(path), "--output", str(output), "--dry-run"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("done") and "to run  broken" in said
@@ -234,10 +234,19 @@ def test_nothing_finished_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "Not all trainings are finished" in text(empty)
 
 
-def test_list_and_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_wrong_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", "--list"]) == 0
     assert "SMMix table 7" in capsys.readouterr().out
-    for arguments, sentence in (([], "nothing to compare"), (["example", "--jobs", "0"], "jobs must be")):
+    for arguments, sentence in (
+        ([], "nothing to compare"),
+        (["example", "--jobs", "0"], "jobs must be"),
+        (["example", "--minutes", "0"], "minutes must be a positive"),
+        (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
+        (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
+    ):
         assert cli.main(["compare", *arguments]) == 2
         assert sentence in capsys.readouterr().err
     assert isinstance(matrix.list_matrices()["example"], Matrix)

@@ -58,7 +58,7 @@ def _run(namespace: argparse.Namespace) -> int:
         models=namespace.model,
         data=namespace.data,
         seeds=namespace.seeds,
-        settings=dict(map(key_and_value, namespace.set)),
+        settings=dict(key_and_value(each, "--set") for each in namespace.set),
         baseline=namespace.baseline,
     )
     output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)

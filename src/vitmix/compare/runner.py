@@ -13,6 +13,7 @@ from typing import Any
 
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import to_yaml
+from vitmix.train.prepare import check_model
 from vitmix.train.runs import RunFolder
 
 from .matrix import Cell
@@ -63,8 +64,9 @@ def run_cells(
     Several comparisons may work on one folder: a cell that another process trains is left to it. Whatever ends this
     function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
-    for cell in cells:
-        cell.folder.check(cell.config)  # before anything runs: a folder with another training is refused
+    for cell in cells:  # before anything runs: a wrong name, or a folder with another training, is refused
+        check_model(cell.config.model)
+        cell.folder.check(cell.config)
     waiting = [cell for cell in cells if not is_done(cell)]
     say(f"{len(cells)} trainings: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
     if not waiting:
