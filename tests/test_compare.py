@@ -1,12 +1,15 @@
 """Comparisons: statistics by hand, matrices that are refused or resolved, and a matrix that is killed and goes on."""
 
+import csv
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ import yaml
 
 from training import TINY
 from vitmix import cli
-from vitmix.compare import list_matrices, matrix, paired_difference, read_matrix
+from vitmix.compare import list_matrices, matrix, paired_difference, read_matrix, runner
 from vitmix.compare.matrix import Cell, Matrix, changed, parse_matrix
 from vitmix.compare.results import compare_cells, text
-from vitmix.compare.runner import folder_of, is_busy, is_done
+from vitmix.compare.runner import is_busy, is_done
 from vitmix.evaluate.stored import evaluate_run
 from vitmix.spec import create
+from vitmix.train.config import to_yaml
 from vitmix.train.engine import Trainer
 
 SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
@@ -67,7 +71,8 @@ def test_cells_of_a_matrix(tmp_path: Path) -> None:
     )
     cells = both.cells(tmp_path)
     assert len(cells) == 8 and len({cell.name for cell in cells}) == 8
-    assert [cell.seed for cell in cells] == [3] * 4 + [4] * 4
+    assert [(cell.row, cell.seed) for cell in cells[:4]] == [("CutMix", 3), ("CutMix", 4), ("BCE", 3), ("BCE", 4)]
+    assert [cell.model for cell in cells] == ["deit_tiny_patch16_224"] * 4 + ["deit_small_patch16_224"] * 4
     bce = next(cell for cell in cells if cell.row == "BCE")
     assert (bce.config.loss, bce.config.epochs, bce.config.batch) == ("bce", 7, 1024)
     assert bce.config.model == bce.model == "deit_tiny_patch16_224" and bce.data == "imagefolder:imagenet"
@@ -151,14 +156,14 @@ def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pyt
     process.wait()
     assert not all(map(is_done, cells))
     # The training notices that nobody waits for it.
-    wait_for(lambda: not is_busy(folder_of(cells[0])))
-    assert not is_done(cells[0]) and folder_of(cells[0]).exists
+    wait_for(lambda: not is_busy(cells[0].folder))
+    assert not is_done(cells[0]) and cells[0].folder.exists
 
     assert cli.main(arguments) == 0
     said = capfd.readouterr().out
     assert "1 done, 1 to run" in said
     assert all(map(is_done, cells)) and "goes on" in said and "compare.html" in said
-    logs = "".join(each.read_text() for each in (output / "logs").iterdir())
+    logs = "".join(each.read_text() for each in (output / "runs").glob("*/train.log"))
     assert "resuming at update" in logs
     stored = json.loads((output / "compare.json").read_text())
     rows = {row["row"]: row for row in stored["rows"]}
@@ -187,12 +192,12 @@ def wait_for(condition: Any, seconds: float = 240) -> None:
 
 
 def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = {"CutMix": "cutmix", "broken": {"method": "cutmix", "model": "no_such_model"}}
+    rows = {"CutMix": "cutmix", "broken": {"method": "cutmix", "data": "imagefolder:nowhere"}}
     path, output = write(tmp_path, rows=rows), tmp_path / "out"
     finish(read_matrix(str(path)).cells(output)[0])
     assert cli.main(["compare", str(path), "--output", str(output)]) == 1
     said = capfd.readouterr().out
-    assert "1 done, 1 to run" in said and "failed: unknown model 'no_such_model'" in said and "0 of 1" in said
+    assert "1 done, 1 to run" in said and "failed: imagefolder: 'nowhere' is not a folder" in said and "0 of 1" in said
     assert cli.main(["compare", str(path), "--output", str(output), "--dry-run"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("done") and "to run  broken" in said
@@ -201,7 +206,7 @@ def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.Cap
 def finish(cell: Cell) -> None:
     """What a process of the comparison would do."""
     assert Trainer(cell.config).run() == 0
-    evaluate_run(folder_of(cell).path)
+    evaluate_run(cell.folder.path)
 
 
 def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -229,10 +234,19 @@ def test_nothing_finished_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "Not all trainings are finished" in text(empty)
 
 
-def test_list_and_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_wrong_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", "--list"]) == 0
     assert "SMMix table 7" in capsys.readouterr().out
-    for arguments, sentence in (([], "nothing to compare"), (["example", "--jobs", "0"], "jobs must be")):
+    for arguments, sentence in (
+        ([], "nothing to compare"),
+        (["example", "--jobs", "0"], "jobs must be"),
+        (["example", "--minutes", "0"], "minutes must be a positive"),
+        (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
+        (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
+    ):
         assert cli.main(["compare", *arguments]) == 2
         assert sentence in capsys.readouterr().err
     assert isinstance(matrix.list_matrices()["example"], Matrix)
@@ -242,3 +256,208 @@ def test_every_ready_matrix_is_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
     for name, ready in list_matrices().items():
         assert name == "example" or f"| `{name}` | {ready.about} |" in page
+
+
+# Several at a time
+
+
+LONG = SETTINGS | {"epochs": 400, "checkpoint_every": "100 epochs", "log_every": 1, "eval_every": 400}
+
+
+def begin(path: Path, output: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "vitmix", "compare", str(path), "--output", str(output), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def children_of(process: int) -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = each.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process:
+            found.append(int(each.parent.name))
+    return found
+
+
+def trains(cell: Cell) -> bool:
+    return cell.folder.log.exists() and "update" in cell.folder.log.read_text()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+def test_ctrl_c_ends_all_trainings_at_a_checkpoint(tmp_path: Path) -> None:
+    path, output = write(tmp_path, seeds=[0, 1], settings=LONG), tmp_path / "out"
+    cells = read_matrix(str(path)).cells(output)
+    process = begin(path, output, "--jobs", "2")
+    wait_for(lambda: trains(cells[0]) and trains(cells[1]))
+    children = children_of(process.pid)
+    assert len(children) == 2 and not cells[2].folder.path.exists()  # the two seeds of the first row
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Stopped by SIGINT" in said and "failed" not in said
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    for cell in cells[:2]:
+        assert list((cell.folder.checkpoints).iterdir()) and "Checkpoint of update" in cell.folder.log.read_text()
+        assert not is_busy(cell.folder)
+
+
+# The rest with processes that only say when they begin and end: what starts and stops them is at stake.
+
+STAND_IN = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1]).parent
+def stop(number, frame):
+    (folder / ".stopped").write_text("at a checkpoint")
+    sys.exit(143)
+if sys.argv[2] != "deaf":
+    signal.signal(signal.SIGTERM, stop)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / ".begun").touch()
+time.sleep(60 if sys.argv[2] != "short" else 0)
+"""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(
+        runner, "training_command", lambda settings: [sys.executable, "-c", STAND_IN, str(settings), kind]
+    )
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    return read_matrix(str(write(tmp_path, seeds=[0, 1]))).cells(tmp_path / "out")
+
+
+def there(cell: Cell, name: str) -> bool:
+    return (cell.folder.path / name).exists()
+
+
+def test_time_that_is_over_stops_what_runs(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "patient")
+    assert runner.run_cells(cells, jobs=2, minutes=1.5 / 60) == []
+    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert not children_of(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_every_process(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    stand_in(monkeypatch, "patient")
+    when(lambda: there(cells[0], ".begun") and there(cells[1], ".begun"), lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(runner.Interrupted) as caught:
+        runner.run_cells(cells, jobs=2)
+    assert caught.value.exit_code == 128 + number and signal.getsignal(number) is before
+    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert not children_of(os.getpid())
+
+
+def test_a_second_ctrl_c_does_not_wait(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "deaf")
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when(lambda: there(cells[0], ".begun"), press)
+    with pytest.raises(runner.Interrupted):
+        runner.run_cells(cells)
+    assert not children_of(os.getpid())
+
+
+def when(condition: Any, action: Any) -> None:
+    def wait() -> None:
+        wait_for(condition)
+        action()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(runner, "_cores", lambda: 8)
+    say = f"import os; print(os.environ.get({runner.THREADS!r}))"
+    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", say])
+    for jobs, given, expected in ((1, None, "None"), (4, None, "2"), (16, None, "1"), (4, "3", "3")):
+        monkeypatch.delenv(runner.THREADS, raising=False)
+        if given is not None:
+            monkeypatch.setenv(runner.THREADS, given)
+        (failure,) = runner.run_cells(cells[:1], jobs=jobs)  # it ended without having trained
+        assert failure.reason == expected
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "short")
+    busy = iter([False, True, True])  # free when looked at, then taken before our process came to it
+    monkeypatch.setattr(runner, "is_busy", lambda folder: next(busy, False))
+    said: list[str] = []
+    (failure,) = runner.run_cells(cells[:1], say=said.append)
+    assert next(busy, None) is None and failure.reason == "it ended with code 0"
+
+
+def test_a_killed_training_and_a_failing_one_are_told_apart(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("epoch 1/3  update 7\nvitmix: error: no such data\n\n")
+    assert runner._reason(2, log) == "no such data"
+    assert runner._reason(-9, log) == "signal 9 ended it (Killed, as when memory runs out)"
+    log.write_text("")
+    assert runner._reason(3, log) == "it ended with code 3"
+
+
+def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "short")
+    assert len(runner.run_cells(cells, stop_at_failure=True)) == 1 and not there(cells[1], ".begun")
+    assert len(runner.run_cells(cells)) == 4
+
+
+# Numbers
+
+
+def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Made-up results: every number on the page and in the CSV is that of the JSON, and that of the run folders."""
+    path, output = write(tmp_path, seeds=[0, 1, 2], settings=SETTINGS | {"epochs": 2}), tmp_path / "out"
+    ready = read_matrix(str(path))
+    cells = ready.cells(output)
+    finish(cells[0])
+    for number, cell in enumerate(cells):
+        if number:
+            shutil.copytree(cells[0].folder.path, cell.folder.path)
+            cell.folder.config.write_text(to_yaml(cell.config))
+        rows = [json.loads(line) for line in (cell.folder.path / "metrics.jsonl").read_text().splitlines()]
+        rows[0]["accuracy"], rows[1]["accuracy"] = 0.25 + 0.0713 * number, 0.5 + 0.03 * number + 0.001 * number**2
+        (cell.folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = json.loads(cell.folder.summary.read_text())
+        cell.folder.summary.write_text(json.dumps(summary | {"training_seconds": 10.0 + number**2}))
+    assert cli.main(["compare", str(path), "--output", str(output), "--no-train"]) == 0
+    said = capfd.readouterr().out
+    stored = json.loads((output / "compare.json").read_text())["rows"]
+    table = list(csv.DictReader((output / "compare.csv").read_text().splitlines()))
+    shown = re.findall(r'<data value="([^"]+)"([^>]*)>([^<]*)</data>', (output / "compare.html").read_text())
+
+    def on_page(group: int, of: str, where: str = "") -> list[float]:
+        wanted = [f'data-of="{of}"', f'data-group="{group}"', where]
+        return [float(value) for value, about, _ in shown if all(each in about for each in wanted)]
+
+    for group, (row, line) in enumerate(zip(stored, table, strict=True)):
+        own = [0.5 + 0.03 * number + 0.001 * number**2 for number in range(3 * group, 3 * group + 3)]
+        assert list(row["accuracy"].values()) == own and row["mean"] == pytest.approx(sum(own) / 3)
+        for name, of in (("mean", "mean"), ("std", "deviation")):
+            assert float(line[name]) == row[name] and row[name] in on_page(group, of, "last.accuracy")
+        assert f"{100 * row['mean']:.2f} ± {100 * row['std']:.2f}" in said
+        assert float(line["training_seconds"]) == pytest.approx(sum(row["training_seconds"]) / 3)
+        assert float(line["training_seconds"]) in on_page(group, "mean", "training_seconds")
+        assert float(line["parameters"]) == row["parameters"] and float(line["flops"]) == row["flops"]
+        if row["difference"] is None:
+            assert line["difference_mean"] == "" and row["row"] == "CutMix"
+            continue
+        expected = paired_difference(own, list(stored[0]["accuracy"].values()))
+        assert row["difference"] == expected._asdict() | {"verdict": expected.verdict}
+        for name, of in (("mean", "difference"), ("low", "low"), ("high", "high"), ("p", "p")):
+            assert float(line[f"difference_{name}"]) == row["difference"][name]
+            assert on_page(group, of) == [row["difference"][name]]
+        assert line["difference_verdict"] == "better" and float(line["slowdown"]) == row["slowdown"]

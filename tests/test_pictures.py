@@ -1,14 +1,18 @@
 """`vitmix draw`: what the pictures show is what the models do."""
 
+import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
@@ -19,9 +23,10 @@ from vitmix.commands import draw as command
 from vitmix.data.augment import Augmentation
 from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
 from vitmix.draw.cam import to_channels_first
+from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
-from vitmix.draw.sheet import OWN, SHARE, overlay, unit_scale
+from vitmix.draw.sheet import OWN, SHARE, Band, Panel, Row, folded, overlay, unit_scale
 from vitmix.draw.sights import short_names
 from vitmix.evaluate.subject import open_subject
 from vitmix.flow import Given
@@ -312,6 +317,41 @@ def test_methods_that_make_no_sense_are_refused(kind, methods, words):
         sheet_of(kind, "vit", methods=methods)
 
 
+def band_of(count: int, **settings: Any) -> Band:
+    panels = tuple(Panel(np.zeros((2, 2, 3)), str(number)) for number in range(count))
+    return Band(tuple(map(str, range(count))), (Row(panels, "one"), Row(panels, "two")), **settings)
+
+
+@pytest.mark.parametrize(
+    ("count", "fit", "settings", "expected"),
+    [
+        (5, 5, {}, ["01234"]),
+        (9, 5, {"lead": 1}, ["01234", "05678"]),
+        (6, 5, {"lead": 2}, ["0123", "0145"]),
+        (9, 5, {"unit": 3}, ["012", "345", "678"]),
+        (7, 4, {"lead": 1, "unit": 2}, ["012", "034", "056"]),
+        (7, 4, {"curves": ("any",)}, ["0123456"]),
+        (3, 1, {"lead": 1}, ["01", "02"]),
+    ],
+)
+def test_columns_that_do_not_fit_a_page_go_on_below(count, fit, settings, expected):
+    parts = folded(band_of(count, **settings), fit)
+    assert ["".join(part.heads) for part in parts] == expected
+    for part in parts:
+        assert [row.label for row in part.rows] == ["one", "two"]
+        assert all("".join(panel.caption for panel in row.panels) == "".join(part.heads) for row in part.rows)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("count", [2, 5, 9, 14, 26])
+def test_figures_are_never_wider_than_a_page(count, labels):
+    band = band_of(count, lead=1)
+    rows = band.rows if labels else tuple(replace(row, label="") for row in band.rows)
+    svg = draw_sheet(Sheet((replace(band, rows=rows),)), suffix=".svg").decode()
+    width = re.search(r'width="([0-9.]+)pt"', svg)
+    assert width is not None and float(width[1]) / 72 <= 7.2 + 1e-6
+
+
 def test_untrained_models_are_said():
     untrained = Subjects([sight("vit", trained=False)], pictures())
     assert "UNTRAINED" in KINDS["rollout"](untrained).footer
@@ -405,3 +445,65 @@ def test_gallery_of_a_report(run, tmp_path):
 def test_documented_pictures_are_small(kind):
     path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
+
+
+# Pictures in reports
+
+
+def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, capsys):
+    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["draw", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
+    assert main(["draw", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
+    assert main(["draw", "gradcam", str(runs[1])]) == 0
+    assert [each.path.name for each in kept_pictures(runs[0])] == ["both.png"]
+    words = [each.words for run in runs for each in kept_pictures(run)]
+    assert words == [
+        "Confidence under growing occlusion: first.",
+        "Attention rolled out through all blocks: first, second, test_vit.",
+        "Grad-CAM of unmixed or mixed pictures: second.",
+    ]
+    page = report_of(tmp_path / "runs")
+    for each in words:
+        assert page.count(each) == 1
+    assert "earlier weights" not in page
+
+
+def copied(run: Path, place: Path) -> Path:
+    return shutil.copytree(run, place, ignore=shutil.ignore_patterns("pictures"))
+
+
+def report_of(place: Path) -> str:
+    page = place.parent / "page.html"
+    assert main(["report", str(place), "--examples", "0", "--no-eval", "--output", str(page)]) == 0
+    return page.read_text()
+
+
+def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
+    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
+    assert main(["draw", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
+    page = report_of(tmp_path / "runs")
+    assert page.count('class="drawn"') == 1 and '<section id="drawn">' in page
+    weights = runs[0] / "best.safetensors"
+    weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
+    (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
+    (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
+    assert "Drawn of earlier weights of the run." in report_of(tmp_path / "runs")
+
+
+def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
+    place = copied(run, tmp_path / "runs" / "run")
+    (place / "pictures").mkdir()
+    noise = torch.randint(0, 256, (900, 1600, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for number in range(4):
+        Image.fromarray(noise.roll(number, 0).numpy()).save(place / "pictures" / f"{number}.png")
+    page = report_of(tmp_path / "runs")
+    assert "Too much for this page, and left out:" in page and "pictures/3.png" in page and len(page) < 2_000_000
+    assert 'class="drawn"' in page
+
+
+def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys):
+    place = copied(run, tmp_path / "run")
+    (place / "pictures").write_text("in the way")
+    assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
+    assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()

@@ -11,6 +11,8 @@ from vitmix.commands.train import key_and_value
 if TYPE_CHECKING:
     from vitmix.compare.matrix import Cell, Matrix
 
+UNFINISHED = 75  # what shells know as "try again later"
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
@@ -29,7 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--baseline", metavar="ROW", help="row that the others are compared with")
     add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")
-    add("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
+    add("--jobs", type=int, default=1, metavar="N", help="trainings side by side on the device (default: 1)")
+    add("--minutes", type=float, metavar="M", help="stop at checkpoints after so long; the next call goes on")
+    add("--stop-at-failure", action="store_true", help="stop everything when a training fails; others go on otherwise")
     add("--dry-run", action="store_true", help="list the trainings and whether they are done")
     add("--no-train", action="store_true", help="only write table and page of what is there")
     add("--output", metavar="FOLDER", help="where everything goes; comparisons/NAME if none")
@@ -37,13 +41,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
-    from vitmix._checks import check_count
+    from vitmix._checks import check_count, check_positive
     from vitmix.compare import matrix as matrices
     from vitmix.compare.runner import Interrupted, is_done, run_cells
 
     if namespace.list:
         return _list()
     check_count("jobs", namespace.jobs)
+    if namespace.minutes is not None:
+        check_positive("minutes", namespace.minutes)
     if namespace.matrix is None and not namespace.method:
         raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
     matrix = matrices.changed(
@@ -52,7 +58,7 @@ def _run(namespace: argparse.Namespace) -> int:
         models=namespace.model,
         data=namespace.data,
         seeds=namespace.seeds,
-        settings=dict(map(key_and_value, namespace.set)),
+        settings=dict(key_and_value(each, "--set") for each in namespace.set),
         baseline=namespace.baseline,
     )
     output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
@@ -65,14 +71,22 @@ def _run(namespace: argparse.Namespace) -> int:
         if matrix.note:
             print(f"Note: {matrix.note}.")
         try:
-            failures = run_cells(cells, output, jobs=namespace.jobs, say=print)
+            failures = run_cells(
+                cells,
+                jobs=namespace.jobs,
+                minutes=namespace.minutes,
+                stop_at_failure=namespace.stop_at_failure,
+                say=print,
+            )
         except Interrupted as stopped:
             print(f"Stopped by {stopped}. The trainings have written checkpoints; the same command goes on from there.")
             return stopped.exit_code
     _conclude(matrix, cells, output, namespace.measure)
     for failure in failures:
         print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
-    return 1 if failures else 0
+    if failures:
+        return 1
+    return 0 if namespace.no_train or all(map(is_done, cells)) else UNFINISHED
 
 
 def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str) -> None:
@@ -87,10 +101,11 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str)
         return
     content = {"about": matrix.about, "matrix": matrix.plain(), **results.plain(found)}
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(results.text(found))
-    print(f"{output}: compare.html, compare.json, matrix.yaml, runs")
+    print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
 
 
 def _list() -> int:

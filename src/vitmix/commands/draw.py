@@ -9,7 +9,7 @@ from vitmix.commands.show import MODEL, allowed_methods
 from vitmix.commands.train import key_and_value
 
 if TYPE_CHECKING:
-    from vitmix.draw import Sight
+    from vitmix.draw import Sheet, Sight
     from vitmix.show import Picture
 
 KINDS = {
@@ -86,11 +86,30 @@ def _run(namespace: argparse.Namespace) -> int:
     sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)
     write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=namespace.dpi))
     print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
+    _keep(namespace, output.stem, sheet, sights)
     for remark in remarks_on([picture.name for picture in pictures]):
         print(remark)
     if not all(sight.trained for sight in sights):
         print("A model is untrained, so where it looks means nothing yet; name a run, or give --pretrained.")
     return 0
+
+
+def _keep(namespace: argparse.Namespace, name: str, sheet: "Sheet", sights: list["Sight"]) -> None:
+    """A copy for the reports of each run that is drawn."""
+    from vitmix.draw import draw_sheet
+    from vitmix.draw.kept import DPI, keep_picture
+
+    runs = [Path(place) for place in namespace.models if Path(place).is_dir()]
+    if not runs:
+        return
+    what = KINDS[namespace.kind].split(" (")[0]
+    words = f"{what[0].upper()}{what[1:]}: {', '.join(sight.name for sight in sights)}."
+    png = draw_sheet(sheet, dpi=DPI)
+    for run in runs:
+        try:
+            keep_picture(run, name, png, words)
+        except OSError as error:
+            print(f"No copy for reports could be kept in {run}: {error.strerror}.")
 
 
 def _open_models(namespace: argparse.Namespace) -> list["Sight"]:

@@ -15,7 +15,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=5,
-        help="mixed images of each method; 0 for no pictures (default: 5)",
+        help="mixed images of each method; 0 draws nothing (default: 5)",
     )
     parser.add_argument(
         "--no-eval", action="store_true", help="do not evaluate runs that have no evaluation yet; leave them out there"

@@ -12,6 +12,8 @@ from vitmix.commands._command import Command
 from vitmix.commands.recipes import list_all
 from vitmix.train import config
 
+EXAMPLES = {"model_args": "depth=6", "--set": "epochs=10"}
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "vitmix train [--config FILE] [--SETTING VALUE ...]"
@@ -100,11 +102,11 @@ def _keep_evaluation(folder: Path) -> None:
             print(f"The best weights could not be evaluated: {error}")
 
 
-def key_and_value(text: str) -> tuple[str, Any]:
+def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:
     """`"depth=6"` as `("depth", 6)`."""
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
-        raise ValueError(f"model_args takes KEY=VALUE, such as depth=6, got {text!r}")
+        raise ValueError(f"{setting} takes KEY=VALUE, such as {EXAMPLES[setting]}, got {text!r}")
     return key, yaml.safe_load(value)
 
 

@@ -24,6 +24,7 @@ import yaml
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix.spec import create
 from vitmix.train.config import TrainConfig, read_yaml, resolve
+from vitmix.train.runs import RunFolder
 
 _FOLDER = files("vitmix.compare") / "matrices"
 KEYS = ("about", "note", "baseline", "settings", "rows", "models", "data", "seeds")
@@ -43,6 +44,11 @@ class Cell:
     seed: int
     name: str
     config: TrainConfig
+
+    @property
+    def folder(self) -> RunFolder:
+        assert self.config.output is not None
+        return RunFolder(Path(self.config.output))
 
     @property
     def model(self) -> str:
@@ -87,14 +93,16 @@ class Matrix:
         return self.baseline or (named or list(self.rows))[0]
 
     def cells(self, output: Path) -> list[Cell]:
-        """The trainings, seed by seed, so that every row has a number early; refuses settings that do not fit."""
+        """The trainings in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
+
+        So trainings that take equally long run side by side, and compete for the device with their like.
+        """
         found: list[Cell] = []
-        for seed in self.seeds:
-            for model, of_model in (self.models or {"": {}}).items():
-                for data, of_data in (self.data or {"": {}}).items():
-                    for row, of_row in self.rows.items():
-                        settings = {**self.settings, **of_model, **of_data, **of_row}
-                        found.append(_cell((row, model, data, seed), settings, output))
+        for model, of_model in (self.models or {"": {}}).items():
+            for data, of_data in (self.data or {"": {}}).items():
+                for row, of_row in self.rows.items():
+                    settings = {**self.settings, **of_model, **of_data, **of_row}
+                    found += [_cell((row, model, data, seed), settings, output) for seed in self.seeds]
         twins = {cell.name for cell in found if sum(each.name == cell.name for each in found) > 1}
         if twins:
             raise ValueError(

@@ -1,5 +1,7 @@
 """The results of a matrix, from its run folders alone."""
 
+import csv
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +13,16 @@ from vitmix.report.runs import Run, read_run
 from vitmix.train.progress import duration
 
 from .matrix import Cell, Matrix
-from .runner import folder_of, is_done
+from .runner import is_done
 from .statistics import Paired, paired_difference
 
 MEASURES = {"last": "metrics.jsonl:last.accuracy", "best": "metrics.jsonl:best.accuracy"}
 SECONDS = "summary.json:training_seconds"
+COLUMNS = (
+    *("row", "model", "data", "seeds", "planned", "mean", "std"),
+    *(f"difference_{name}" for name in (*Paired._fields, "verdict")),
+    *("training_seconds", "slowdown", "parameters", "flops"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def compare_cells(matrix: Matrix, cells: Sequence[Cell], *, measure: str = "last
 
 
 def _read(cell: Cell) -> Run:
-    run = read_run(folder_of(cell).path)
+    run = read_run(cell.folder.path)
     run.evaluation = read_evaluation(run.folder)
     return run
 
@@ -118,6 +125,21 @@ def plain(comparison: Comparison) -> dict[str, Any]:
     return {"baseline": comparison.reference, "measure": comparison.measure, "tests": comparison.tests, "rows": rows}
 
 
+def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of `plain` as a table: one number in each cell, empty where there is none."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        found = {f"difference_{name}": value for name, value in (row["difference"] or {}).items()}
+        seconds = row["training_seconds"]
+        found |= {name: row[name] for name in row if name in COLUMNS}
+        found |= {"seeds": " ".join(map(str, row["seeds"]))}
+        found |= {"training_seconds": statistics.fmean(seconds) if seconds else None}
+        writer.writerow({name: found.get(name) for name in COLUMNS})
+    return file.getvalue()
+
+
 def text(comparison: Comparison) -> str:
     """The table for people."""
     models, data = ({getattr(entry, name) for entry in comparison.entries} for name in ("model", "data"))
@@ -142,9 +164,10 @@ def notes(comparison: Comparison) -> list[str]:
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
     said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
+        count = f"{comparison.tests} test{'s' * (comparison.tests > 1)}"
         said.append(
             f"Differences are paired by seed; interval and p of the paired t-test. "
-            f"{comparison.tests} tests: at 95 % one in twenty calls a difference that is none."
+            f"{count}: at 95 % one in twenty calls a difference that is none."
         )
     if not comparison.complete:
         said.append("Not all trainings are finished; the same command goes on.")

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import to_yaml
+from vitmix.train.prepare import check_model
 from vitmix.train.runs import RunFolder
 
 from .matrix import Cell
+from .overview import Overview
 
 try:
     import fcntl
@@ -25,6 +26,7 @@ except ImportError:  # Windows
 
 LOOK_SECONDS = 0.3
 THREADS = "OMP_NUM_THREADS"
+SETTINGS = ".cell.yaml"  # hidden: a run folder must look empty before its training begins
 
 
 class Interrupted(Exception):
@@ -46,109 +48,129 @@ class Failure:
 
 def is_done(cell: Cell) -> bool:
     """Whether the training is finished and its best weights are evaluated."""
-    folder = folder_of(cell)
-    return folder.read_summary() is not None and (folder.path / "evaluation.json").is_file()
-
-
-def folder_of(cell: Cell) -> RunFolder:
-    assert cell.config.output is not None
-    return RunFolder(Path(cell.config.output))
+    return cell.folder.read_summary() is not None and (cell.folder.path / "evaluation.json").is_file()
 
 
 def run_cells(
-    cells: Sequence[Cell], output: Path, *, jobs: int = 1, say: Callable[[str], None] = lambda text: None
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    minutes: float | None = None,
+    stop_at_failure: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
     """Trains every cell that is not done, `jobs` at a time, each in a process of its own; returns what failed.
 
-    Several comparisons may work on one folder: a cell that another process trains is left to it.
+    Several comparisons may work on one folder: a cell that another process trains is left to it. Whatever ends this
+    function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
-    for cell in cells:
-        folder_of(cell).check(cell.config)  # before anything runs: a folder with another training is refused
+    for cell in cells:  # before anything runs: a wrong name, or a folder with another training, is refused
+        check_model(cell.config.model)
+        cell.folder.check(cell.config)
     waiting = [cell for cell in cells if not is_done(cell)]
     say(f"{len(cells)} trainings: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
     if not waiting:
         return []
-    for name in ("cells", "logs", "runs"):
-        (output / name).mkdir(parents=True, exist_ok=True)
-    crew = _Crew(output, jobs)
-    handlers = {number: signal.signal(number, crew.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, auto_refresh=False) as progress:  # one thread: the children are tied to this one
-            task = progress.add_task("epochs", total=sum(cell.config.total_epochs for cell in cells))
-
-            def tell(text: str) -> None:
-                progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-            while waiting or crew.working:
-                waiting = crew.start(waiting, tell)
-                crew.collect(tell)
-                progress.update(task, completed=sum(map(_epochs, cells)), refresh=True)
-                time.sleep(LOOK_SECONDS)
-    finally:
-        crew.stop()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with Overview(cells) as overview, _Crew(jobs, overview.say) as crew:
+        while (waiting or crew.working) and not crew.received:
+            if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
+                overview.say(f"{minutes:g} minutes are over; what runs is stopped at a checkpoint.")
+                break
+            if crew.failures and stop_at_failure:
+                break
+            waiting = crew.start(waiting)
+            overview.update([cell for cell, _, _ in crew.working])
+            time.sleep(LOOK_SECONDS)
+            waiting = [*crew.collect(), *waiting]
+    if crew.received:
+        raise Interrupted(crew.received)
     return crew.failures
 
 
 class _Crew:
-    """The processes that train now."""
+    """The processes that train now. While it is at work, signals are remembered; at its end every process ends."""
 
-    def __init__(self, output: Path, jobs: int) -> None:
-        self.output, self.jobs = output, jobs
+    def __init__(self, jobs: int, say: Callable[[str], None]) -> None:
+        self.jobs, self.say = jobs, say
         self.working: list[tuple[Cell, subprocess.Popen[bytes], float]] = []
         self.failures: list[Failure] = []
+        self.received = 0
+        self._handlers: dict[int, Any] = {}
 
-    def interrupt(self, number: int, frame: Any) -> None:
-        raise Interrupted(number)
+    def __enter__(self) -> "_Crew":
+        self._handlers = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-    def start(self, waiting: list[Cell], say: Callable[[str], None]) -> list[Cell]:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        """Remembers a signal: an exception here could part a process from the list that it must be in."""
+        if self.received and number == signal.SIGINT:  # whoever presses Ctrl-C twice does not want to wait
+            for _, process, _ in self.working:
+                process.kill()
+        self.received = self.received or number
+
+    def start(self, waiting: list[Cell]) -> list[Cell]:
         """Starts what there is room for; returns what still waits."""
         left = []
         for cell in waiting:
             if is_done(cell):  # by another comparison, meanwhile
                 continue
-            if len(self.working) >= self.jobs or is_busy(folder_of(cell)):
+            if len(self.working) >= self.jobs or self.received or is_busy(cell.folder):
                 left.append(cell)
             else:
-                say(f"{cell.name} {'goes on' if folder_of(cell).exists else 'begins'}")
+                self.say(f"{cell.name} {'goes on' if cell.folder.exists else 'begins'}")
                 self.working.append((cell, self._process(cell), time.monotonic()))
         return left
 
     def _process(self, cell: Cell) -> "subprocess.Popen[bytes]":
-        settings = self.output / "cells" / f"{cell.name}.yaml"
+        settings = cell.folder.path / SETTINGS
+        settings.parent.mkdir(parents=True, exist_ok=True)
         write_file(settings, to_yaml(cell.config).encode())
         environment = dict(os.environ)
         if self.jobs > 1:
-            environment.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // self.jobs)))
-        command = [sys.executable, "-m", "vitmix.compare.cell", str(os.getpid()), str(settings)]
-        with open(self._log(cell), "ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            environment.setdefault(THREADS, str(max(1, _cores() // self.jobs)))
+        with open(cell.folder.log, "ab") as log:
+            # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
+            return subprocess.Popen(
+                training_command(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
 
-    def _log(self, cell: Cell) -> Path:
-        return self.output / "logs" / f"{cell.name}.log"
-
-    def collect(self, say: Callable[[str], None]) -> None:
-        """Takes note of the processes that have ended."""
+    def collect(self) -> list[Cell]:
+        """Takes note of the processes that have ended; returns cells that must wait for another comparison."""
         ended = [each for each in self.working if each[1].poll() is not None]
         self.working = [each for each in self.working if each not in ended]
+        again = []
         for cell, process, begun in ended:
-            code = process.returncode
-            if code == 0:
-                say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
-                continue
-            failure = Failure(cell, _last_line(self._log(cell)) or f"it ended with code {code}", self._log(cell))
-            self.failures.append(failure)
-            say(f"{cell.name} failed: {failure.reason}")
+            if is_done(cell):
+                self.say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
+            elif is_busy(cell.folder):  # another comparison was a moment faster
+                again.append(cell)
+            else:
+                failure = Failure(cell, _reason(process.returncode, cell.folder.log), cell.folder.log)
+                self.failures.append(failure)
+                self.say(f"{cell.name} failed: {failure.reason}")
+        return again
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Lets every training write its checkpoint and end."""
         for _, process, _ in self.working:
             process.terminate()
         for _, process, _ in self.working:
             process.wait()
         self.working.clear()
+
+
+def training_command(settings: Path) -> list[str]:
+    return [sys.executable, "-m", "vitmix.compare.cell", str(os.getpid()), str(settings)]
 
 
 def is_busy(folder: RunFolder) -> bool:
@@ -164,14 +186,15 @@ def is_busy(folder: RunFolder) -> bool:
     return False
 
 
-def _epochs(cell: Cell) -> int:
-    try:
-        return (folder_of(cell).path / "metrics.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _last_line(log: Path) -> str:
+def _reason(code: int, log: Path) -> str:
+    if code < 0:
+        hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+        return f"signal {-code} ended it ({signal.strsignal(-code)}{hint})"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     lines = [line for line in lines if line]
-    return lines[-1].removeprefix("vitmix: error: ") if lines else ""
+    return lines[-1].removeprefix("vitmix: error: ") if lines else f"it ended with code {code}"

@@ -130,7 +130,7 @@ def draw_occlusion(subjects: Subjects) -> Sheet:
         strip = tuple(Panel(as_pixels(occluded(shown, orders[0], part, grid))) for part in PARTS)
         heads = tuple(f"{part:.0%}" for part in PARTS)
         label = first.class_name(first.labels([picture])[0])
-        bands.append(Band(heads, (Row(strip),), tuple(curves), ("occluded", f"probability\n“{label}”")))
+        bands.append(Band(heads, (Row(strip),), curves=tuple(curves), axes=("occluded", f"probability\n“{label}”")))
     rows, columns = _occlusion_grid(subjects.sights[0])
     said = f"Mean and standard deviation over {ORDERS} random orders of {rows} x {columns} cells; shown is the first."
     return Sheet(tuple(bands), subjects.footer((), said))
@@ -179,7 +179,7 @@ def draw_gallery(subjects: Subjects) -> Sheet:
             rows.append(Row((own, partner, *mixed), sight.name if len(sights) > 1 else ""))
     said = "Below: the own and the partner's part of the target."
     looking = subjects.footer((), said) if looks_inside else said
-    return Sheet((Band(heads, tuple(rows)),), looking)
+    return Sheet((Band(heads, tuple(rows), lead=2),), looking)
 
 
 KINDS: dict[str, Callable[..., Sheet]] = {

@@ -43,7 +43,7 @@ def banded(
             heads, panels = row(sight, shot)
             said = [_method(shot, shots), sight.name if len(subjects.sights) > 1 else ""]
             bands.setdefault(heads, []).append(Row(tuple(panels), "\n".join(filter(None, said))))
-    return tuple(Band(heads, tuple(rows)) for heads, rows in bands.items())
+    return tuple(Band(heads, tuple(rows), lead=1) for heads, rows in bands.items())
 
 
 def columns(
@@ -72,7 +72,8 @@ def columns(
         for number, (seen, maps) in enumerate(row):
             panels += [*([] if alike and number else [picture_panel(seen, shot)]), *maps]
         rows.append(Row(tuple(panels), _method(shot, shots)))
-    return Sheet((Band(tuple(heads), tuple(rows)),), footer, "heat", ends)
+    unit = len(parts) + (not alike)
+    return Sheet((Band(tuple(heads), tuple(rows), lead=int(alike), unit=unit),), footer, "heat", ends)
 
 
 def _method(shot: Shot, shots: Sequence[Shot]) -> str:

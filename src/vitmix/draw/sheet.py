@@ -1,9 +1,11 @@
 """Sheets of small panels: rows and columns of pictures with maps over them, sized for a printed page."""
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import matplotlib
@@ -23,7 +25,7 @@ LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000
 DASHES = ("-", "--", "-.", ":")
 
 PAGE = 7.2  # inches: the width of a printed page between its margins
-LEAST, MOST = 0.78, 1.35  # of a panel
+LEAST, LEAST_ABOVE_CURVES, MOST = 0.62, 0.55, 1.35  # of a panel
 GAP, MARGIN, LABEL = 0.05, 0.08, 1.0
 HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
 CURVES = 1.5
@@ -56,8 +58,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
+    """Rows with the same columns; where they are too many for a page, the band goes on below.
+
+    There the first `lead` columns come again, and `unit` columns stay together.
+    """
+
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
+    lead: int = 0
+    unit: int = 1
     curves: tuple[Curve, ...] = ()
     axes: tuple[str, str] = ("", "")  # what lies to the right, and upwards
 
@@ -94,6 +103,22 @@ def overlay(picture: Tensor, values: Tensor, scale: Scale, *, strength: float = 
     return np.clip(strength * colors + (1 - strength) * (0.15 + 0.7 * gray.numpy()[..., None]), 0, 1)
 
 
+def folded(band: Band, fit: int) -> list[Band]:
+    """A band as bands of at most `fit` columns each, as alike as can be."""
+    lead, unit, count = band.lead, band.unit, len(band.heads)
+    units = (count - lead) // unit
+    per_page = max(1, (fit - lead) // unit)
+    if count <= fit or band.curves or units <= per_page:
+        return [band]
+    pages = math.ceil(units / per_page)
+    ends = [lead + unit * round(units * page / pages) for page in range(pages + 1)]
+    found = []
+    for start, end in pairwise(ends):
+        rows = tuple(replace(row, panels=row.panels[:lead] + row.panels[start:end]) for row in band.rows)
+        found.append(replace(band, heads=band.heads[:lead] + band.heads[start:end], rows=rows))
+    return found
+
+
 def draw_sheet(sheet: Sheet, *, suffix: str = ".png", dpi: int = 150) -> bytes:
     """The sheet as the bytes of a PNG, SVG or PDF file."""
     with any_script():
@@ -104,14 +129,16 @@ class _Page:
     """Places panels by inches from the top left corner."""
 
     def __init__(self, sheet: Sheet) -> None:
+        self.left = MARGIN + (LABEL if any(row.label for band in sheet.bands for row in band.rows) else 0)
+        least = LEAST
+        if any(band.curves for band in sheet.bands):
+            self.left, least = MARGIN + 0.6, LEAST_ABOVE_CURVES
+        fit = int((PAGE - self.left - MARGIN + GAP) / (least + GAP))
+        sheet = replace(sheet, bands=tuple(part for band in sheet.bands for part in folded(band, fit)))
         self.sheet = sheet
         columns = max(len(band.heads) for band in sheet.bands)
-        self.left = MARGIN + (LABEL if any(row.label for band in sheet.bands for row in band.rows) else 0)
-        curves = any(band.curves for band in sheet.bands)
-        if curves:
-            self.left = MARGIN + 0.6
         room = (PAGE - self.left - MARGIN - (columns - 1) * GAP) / columns
-        self.panel = min(MOST, max(LEAST, room))
+        self.panel = min(MOST, max(least, room))
         self.width = max(self.left + columns * self.panel + (columns - 1) * GAP + MARGIN, 3.4)
         self.footer = textwrap.wrap(sheet.footer, int((self.width - 2 * MARGIN) * 18))
         tops, place = [], MARGIN

@@ -13,6 +13,7 @@ from vitmix.train.checkpoints import write_file
 from vitmix.train.progress import duration
 
 from . import html, svg
+from .drawn import drawn_section
 from .html import COUNT, GIGA, LOSS, PERCENT, TIME, number, section, spread, table
 from .mistakes import calibration_section, classes_section, confusions_section
 from .pictures import Pictures, draw_pictures, gallery_section, pictures_section
@@ -74,6 +75,7 @@ def render(
         ("curves", "Curves", _curves(groups)),
         ("examples", "What the model saw", pictures_section(pictures)),
         ("gallery", "Where the model looks", gallery_section(pictures)),
+        ("drawn", "Pictures", drawn_section(groups)),
         ("classes", "Accuracy of each class", classes_section(groups)),
         ("calibration", "Calibration", calibration_section(groups)),
         ("confusions", "Most frequent mistakes", confusions_section(groups)),

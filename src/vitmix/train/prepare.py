@@ -58,13 +58,18 @@ def model_settings(config: TrainConfig, num_classes: int) -> dict[str, Any]:
     return settings
 
 
-def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool = True) -> tuple[nn.Module, list[str]]:
-    """The model, with its initial weights unless a checkpoint will replace them, and what there is to say of them."""
-    name = config.model.split(".")[0]
+def check_model(model: str) -> None:
+    """Refuses a name that timm does not know."""
+    name = model.split(".")[0]
     if ":" not in name and not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown model {config.model!r}, timm.list_models() lists the known ones{hint}")
+        raise ValueError(f"unknown model {model!r}, timm.list_models() lists the known ones{hint}")
+
+
+def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool = True) -> tuple[nn.Module, list[str]]:
+    """The model, with its initial weights unless a checkpoint will replace them, and what there is to say of them."""
+    check_model(config.model)
     settings = model_settings(config, num_classes)
     for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)):
         if value is not None:

@@ -16,6 +16,8 @@ try:
 except ImportError:  # Windows has none; two trainings in one folder are then not noticed
     fcntl = None
 
+LOG = "train.log"  # begins before the run itself
+
 
 class RunFolder:
     """The files of one training.
@@ -25,11 +27,13 @@ class RunFolder:
     checkpoints/        the newest complete ones, see `vitmix.train.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
     summary.json        written at the end: the results in short
+    train.log           what the training said, where a comparison ran it
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.summary = path / "config.yaml", path / "summary.json"
+        self.log = path / LOG
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.checkpoints = path / "checkpoints"
         self._lock: int | None = None
@@ -101,4 +105,5 @@ def folder_for(config: TrainConfig) -> RunFolder:
 
 
 def _visible(entry: os.PathLike[str]) -> bool:
-    return not Path(entry).name.startswith(".")
+    name = Path(entry).name
+    return not name.startswith(".") and name != LOG
