@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from training import TINY
@@ -126,6 +127,11 @@ def _settings(config: Any) -> dict[str, Any]:
 def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse_matrix(content, "it").cells(tmp_path)
+
+
+def test_the_matrix_among_the_examples() -> None:
+    example = read_matrix(str(Path(__file__).parents[1] / "examples" / "small_images.yaml"))
+    assert len(example.cells(Path("out"))) == 3 * len(example.rows) == 36
 
 
 def test_unknown_matrix() -> None:
@@ -418,6 +424,22 @@ def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pyt
 # Numbers
 
 
+def check_published(folder: Path, output: Path, cells: list[Cell]) -> None:
+    """The folder for a repository: all that was measured, nothing of where, and a matrix that trains it again."""
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    runs = {f"runs/{cell.name}.{kind}" for cell in cells for kind in ("csv", "yaml")}
+    assert files.keys() == runs | {"README.md", "compare.csv", "compare.json", "matrix.yaml"}
+    assert not [name for name, content in files.items() if str(output.parent) in content]
+    assert files["compare.csv"] == (output / "compare.csv").read_text()
+    for row in json.loads(files["compare.json"])["rows"]:
+        assert row["runs"] == [cell.name for cell in cells if cell.row == row["row"]]
+        numbers = f"| {row['row']} | 3 | {100 * row['mean']:.2f} ± {100 * row['std']:.2f} |"
+        assert numbers in files["README.md"] and f"| {row['row']} | 2 | " in files["README.md"]  # results, and cost
+    assert f"torch {torch.__version__}" in files["README.md"]
+    again = read_matrix(str(folder / "matrix.yaml")).cells(output)
+    assert [cell.config for cell in again] == [cell.config for cell in cells]
+
+
 def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Made-up results: every number on the page and in the CSV is that of the JSON, and that of the run folders."""
     path, output = write(tmp_path, seeds=[0, 1, 2], settings=SETTINGS | {"epochs": 2}), tmp_path / "out"
@@ -433,8 +455,10 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
         (cell.folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         summary = json.loads(cell.folder.summary.read_text())
         cell.folder.summary.write_text(json.dumps(summary | {"training_seconds": 10.0 + number**2}))
-    assert cli.main(["compare", str(path), "--output", str(output), "--no-train"]) == 0
+    published = tmp_path / "published"
+    assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--publish", str(published)]) == 0
     said = capfd.readouterr().out
+    check_published(published, output, cells)
     stored = json.loads((output / "compare.json").read_text())["rows"]
     table = list(csv.DictReader((output / "compare.csv").read_text().splitlines()))
     shown = re.findall(r'<data value="([^"]+)"([^>]*)>([^<]*)</data>', (output / "compare.html").read_text())

@@ -37,6 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="list the trainings and whether they are done")
     add("--no-train", action="store_true", help="only write table and page of what is there")
     add("--output", metavar="FOLDER", help="where everything goes; comparisons/NAME if none")
+    add("--publish", metavar="FOLDER", help="also write a small folder for a repository: tables, settings, no weights")
 
 
 def _run(namespace: argparse.Namespace) -> int:
@@ -81,7 +82,7 @@ def _run(namespace: argparse.Namespace) -> int:
         except Interrupted as stopped:
             print(f"Stopped by {stopped}. The trainings have written checkpoints; the same command goes on from there.")
             return stopped.exit_code
-    _conclude(matrix, cells, output, namespace.measure)
+    _conclude(matrix, cells, output, namespace.measure, publish=namespace.publish)
     for failure in failures:
         print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
     if failures:
@@ -89,10 +90,11 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0 if namespace.no_train or all(map(is_done, cells)) else UNFINISHED
 
 
-def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str) -> None:
+def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str, *, publish: str | None) -> None:
     import yaml
 
     from vitmix.compare import page, results
+    from vitmix.compare import publish as publishing
     from vitmix.train.checkpoints import write_file
 
     found = results.compare_cells(matrix, cells, measure=measure)
@@ -106,6 +108,9 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str)
     write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(results.text(found))
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
+    if publish is not None:
+        publishing.publish(matrix, found, Path(publish))
+        print(f"{publish}: README.md, compare.csv, compare.json, matrix.yaml, runs")
 
 
 def _list() -> int:

@@ -18,6 +18,7 @@ from .statistics import Paired, paired_difference
 
 MEASURES = {"last": "metrics.jsonl:last.accuracy", "best": "metrics.jsonl:best.accuracy"}
 SECONDS = "summary.json:training_seconds"
+GFLOPS = "GFLOPs of one image's forward pass: two operations for each multiply-add."
 COLUMNS = (
     *("row", "model", "data", "seeds", "planned", "mean", "std"),
     *(f"difference_{name}" for name in (*Paired._fields, "verdict")),
@@ -142,21 +143,23 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
 
 def text(comparison: Comparison) -> str:
     """The table for people."""
+    lines = table_rows(comparison)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*shown, *notes(comparison), GFLOPS])
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """The table as texts, its head first."""
     models, data = ({getattr(entry, name) for entry in comparison.entries} for name in ("model", "data"))
     head = ["", *["model"] * (len(models) > 1), *["data"] * (len(data) > 1), "seeds", "top-1, %"]
     head += [f"to {comparison.reference}", "95 % interval", "p", "", "time", "× time", "parameters", "GFLOPs"]
-    rows = []
+    rows = [head]
     for entry in comparison.entries:
         names = [entry.row, *[entry.model] * (len(models) > 1), *[entry.data] * (len(data) > 1)]
         seeds = f"{len(entry.runs)}" + (f" of {entry.planned}" if len(entry.runs) < entry.planned else "")
         rows.append([*names, seeds, *_numbers(entry, comparison)])
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
-    return "\n".join(
-        [*lines, *notes(comparison), "GFLOPs of one image's forward pass: two operations for each multiply-add."]
-    )
+    return rows
 
 
 def notes(comparison: Comparison) -> list[str]:
