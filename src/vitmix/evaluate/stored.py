@@ -103,6 +103,11 @@ def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) 
     )
 
 
+def weights_checksum(subject: Subject) -> str | None:
+    """Of the file that holds a subject's weights; None where there is none, as for a name of timm."""
+    return _checksum(Path(subject.weights)) if Path(subject.weights).is_file() else None
+
+
 def _checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
