@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .fluctuation import ACTIVATION, ALIGNED, AREA, ATTENTION, RULES, SIMILARITY, TRANSMIX
 from .results import Table
@@ -69,6 +70,7 @@ def draw_bars(tables: Sequence[Table]) -> Figure:
             if value.low is not None and value.high is not None:
                 axes.hlines(place, factor * value.low, factor * value.high, color=COLORS[SIMILARITY], linewidth=1.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [""] * len(names))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.invert_yaxis()
         axes.set_title(f"{column} (%)" if factor == 100 else column, fontsize=10)
         _plain(axes)
@@ -85,7 +87,7 @@ def draw_blocks(tables: Sequence[Table]) -> Figure:
         for column, color in zip(table.columns, COLORS.values(), strict=False):
             axes.plot(blocks, table.column(column, method=method), color=color, label=column, marker="o", markersize=4)
         axes.set_title(method, fontsize=10)
-        _blocks(axes, 1 + max(blocks))
+        _blocks(axes, 1 + max(blocks), "block")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     return figure
 
@@ -122,7 +124,7 @@ def _line(axes: Axes, rule: str, values: Sequence[float]) -> None:
     axes.plot(range(len(values)), list(values), color=COLORS[rule], label=rule, linewidth=width, **style)
 
 
-def _blocks(axes: Axes, depth: int) -> None:
-    axes.set_xlabel("after block")
+def _blocks(axes: Axes, depth: int, name: str = "after block") -> None:
+    axes.set_xlabel(name)
     axes.set_xticks(range(0, depth, max(1, depth // 12)))
     _plain(axes)
