@@ -18,7 +18,7 @@ FOLDER = "analysis"
 FACTS = ("data", "images", "batch", "seed", "methods")  # what must agree for numbers to compare
 NEEDED = {"study", "weights", "weights_sha256", "tables", *FACTS}
 COURSES = ("block", "epoch")  # of a table's keys: what its rows go along
-LONG = 24  # rows; a longer table is folded away
+SHORT, LONG = 12, 24  # rows; a longer table is folded away, sooner where charts show what it says
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,13 @@ def analyses_section(groups: Sequence[Group]) -> str:
     """Every study that a run has in its folder; nothing where there is none."""
     found, notes = read_analyses(groups)
     parts = [html.note(each) for each in notes]
+    alike = len({_measured(each.content) for each in found}) == 1
+    parts += [_facts(found)] if alike else []
     for name, study in STUDIES.items():
         members = [each for each in found if each.content["study"] == name]
         if members:
-            parts.append(f'<h3 id="analysis-{name}">{escape(study.about)}</h3>{_facts(members)}')
+            title = study.about[0].upper() + study.about[1:]
+            parts.append(f'<h3 id="analysis-{name}">{escape(title)}</h3>{"" if alike else _facts(members)}')
             parts += [_table(members, title) for title in _titles(members)]
     if not found:
         return "".join(parts)
@@ -94,19 +97,19 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _facts(members: Sequence[Found]) -> str:
-    """On what a study was measured; a warning where the runs differ in it."""
-
-    def words(content: dict[str, Any]) -> str:
-        which = f"weights of the {'last' if Path(content['weights']).stem == 'last' else 'best'} epoch"
-        methods = "" if content["methods"] is None else f", methods {', '.join(content['methods'])}"
-        how = f"batch {content['batch']}, seed {content['seed']}{methods}"
-        return f"{content['data']}: {content['images']} images, {how}, {which}"
-
-    every = {str(each.run.folder): words(each.content) for each in members}
+    """On what studies were measured; a warning where the runs differ in it."""
+    every = {str(each.run.folder): _measured(each.content) for each in members}
     if len(set(every.values())) == 1:
         return f'<p class="soft">{escape(next(iter(every.values())))}.</p>'
     listed = "; ".join(f"{folder}: {said}" for folder, said in every.items())
     return html.note(f"Not measured alike, so these numbers do not compare. {listed}")
+
+
+def _measured(content: dict[str, Any]) -> str:
+    which = f"weights of the {'last' if Path(content['weights']).stem == 'last' else 'best'} epoch"
+    methods = "" if content["methods"] is None else f", methods {', '.join(content['methods'])}"
+    how = f"batch {content['batch']}, seed {content['seed']}{methods}"
+    return f"{content['data']}: {content['images']} images, {how}, {which}"
 
 
 def _titles(members: Sequence[Found]) -> list[str]:
@@ -137,7 +140,7 @@ def _table(members: Sequence[Found], title: str) -> str:
     along = next((key for key in COURSES if key in like["keys"]), None)
     charts = "" if along is None else "".join(_charts(members, title, like, columns, along))
     charts = f'<div class="charts small">{charts}</div>' if charts else ""
-    if charts or len(rows) > LONG:
+    if len(rows) > (SHORT if charts else LONG):
         text = f"<details><summary>{escape(title)}: table</summary>{text}</details>"
     else:
         text = f"<h4>{escape(title)}</h4>{text}"
@@ -258,6 +261,6 @@ def _points(each: Found, title: str, column: str, along: str, others: dict[str, 
 
 def _chart(title: str, lines: Sequence[svg.Line], percent: bool, along: str) -> str:
     chart = svg.line_chart(
-        title, lines, shown=lambda value: f"{100 * value:.3g} %" if percent else f"{value:.3g}", x_name=along
+        title, lines, shown=lambda value: f"{100 * value:.3g} %" if percent else f"{value:.4g}", x_name=along
     )
     return f'<figure data-analysis="{escape(title)}"><h3>{escape(title)}</h3>{chart}</figure>'

@@ -78,7 +78,7 @@ def render(
         ("classes", "Accuracy of each class", classes_section(groups)),
         ("calibration", "Calibration", calibration_section(groups)),
         ("confusions", "Most frequent mistakes", confusions_section(groups)),
-        ("analyses", "What labels, attention and tokens do on mixed images", analyses_section(groups)),
+        ("analyses", "Studies of mixing", analyses_section(groups)),
         ("cost", "Speed and cost", _cost(groups)),
         ("runs", "Runs", _runs(runs)),
         ("settings", "Configuration", _settings(groups)),
