@@ -410,6 +410,34 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
         objects.object_finder(images, AUGMENTATION, value=1)
 
 
+SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "natural64"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
+def test_outlines_of_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Oxford-IIIT Pet's trimaps as a folder of masks: they follow the image, and labels are measured on them."""
+    pets = [row for row in json.loads((SHARED / "index.json").read_text()) if row["set"] == "pets"]
+    for row in pets:
+        for folder, file in (("images/val", row["file"]), ("masks", row["trimap"])):
+            place = tmp_path / folder / str(row["label"]) / Path(file).name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(SHARED / file)
+    images = open_images(f"imagefolder:{tmp_path / 'images'}", "val")
+    augmentation = Augmentation(size=64, crop_pct=1.0)  # of square pictures nothing is lost
+    finder = objects.object_finder(images, augmentation, masks=tmp_path / "masks", value=1)
+    assert finder is not None
+    parts = {Path(row["file"]).name: row["foreground"] for row in pets}
+    found = finder(range(len(images))).double().mean((1, 2)).tolist()
+    assert found == pytest.approx([parts[Path(images.name(index)).name] for index in range(len(images))], abs=0.01)
+    small = ["img_size=32", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "num_classes=8"]
+    given = ["analyze", "vit_tiny_patch16_224", "--model-args", *small, "--data", f"imagefolder:{tmp_path / 'images'}"]
+    given += ["--split", "val", "--masks", str(tmp_path / "masks"), "--mask-value", "1", "--workers", "0"]
+    assert cli.main([*given, "--study", "labels", "coverage", "--output", str(tmp_path / "found")]) == 0
+    assert "salient window, aligned" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "found" / "labels.json").read_text())
+    assert stored["tables"][0]["rows"][0]["error"]["n"] == len(pets) == 32
+
+
 # The command
 
 
@@ -445,6 +473,8 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--study", "magic"], "unknown study 'magic'"),
         (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
+        (["RUN", "--study", "labels", "--method", "none"], "'none' mixes none"),
+        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; name a method"),
         (["RUN", "--mask-value", "1"], "goes with a folder"),
         (["RUN", "--study", "labels", "--masks", "nowhere"], "no folder of masks"),
         (["RUN", "--images", "1"], "images must be an integer of at least 2"),

@@ -99,10 +99,9 @@ def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: Mi
         mixed = dict(outputs.tokens)
         aligned = dict(batch.tape.token_share)
         mixing.targets(batch)  # closes the tape: the next pass is a plain one
-        model(pictures.images)
+        maps = activation_maps(model, mixing, pictures.images, pictures.labels)
         plain = outputs.tokens
     area = mixing.evidence(batch).area
-    maps = activation_maps(model, mixing, pictures.images, pictures.labels)
     activation = assigned_share(activation_weights(maps, mix), area)
     found: dict[str, list[Tensor]] = {name: [] for name in RULES}
     for block in range(reader.depth):

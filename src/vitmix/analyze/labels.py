@@ -12,7 +12,7 @@ from vitmix.mixer import AnyMixer
 from vitmix.mixing import Evaluating
 from vitmix.shares import Weights
 
-from .pairs import activation_maps, need_objects, needs_maps, paired
+from .pairs import activation_maps, need_masks, need_objects, needs_maps, paired
 from .results import Spread, Table, spread
 
 STUDY = "label error"
@@ -108,6 +108,8 @@ def label_error(
     Args:
         batches: (images, labels, objects) with objects `(B, H, W)` bool.
     """
+    for rule in rules.values():
+        need_masks(rule, study=STUDY)
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in rules}
     with ExitStack() as stack:
         stack.enter_context(Evaluating(model))

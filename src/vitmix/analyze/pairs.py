@@ -47,10 +47,15 @@ def one_mask_each(method: AnyMixer) -> AnyMixer:
     return each_mixer(method, changed)
 
 
-def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
-    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+def need_masks(method: AnyMixer, *, study: str) -> None:
+    """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
     if any(isinstance(mixer.mask, NoMask) for mixer in method.mixers):
         raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
+
+
+def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
+    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+    need_masks(method, study=study)
     rule = AreaShare() if share is None else share
     return each_mixer(method, lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
 

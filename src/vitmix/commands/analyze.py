@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmix.commands._bar import bar
 from vitmix.commands._command import Command
+from vitmix.commands._robustness import workers
 from vitmix.commands.evaluate import SPLITS
 from vitmix.commands.train import key_and_value
 
@@ -139,7 +140,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         seed=namespace.seed,
         finder=object_finder(images, augmentation, masks=masks, value=namespace.mask_value),
         device=running.device,
-        workers=running.workers if namespace.workers is None else namespace.workers,
+        workers=min(running.workers, workers(None)) if namespace.workers is None else namespace.workers,
     )
     question = Question(
         found.model.to(running.device),
