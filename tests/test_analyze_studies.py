@@ -1,5 +1,7 @@
 """The studies of `vitmix analyze` on cases that can be computed by hand."""
 
+import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -19,12 +21,15 @@ from vitmix import analyze, cli
 from vitmix import functional as F
 from vitmix.adapters import read_model
 from vitmix.analyze import fluctuation, labels, objects
-from vitmix.analyze.results import correlation, spread
-from vitmix.analyze.studies import Batches
+from vitmix.analyze.results import correlation, root_mean_square, spread
+from vitmix.analyze.studies import STUDIES, Batches
+from vitmix.commands.analyze import NAMES
 from vitmix.data import Shapes
 from vitmix.data.augment import Augmentation
 from vitmix.data.sources import open_images
-from vitmix.shares import AlignedShare
+from vitmix.flow import Given
+from vitmix.shares import AlignedShare, Weights
+from vitmix.tap import AttentionTap
 
 __all__ = ["one_thread"]
 AUGMENTATION = Augmentation(size=16, crop_pct=1.0)
@@ -33,13 +38,24 @@ AUGMENTATION = Augmentation(size=16, crop_pct=1.0)
 def test_spread_by_hand() -> None:
     found = spread(torch.tensor([1.0, 2.0, 3.0, 6.0]))
     assert found.mean == 3 and found.n == 4 and found.std == pytest.approx(math.sqrt(14 / 3))
-    assert found.margin == pytest.approx(1.96 * math.sqrt(14 / 3) / 2, rel=1e-4)
-    assert spread(torch.tensor([2.0])).margin is None
+    margin = 1.959964 * math.sqrt(14 / 3) / 2
+    assert (found.low, found.high) == pytest.approx((3 - margin, 3 + margin), rel=1e-6)
+    assert found.text() == "3 ± 2.1"
+    assert spread(torch.tensor([2.0])) == (2, None, 1, None, None)
     with pytest.raises(ValueError, match="nothing to average"):
         spread(torch.empty(0))
+    with pytest.raises(ValueError, match="not finite"):
+        spread(torch.tensor([1.0, math.nan]))
+    # Yes and no have Wilson's interval, which is none of width zero where all are right: 1 / (1 + 1.96² / 10)
+    sure = spread(torch.ones(10, dtype=torch.bool))
+    assert (sure.mean, sure.high) == (1, 1) and sure.low == pytest.approx(10 / (10 + 1.959964**2))
+    assert sure.text(100, ".1f") == "100.0 [72.2, 100.0]"
     rising = torch.tensor([1.0, 2.0, 3.0])
     assert correlation(rising, 5 - 2 * rising).mean == pytest.approx(-1)
     assert correlation(rising, torch.ones(3)).mean == 0
+    related = correlation(torch.tensor([1.0, 2, 3, 4, 5]), torch.tensor([1.0, 3, 2, 5, 4]))  # r = 0.8
+    bounds = [math.tanh(math.atanh(0.8) + sign * 1.959964 / math.sqrt(2)) for sign in (-1, 1)]
+    assert (related.mean, related.low, related.high) == pytest.approx((0.8, *bounds))
 
 
 def test_mixed_top_by_hand() -> None:
@@ -87,16 +103,51 @@ def test_region_attention_by_hand() -> None:
     mask = torch.tensor([[True, False, False]])
     # the partner has patch 0, the image itself patches 1 and 2
     expected = [0.7, (0.2 + 0.1) / 2, (0.3 + 0.1) / 2, (0.5 + 0.2 + 0.1 + 0.8) / 4]
-    close(analyze.region_attention(attention, mask), torch.tensor([expected]), 1e-6)
-    assert analyze.region_attention(attention, torch.zeros(1, 3, dtype=torch.bool)).isnan().any()
+    close(analyze.region_attention(Given(attention), mask), torch.tensor([expected]), 1e-6)
+    assert analyze.region_attention(Given(attention), torch.zeros(1, 3, dtype=torch.bool)).isnan().any()
 
 
 def test_presence_by_hand() -> None:
     heads = torch.tensor([[[1.0, 0], [1, 0]], [[0.5, 0.5], [0, 1]]]).unsqueeze(0)
     # the mean of the heads is [[.75, .25], [.5, .5]]: the first token is taken 1.25 times
-    close(analyze.presence(heads), torch.tensor([[1.25, 0.75]]), 1e-6)
-    close(analyze.presence(torch.eye(5).view(1, 1, 5, 5)), torch.ones(1, 5), 1e-6)
-    close(analyze.presence(3 * heads), torch.tensor([[1.25, 0.75]]), 1e-6)  # contributions are relative
+    close(analyze.presence(Given(heads)), torch.tensor([[1.25, 0.75]]), 1e-6)
+    close(analyze.presence(Given(torch.eye(5).view(1, 1, 5, 5))), torch.ones(1, 5), 1e-6)
+    close(analyze.presence(Given(3 * heads)), torch.tensor([[1.25, 0.75]]), 1e-6)  # contributions are relative
+
+
+def tiny_swin(window: int = 4) -> nn.Module:
+    settings = dict(img_size=32, window_size=window, embed_dim=24, depths=(2, 1), num_heads=(2, 2), num_classes=4)
+    return timm.create_model("swin_tiny_patch4_window7_224", **settings).eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny_vit(img_size=32),
+        lambda: tiny_swin(4),
+        lambda: tiny_swin(3),  # whose windows are padded
+        lambda: timm.create_model("pvt_v1_tiny", img_size=32, num_classes=4),  # whose keys are reduced
+    ],
+)
+def test_regions_and_presence_are_those_of_the_whole_matrix(make) -> None:
+    """Against the slow twin: A as a matrix, added up as the papers write it."""
+    model = make().eval()
+    reader, mask = read_model(model), torch.zeros(1, 32, 32, dtype=torch.bool)
+    mask[:, 4:20, :12] = True
+    with torch.no_grad(), AttentionTap(model, attention=range(reader.patch_depth)) as tap:
+        model(torch.randn(2, 3, 32, 32))
+    for block in range(reader.patch_depth):
+        flow, dense = tap.flow(block), tap.attention(block).double().mean(1)
+        theirs = reader.patch_mask(mask, block, (32, 32)).expand(2, -1)
+        patches = dense[:, flow.prefix :, flow.prefix :]
+        found = analyze.region_attention(flow, theirs)
+        for column, (query, key) in enumerate([(1, 1), (1, 0), (0, 1), (0, 0)]):
+            cells = patches[:, theirs[0] == query][:, :, theirs[0] == key].flatten(1)
+            if cells.shape[1]:
+                close(found[:, column], cells.mean(1), 1e-6)
+        relative = dense / dense.sum(-1, keepdim=True)  # what a token took of padding is nothing
+        close(analyze.presence(flow), relative.sum(1), 1e-5)
+        close(analyze.presence(flow).mean(), torch.tensor(1.0), 1e-5)
 
 
 def test_regions_and_presence_of_uniform_attention() -> None:
@@ -134,15 +185,13 @@ def test_gradient_saliency_of_a_linear_model() -> None:
 
 
 def test_sharpness_of_a_pyramid_and_a_pooled_model() -> None:
-    swin = timm.create_model(
-        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=24, depths=(1, 1), num_heads=(2, 2),
-        num_classes=4,
-    ).eval()  # fmt: skip
+    swin = tiny_swin()
     batch = analyze.Pictures(torch.randn(4, 3, 32, 32), torch.arange(4))
     table = analyze.sharpness_study(swin, [batch])
     assert [names for names, _ in table.rows] == [
         ("0", "attention"),
         ("1", "attention"),
+        ("2", "attention"),
         ("grid 8x8", "gradient"),
         ("grid 4x4", "gradient"),
     ]
@@ -159,12 +208,24 @@ def test_similarity_share_by_hand() -> None:
 
 
 def test_rmse_by_hand() -> None:
-    found = fluctuation.root_mean_square(torch.tensor([0.3, -0.4]))
+    found = root_mean_square(torch.tensor([0.3, -0.4]))
     assert found.mean == pytest.approx(math.sqrt(0.125), rel=1e-6) and found.n == 2
-    assert fluctuation.root_mean_square(torch.zeros(3)).mean == 0
+    # delta method: the deviation of the squares .09 and .16 over twice the root, over the root of two
+    margin = 1.959964 * 0.07 / math.sqrt(2) / (2 * math.sqrt(0.125)) / math.sqrt(2)
+    assert found.high == pytest.approx(found.mean + margin, rel=1e-5)
+    assert root_mean_square(torch.zeros(3)).mean == 0
 
 
-@pytest.mark.parametrize("make", [tiny_vit, tiny_cct, lambda: tiny_vit(class_token=False, global_pool="avg")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_vit,
+        tiny_cct,
+        lambda: tiny_vit(class_token=False, global_pool="avg"),
+        lambda: tiny_vit(class_token=False, global_pool="map"),
+        lambda: tiny_vit("deit_tiny_distilled_patch16_224"),
+    ],
+)
 def test_fluctuation_agrees_with_the_method_itself(make) -> None:
     model = make().eval()
     cutmix, aligned = vitmix.create("cutmix", 10), vitmix.create("tl_align", 10)
@@ -176,13 +237,33 @@ def test_fluctuation_agrees_with_the_method_itself(make) -> None:
         evidence = mixing.evidence(batch)
         given, area = AlignedShare().weights(evidence).partner, evidence.area
     assert shares.column("share", rule="area") == pytest.approx([float(area.mean())] * 3, abs=1e-6)
-    if read_model(model).readout != "sequence":  # whose last step weights the patches, after the last block
+    reader = read_model(model)
+    if reader.readout != "sequence" and reader.pooling is None:  # which weight the patches, after the last block
         assert shares.column("share", rule="aligned")[-1] == pytest.approx(float(given.mean()), abs=1e-6)
-        expected = float((given - area).double().square().mean().sqrt())
-        assert rmse.column("of shares") == pytest.approx([expected], abs=1e-6)
-        assert rmse.column("of targets") == pytest.approx([expected * math.sqrt(2 / 10)], abs=1e-6)
+    expected = float((given - area).double().square().mean().sqrt())
+    assert rmse.column("of shares") == pytest.approx([expected], abs=1e-6)
+    assert rmse.column("of targets") == pytest.approx([expected * math.sqrt(2 / 10)], abs=1e-6)
     assert all(0.119 < each < 0.881 for each in shares.column("share", rule="similarity"))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_smoothing_is_in_both_targets() -> None:
+    pictures = analyze.Pictures(torch.randn(6, 3, 16, 16), torch.arange(6))
+    model, found = tiny_vit().eval(), []
+    for text in ("cutmix", "cutmix(smoothing=0.5)"):
+        _, rmse = analyze.fluctuation_study(model, vitmix.create(text, 10), [pictures], num_classes=10)
+        found += rmse.column("of targets")
+    assert found[1] == pytest.approx(found[0] / 2, abs=1e-6)  # half of each target is the same for all classes
+
+
+def test_a_class_token_is_compared_alone() -> None:
+    """The tokens that no classifier reads need not be compared; and thousands of them are, a part at a time."""
+    mixed, own, partner = torch.randn(3, 2, 600, 5).unbind(0)
+    every = fluctuation.similarity_share(mixed, own, partner)
+    close(every[:, 400:401], fluctuation.similarity_share(mixed[:, 400:401], own, partner), 1e-6)
+    reader = read_model(tiny_vit())
+    whole = fluctuation.read_at(reader, 0, every)
+    close(fluctuation.similarity_at(reader, 0, mixed, own, partner), whole, 1e-6)
 
 
 def test_an_image_mixed_with_its_own_copy_is_half_of_each() -> None:
@@ -223,10 +304,43 @@ def test_label_error_is_zero_where_the_mask_is_empty_or_full(full: bool) -> None
     """Whatever the rule: nothing of the partner is there, or nothing else."""
     model, share = tiny_vit().eval(), 1.0 if full else 0.0
     images, labels, objects = torch.randn(6, 3, 16, 16), torch.arange(6), torch.rand(6, 16, 16) < 0.3
-    texts = [f"mix(mask=scattered(share={share}), share={rule})" for rule in ("area", "attention", "aligned")]
+    every = ("area", "attention", "aligned", "activation")
+    texts = [f"mix(mask=scattered(share={share}), share={rule})" for rule in every]
     rules = {text: vitmix.create(text, 10) for text in texts}
     for found in analyze.label_error(model, rules, [(images, labels, objects)]).values():
         assert found.error < 1e-6 and found.pairs == 6
+
+
+def test_a_rule_that_knows_nothing_falls_back_on_area() -> None:
+    """An activation map without mass gives neither label anything."""
+    area = torch.tensor([0.0, 1.0, 0.3, 0.3])
+    own, partner = torch.tensor([0.0, 0, 0, 0.2]), torch.tensor([0.0, 0, 0, 0.6])
+    close(analyze.assigned_share(Weights(own, partner), area), torch.tensor([0, 1, 0.3, 0.75]), 1e-6)
+
+
+def test_rules_that_need_no_pass_make_none() -> None:
+    """Area labels are known before the model runs, and activation maps are made once for all rules of a batch."""
+    model, passes = tiny_vit().eval(), []
+    model.patch_embed.register_forward_hook(lambda *_: passes.append(1))
+    batch = (torch.randn(6, 3, 16, 16), torch.arange(6), torch.ones(6, 16, 16, dtype=torch.bool))
+    for text, count in (("cutmix", 0), ("tl_align", 1), ("mix(mask=box, share=activation)", 1)):
+        passes.clear()
+        rules = {str(number): vitmix.create(text, 10) for number in range(2)}
+        analyze.label_error(model, rules, [batch])
+        assert len(passes) == (1 if "activation" in text else 2 * count)
+
+
+def test_images_without_a_gradient_are_not_counted() -> None:
+    model = tiny_vit().eval()
+    images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():  # so sure of class 0 that the other probabilities vanish
+        model.head.weight.zero_()
+        model.head.weight[1] = torch.randn(24)
+        model.head.bias[0] = 1e4
+    with pytest.raises(ValueError, match="no image whose loss has a gradient"):
+        analyze.sharpness_study(model, [analyze.Pictures(images, torch.zeros(4, dtype=torch.long))])
+    table = analyze.sharpness_study(model, [analyze.Pictures(images, torch.tensor([0, 0, 0, 1]))])
+    assert [values["variance"].n for _, values in table.rows] == [4, 4, 4, 1]
 
 
 def test_hidden_mixing_by_hand() -> None:
@@ -256,6 +370,7 @@ def test_batches_are_shuffled_and_keep_their_objects() -> None:
     batches = Batches(images, AUGMENTATION, count=12, batch=4, seed=1, finder=finder)
     assert [len(each.labels) for each in batches] == [4, 4, 4]
     first, again = (torch.cat([each.labels for each in batches]).tolist() for _ in range(2))
+    assert batches._kept is not None  # the second time nothing was read
     assert first == again == images.labels[batches.rows].tolist() and sorted(batches.rows) != batches.rows.tolist()
     masks = torch.cat([each.objects for each in batches if each.objects is not None])
     close(masks.float(), images.objects(batches.rows.tolist()).float(), 0)
@@ -276,14 +391,51 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
     found = finder(range(len(images)))
     places = [int("abc".index(Path(images.name(index)).stem)) for index in range(len(images))]
     assert found.sum((1, 2)).tolist() == [16 * 4 * (place + 1) for place in places]
+    read = objects.MaskFolder(tmp_path / "masks", tmp_path / "images")
     with pytest.raises(ValueError, match="there is no mask .*for the image"):
-        objects.read_mask(tmp_path / "masks", "cat/z.jpg", None)
+        read("cat/z.jpg")
+    Image.fromarray(np.zeros((20, 40), dtype=np.uint8)).save(tmp_path / "masks" / "cat" / "a.png")
+    with pytest.raises(ValueError, match="a.png is 40x20 pixels and its image 32x32"):
+        read("cat/a.jpg")
+    (tmp_path / "masks" / "cat" / "b.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="b.png cannot be read: not an image"):
+        read("cat/b.jpg")
     with pytest.raises(ValueError, match="no folder of masks"):
         objects.object_finder(images, AUGMENTATION, masks=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="goes with image files"):
         shapes = open_images("shapes(size=16, length=24)", "train")
         objects.object_finder(shapes, AUGMENTATION, masks=tmp_path / "masks")
     assert objects.object_finder(images, AUGMENTATION) is None
+    with pytest.raises(ValueError, match="goes with a folder of them"):
+        objects.object_finder(images, AUGMENTATION, value=1)
+
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "natural64"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
+def test_outlines_of_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Oxford-IIIT Pet's trimaps as a folder of masks: they follow the image, and labels are measured on them."""
+    pets = [row for row in json.loads((SHARED / "index.json").read_text()) if row["set"] == "pets"]
+    for row in pets:
+        for folder, file in (("images/val", row["file"]), ("masks", row["trimap"])):
+            place = tmp_path / folder / str(row["label"]) / Path(file).name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(SHARED / file)
+    images = open_images(f"imagefolder:{tmp_path / 'images'}", "val")
+    augmentation = Augmentation(size=64, crop_pct=1.0)  # of square pictures nothing is lost
+    finder = objects.object_finder(images, augmentation, masks=tmp_path / "masks", value=1)
+    assert finder is not None
+    parts = {Path(row["file"]).name: row["foreground"] for row in pets}
+    found = finder(range(len(images))).double().mean((1, 2)).tolist()
+    assert found == pytest.approx([parts[Path(images.name(index)).name] for index in range(len(images))], abs=0.01)
+    small = ["img_size=32", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "num_classes=8"]
+    given = ["analyze", "vit_tiny_patch16_224", "--model-args", *small, "--data", f"imagefolder:{tmp_path / 'images'}"]
+    given += ["--split", "val", "--masks", str(tmp_path / "masks"), "--mask-value", "1", "--workers", "0"]
+    assert cli.main([*given, "--study", "labels", "coverage", "--output", str(tmp_path / "found")]) == 0
+    assert "salient window, aligned" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "found" / "labels.json").read_text())
+    assert stored["tables"][0]["rows"][0]["error"]["n"] == len(pets) == 32
 
 
 # The command
@@ -305,9 +457,12 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Left out" not in said
     names = {path.name for path in output.iterdir()}
     studies = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
-    assert names == {*(f"{name}.json" for name in studies), "fluctuation.svg", "htm.svg"}
+    assert names == {f"{name}.{ending}" for name in studies for ending in ("json", "txt", "svg")}
+    assert studies == NAMES == tuple(STUDIES) and "64/64 images  accuracy" in said
+    assert (output / "regions.txt").read_text().strip() in said
     stored = json.loads((output / "htm.json").read_text())
     assert stored["tables"][0]["rows"][0]["samples"]["mean"] == 1  # tau 9: everybody is easy
+    assert stored["weights_sha256"] == hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
     assert json.loads((output / "labels.json").read_text())["tables"][0]["rows"][0]["error"]["n"] <= 16
 
 
@@ -318,6 +473,10 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--study", "magic"], "unknown study 'magic'"),
         (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
+        (["RUN", "--study", "labels", "--method", "none"], "'none' mixes none"),
+        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; name a method"),
+        (["RUN", "--mask-value", "1"], "goes with a folder"),
+        (["RUN", "--study", "labels", "--masks", "nowhere"], "no folder of masks"),
         (["RUN", "--images", "1"], "images must be an integer of at least 2"),
         (
             ["resnet18", "--data", "shapes(size=16, length=24, test_length=24)", "--study", "presence"],
@@ -343,3 +502,29 @@ def test_no_masks_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     data = f"imagefolder:{tmp_path / 'images'}"
     assert cli.main(["analyze", str(run), "--data", data, "--split", "train", "--study", "labels"]) == 2
     assert "have no masks" in capsys.readouterr().err
+
+
+def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of those that nobody named: a model without attention still has an accuracy on mixed images."""
+    data, output = "shapes(size=32, length=24, test_length=24)", tmp_path / "found"
+    given = ["analyze", "resnet10t", "--model-args", "num_classes=12", "--size", "32", "--data", data, "--images", "16"]
+    assert cli.main([*given, "--output", str(output), "--study", "accuracy", "labels", "coverage"]) == 0
+    said = capsys.readouterr().out
+    assert "Left out: smmix, since a salient box needs attention, and this ResNet has none." in said
+    rows = json.loads((output / "labels.json").read_text())["tables"][0]["rows"]
+    assert [labels.RULES[row["rule"]] for row in rows][:3] == ["cutmix", "tl_align", "mix(mask=box, share=activation)"]
+    assert cli.main([*given, "--study", "accuracy", "--method", "smmix", "--output", str(output)]) == 2
+    assert "needs attention" in capsys.readouterr().err
+
+
+def test_a_stopped_command_says_what_it_finished(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(asked: object) -> list:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(STUDIES, "regions", dataclasses.replace(STUDIES["regions"], measure=stop))
+    given = ["analyze", str(run), "--images", "8", "--output", str(tmp_path / "found")]
+    assert cli.main([*given, "--study", "accuracy", "regions"]) == 130
+    assert capsys.readouterr().err == f"Stopped. Studies that were finished are in {tmp_path / 'found'}: accuracy.\n"
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {"accuracy.json", "accuracy.txt", "accuracy.png"}

@@ -155,6 +155,20 @@ def test_salient_box_sizes_follow_their_rule() -> None:
     assert all(50 < seen["discrete"].count(height) < 105 for height in range(3, 11))
 
 
+def test_windows_of_a_batch_or_of_each_sample() -> None:
+    frame = vitmix.Frame(64, (32, 32), (8, 8))
+    for sizes in ("paper", "discrete"):
+        one = vitmix.SalientBox(low=0.0, high=1.0, sizes=sizes).draw(frame, gen(1))["window"]
+        own = vitmix.SalientBox(low=0.0, high=1.0, sizes=sizes, per="sample").draw(frame, gen(1))["window"]
+        assert one.shape == (1, 2) and own.shape == (64, 2)
+        assert torch.equal(own[:1], one) and len(own.unique(dim=0)) > 4
+        assert own.min() >= 1 and own.max() <= 7
+    mixer = vitmix.create("smmix(per=sample)", 10)
+    with mixer.attach(tiny_vit().eval(), seed=0, rank=0) as mixing:
+        mask = mixing.mix(torch.randn(8, 3, 16, 16), torch.arange(8)).mix.mask
+    assert len(mask.sum((1, 2)).unique()) > 1
+
+
 # Mixing pixels, tokens, labels
 
 

@@ -43,6 +43,10 @@ class Flow:
         """`weight @ A`: where a weight on the tokens comes from, `(B or 1, N) -> (B, N)`."""
         raise NotImplementedError
 
+    def mass(self) -> Tensor:
+        """How much `(B or 1, N)` of what each token takes comes from tokens: all of it, where nothing is padded."""
+        return self.like.new_ones((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
+
     def with_bank(self, length: int, share: Tensor | None) -> "Flow":
         """This flow without the last `length` tokens as queries: they are a bank of keys, with these shares."""
         raise NotImplementedError
@@ -198,15 +202,19 @@ class Windows(Flow):
 
     def carry(self, share: Tensor) -> Tensor:
         carried = self._join(self.products.carry(self._split(share)))
-        if self.pad == (0, 0):
-            return carried
-        mass = self._join(self.products.carry(self._split(torch.ones_like(share))))
-        return carried / mass
+        return carried if self.pad == (0, 0) else carried / self.mass().to(share.dtype)
+
+    def mass(self) -> Tensor:
+        dtype = torch.promote_types(self.like.dtype, torch.float32)
+        ones = self.like.new_ones((self._images(), self.tokens), dtype=dtype)
+        return ones if self.pad == (0, 0) else self._join(self.products.carry(self._split(ones)))
 
     def pull(self, weight: Tensor) -> Tensor:
-        windows = self.products.query.shape[0]
+        return self._join(self.products.pull(self._split(weight.expand(self._images(), -1))))
+
+    def _images(self) -> int:
         count = (self.grid[0] + self.pad[0]) * (self.grid[1] + self.pad[1]) // (self.window[0] * self.window[1])
-        return self._join(self.products.pull(self._split(weight.expand(windows // count, -1))))
+        return self.products.query.shape[0] // count
 
     def maps(self) -> Tensor:
         """Dense maps over the whole grid, zero between windows; attention to padding is left out."""

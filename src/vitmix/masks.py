@@ -295,7 +295,7 @@ class SalientBox:
     The window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high], or with
     `sizes="discrete"` one of the integer heights in that range with equal odds. `source` is where it is cut from the
     partner, `destination` where it lands ("same": the source's place). `blocks` are those whose scores are averaged; an
-    empty tuple draws the scores at random.
+    empty tuple draws the scores at random. The size is drawn once for a batch, or for each sample.
     """
 
     name: ClassVar[str] = "salient_box"
@@ -305,6 +305,7 @@ class SalientBox:
     high: float = 0.75
     sizes: Literal["paper", "discrete"] = "paper"
     blocks: Blocks = (-1,)
+    per: Per = "batch"
 
     def __post_init__(self) -> None:
         check_choice("source", self.source, ("max", "min", "random"))
@@ -315,6 +316,7 @@ class SalientBox:
             raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
         check_choice("sizes", self.sizes, ("paper", "discrete"))
         check_blocks("blocks", self.blocks)
+        check_choice("per", self.per, ("batch", "sample"))
 
     @property
     def guide_blocks(self) -> Blocks | None:
@@ -323,17 +325,17 @@ class SalientBox:
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         grid = _final_grid(frame)
-        uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+        uniform = torch.rand(_count(self.per, frame), generator=generator, dtype=torch.float64)
         if self.sizes == "discrete":
             first, last = math.floor(self.low * grid[0]), math.floor(self.high * grid[0])
-            side = (first + math.floor(uniform * (last - first + 1))) / grid[0]
+            side = (first + (uniform * (last - first + 1)).floor()) / grid[0]
         else:
             side = self.low + uniform * (self.high - self.low)
         # An empty or a full window would leave one of the two regions without tokens. The 1e-9 undoes the rounding of
         # k / rows * rows, which must floor to k.
-        window = [min(max(math.floor(side * cells + 1e-9), 1), max(cells - 1, 1)) for cells in grid]
+        window = [(side * cells + 1e-9).floor().long().clamp(1, max(cells - 1, 1)) for cells in grid]
         return {
-            "window": torch.tensor([window]),
+            "window": torch.stack(window, 1),
             "place": torch.rand(2, frame.batch, 2, generator=generator),
             "scores": torch.rand(frame.batch, *grid, generator=generator) if not self.blocks else torch.empty(0),
         }

@@ -41,7 +41,7 @@ def mixed_accuracy(
         need_two_classes(torch.cat(labels) if labels else torch.empty(0), STUDY)
         if not found or not torch.cat(found, 1).numel():
             raise ValueError(f"{STUDY} found no pair of two classes; give more images")
-        top1, top2 = torch.cat(found, 1).float()
+        top1, top2 = torch.cat(found, 1)
         rows.append(((name,), {"top-1": spread(top1), "top-2": spread(top2)}))
     notes = ("top-1: the likeliest class is one of the pair's two; top-2: the two likeliest are both of them.",)
     return Table("Accuracy on mixed images", ("method",), rows, notes, percent=("top-1", "top-2"))

@@ -53,7 +53,7 @@ def coverage_study(
             f"at least {WHOLE:.0%}": shown >= WHOLE,
             "own hidden": hidden,
         }
-        rows.append(((name,), {key: spread(value.double()) for key, value in values.items()}))
+        rows.append(((name,), {key: spread(value) for key, value in values.items()}))
     notes = (
         "area: of the pasted region; pasted: the part of the partner's object in it; at least: how often that is so "
         "much of it; own hidden: the part of the own object under it.",

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .fluctuation import ACTIVATION, ALIGNED, AREA, ATTENTION, RULES, SIMILARITY, TRANSMIX
 from .results import Table
@@ -55,21 +56,65 @@ def draw_fluctuation(tables: Sequence[Table]) -> Figure:
     return figure
 
 
+def draw_bars(tables: Sequence[Table]) -> Figure:
+    """The first table: a panel for each column, a bar for each row, with its interval."""
+    table = tables[0]
+    names = [", ".join(each) for each, _ in table.rows]
+    figure, panels = _panels(len(table.columns), width=3.2, height=1.1 + 0.28 * len(names), beside=max(map(len, names)))
+    for column, axes in zip(table.columns, panels, strict=True):
+        factor = 100 if column in table.percent else 1
+        for place, (_, values) in enumerate(table.rows):
+            if (value := values.get(column)) is None:
+                continue
+            axes.barh(place, factor * value.mean, color=COLORS[AREA], height=0.6)
+            if value.low is not None and value.high is not None:
+                axes.hlines(place, factor * value.low, factor * value.high, color=COLORS[SIMILARITY], linewidth=1.2)
+        axes.set_yticks(range(len(names)), names if axes is panels[0] else [""] * len(names))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.invert_yaxis()
+        axes.set_title(f"{column} (%)" if factor == 100 else column, fontsize=10)
+        _plain(axes)
+    return figure
+
+
+def draw_blocks(tables: Sequence[Table]) -> Figure:
+    """The first table, whose rows are blocks: a panel for each method, a line for each column."""
+    table = tables[0]
+    methods = list(dict.fromkeys(names[0] for names, _ in table.rows))
+    figure, panels = _panels(len(methods), width=4.4, height=3.2, beside=24)
+    for method, axes in zip(methods, panels, strict=True):
+        blocks = [int(names[1]) for names, _ in table.rows if names[0] == method]
+        for column, color in zip(table.columns, COLORS.values(), strict=False):
+            axes.plot(blocks, table.column(column, method=method), color=color, label=column, marker="o", markersize=4)
+        axes.set_title(method, fontsize=10)
+        _blocks(axes, 1 + max(blocks), "block")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    return figure
+
+
 def draw_hidden(tables: Sequence[Table]) -> Figure:
     """What HTM mixed, epoch by epoch."""
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, panels = _panels(2, width=3.5, height=3, beside=0)
     table = tables[0]
     epochs = [int(names[0]) for names, _ in table.rows]
-    for axes, column, color in (
-        (left, "samples per batch", COLORS[AREA]),
-        (right, "tokens per sample", COLORS[ALIGNED]),
-    ):
+    columns = {"samples per batch": COLORS[AREA], "tokens per sample": COLORS[ALIGNED]}
+    for axes, (column, color) in zip(panels, columns.items(), strict=True):
         axes.plot(epochs, table.column(column), color=color, marker="o", markersize=3)
-        axes.set(title=column, xlabel="epoch", ylim=(0, None))
-        axes.title.set_fontsize(10)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel="epoch", ylim=(0, None))
+        axes.set_title(column, fontsize=10)
+        _plain(axes)
     return figure
+
+
+def _panels(count: int, *, width: float, height: float, beside: int) -> tuple[Figure, list[Axes]]:
+    """Panels next to each other, with room for so many letters beside them."""
+    figure = Figure(figsize=(width * count + 0.075 * beside, height), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
 
 
 def _line(axes: Axes, rule: str, values: Sequence[float]) -> None:
@@ -79,8 +124,7 @@ def _line(axes: Axes, rule: str, values: Sequence[float]) -> None:
     axes.plot(range(len(values)), list(values), color=COLORS[rule], label=rule, linewidth=width, **style)
 
 
-def _blocks(axes: Axes, depth: int) -> None:
-    axes.set_xlabel("after block")
+def _blocks(axes: Axes, depth: int, name: str = "after block") -> None:
+    axes.set_xlabel(name)
     axes.set_xticks(range(0, depth, max(1, depth // 12)))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+    _plain(axes)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmix.adapters import Reader, read_model
+from vitmix.mix import mix_targets, smooth_rows
 from vitmix.mixer import AnyMixer
 from vitmix.mixing import MixedBatch, Mixing
 from vitmix.shares import AlignedShare, activation_weights, attention_share
@@ -18,9 +19,10 @@ from vitmix.tap import AttentionTap
 
 from .labels import assigned_share
 from .pairs import Pictures, activation_maps, masks_alone, mixed_pairs, paired
-from .results import Spread, Table, correlation, spread
+from .results import Table, correlation, root_mean_square, spread
 
 STUDY = "token fluctuation"
+CHUNK = 256  # tokens that are compared at a time: a pyramid has thousands in its first stage
 SIMILARITY, AREA, ATTENTION, TRANSMIX, ACTIVATION, ALIGNED = RULES = (
     "similarity",
     "area",
@@ -38,15 +40,9 @@ def similarity_share(mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
         mixed: tokens `(B, N, C)` of the mixed image; `own` and `partner` `(B, M, C)` of the two it was made of.
     """
     mixed, own, partner = (nn.functional.normalize(each.float(), dim=-1) for each in (mixed, own, partner))
-    best = [(mixed @ each.mT).amax(-1) for each in (own, partner)]
+    parts = mixed.split(CHUNK, 1)
+    best = [torch.cat([(part @ each.mT).amax(-1) for part in parts], 1) for each in (own, partner)]
     return torch.stack(best).softmax(0)[1]
-
-
-def root_mean_square(differences: Tensor) -> Spread:
-    """The root of the mean square, with a deviation whose 95 % interval is that of the root (delta method)."""
-    squares = differences.detach().to("cpu", torch.float64).square()
-    root = float(squares.mean().sqrt())
-    return Spread(root, float(squares.std()) / (2 * root) if root > 0 and len(squares) > 1 else None, len(squares))
 
 
 class BlockOutputs:
@@ -71,12 +67,24 @@ class BlockOutputs:
             handle.remove()
 
 
+def class_tokens(reader: Reader, block: int) -> int:
+    """How many of a block's tokens are all that the classifier will read; 0 if it is others."""
+    return min(reader.read_tokens, reader.block(block).prefix) if reader.readout == "class" else 0
+
+
 def read_at(reader: Reader, block: int, values: Tensor) -> Tensor:
-    """What counts of the tokens' values `(B, N)` after a block: the class token's, or the mean over the patches."""
+    """What counts of the tokens' values `(B, N)` after a block: the class token's, the patches' mean, or both."""
+    if read := class_tokens(reader, block):
+        return values[:, :read].mean(1)
     prefix = reader.block(block).prefix
-    if reader.readout == "class" and prefix:
-        return values[:, : min(reader.read_tokens, prefix)].mean(1)
-    return values[:, prefix:].mean(1)
+    patches = values[:, prefix:].mean(1)
+    return (values[:, 0] + patches) / 2 if reader.readout == "class and mean" and prefix else patches
+
+
+def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
+    """The similarity share `(B,)` after a block; of tokens `(B, N, C)` only those that count are compared."""
+    read = class_tokens(reader, block)
+    return read_at(reader, block, similarity_share(mixed[:, :read] if read else mixed, own, partner))
 
 
 @torch.no_grad()
@@ -91,15 +99,14 @@ def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: Mi
         mixed = dict(outputs.tokens)
         aligned = dict(batch.tape.token_share)
         mixing.targets(batch)  # closes the tape: the next pass is a plain one
-        model(pictures.images)
+        maps = activation_maps(model, mixing, pictures.images, pictures.labels)
         plain = outputs.tokens
     area = mixing.evidence(batch).area
-    maps = activation_maps(model, mixing, pictures.images, pictures.labels)
-    activation = assigned_share(activation_weights(maps, mix))
+    activation = assigned_share(activation_weights(maps, mix), area)
     found: dict[str, list[Tensor]] = {name: [] for name in RULES}
     for block in range(reader.depth):
         own = plain[block]
-        found[SIMILARITY].append(read_at(reader, block, similarity_share(mixed[block], own, own[mix.partner])))
+        found[SIMILARITY].append(similarity_at(reader, block, mixed[block], own, own[mix.partner]))
         saliency = tap.class_row(block) if block in by_class else tap.column_mean(block)
         found[ATTENTION].append(attention_share(saliency, reader.patch_mask(mix.mask, block, size)))
         found[ALIGNED].append(read_at(reader, block, aligned[block]))
@@ -117,11 +124,13 @@ def fluctuation_study(
     read_model(model).need_attention(STUDY)
     aligning = masks_alone(method, AlignedShare(), study=STUDY)
     gathered: dict[str, list[Sequence[Tensor]]] = {name: [] for name in RULES}
+    finals: list[Tensor] = []
     targets: list[Tensor] = []
     for pictures, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
         shares, counted = block_shares(model, mixing, pictures, batch), paired(batch)
-        final = mixing.targets(batch)
-        difference = final - _area_targets(batch, shares[AREA][0])
+        final, area = batch.mixer.share.weights(mixing.evidence(batch)).partner, shares[AREA][0]
+        finals.append((final - area).double().cpu()[counted])
+        difference = mixing.targets(batch) - _area_targets(batch, area)
         targets.append(difference.double().square().sum(1).cpu()[counted])
         for name, layers in shares.items():
             gathered[name].append([layer.double().cpu()[counted] for layer in layers])
@@ -139,21 +148,21 @@ def fluctuation_study(
             rows.append(((str(block), name), values))
     example = {name: [float(layer[0]) for layer in found] for name, found in layers.items()}
     notes = (
-        "Shares are the partner's part of the class token, or the mean over the patches where there is none.",
+        "Shares are the partner's part of what the classifier reads: the class token, or the mean over the patches.",
         "similarity is a softmax of two cosines and so stays between 0.12 and 0.88: compare by the correlation over "
         "the pairs rather than by difference, the mean distance from it.",
     )
     table = Table("Token fluctuation", ("block", "rule"), rows, notes, example=example)
-    return [table, _rmse(layers[AREA][-1], layers[ALIGNED][-1], torch.cat(targets), num_classes)]
+    return [table, _rmse(torch.cat(finals), torch.cat(targets), num_classes)]
 
 
 def _area_targets(batch: MixedBatch, area: Tensor) -> Tensor:
-    return torch.lerp(batch.rows, batch.rows[batch.mix.partner], area.to(batch.rows.dtype).unsqueeze(1))
+    return mix_targets(smooth_rows(batch.rows, batch.mixer.smoothing), batch.mix.partner, area)
 
 
-def _rmse(area: Tensor, aligned: Tensor, squares: Tensor, num_classes: int) -> Table:
+def _rmse(shares: Tensor, squares: Tensor, num_classes: int) -> Table:
     """Figure 3; over shares, and over all entries of the targets, which depends on the number of classes."""
     entries = root_mean_square((squares / num_classes).sqrt())
-    values = {"of shares": root_mean_square(aligned - area), "of targets": entries}
+    values = {"of shares": root_mean_square(shares), "of targets": entries}
     note = f"of targets: over the {num_classes} entries of each target, where a share's difference appears twice."
     return Table("RMSE between area and aligned labels", ("labels",), [(("area and aligned",), values)], (note,))

@@ -12,7 +12,7 @@ from vitmix.mixer import AnyMixer
 from vitmix.mixing import Evaluating
 from vitmix.shares import Weights
 
-from .pairs import activation_maps, need_objects, paired
+from .pairs import activation_maps, need_masks, need_objects, needs_maps, paired
 from .results import Spread, Table, spread
 
 STUDY = "label error"
@@ -76,10 +76,10 @@ def cut_share(objects: Tensor, mix: Mix) -> Tensor:
     return torch.where(total > 0, 1 - (own + theirs) / total.clamp_min(1), 0.0).clamp(0, 1)
 
 
-def assigned_share(weights: Weights) -> Tensor:
-    """The partner's part `(B,)` of a rule's two weights; half where both are zero."""
+def assigned_share(weights: Weights, area: Tensor) -> Tensor:
+    """The partner's part `(B,)` of a rule's two weights; that of the area where the rule gives neither anything."""
     total = weights.own + weights.partner
-    return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), 0.5)
+    return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), area.to(total.dtype))
 
 
 def by_cut(differences: Tensor, cuts: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Spread]:
@@ -108,18 +108,23 @@ def label_error(
     Args:
         batches: (images, labels, objects) with objects `(B, H, W)` bool.
     """
+    for rule in rules.values():
+        need_masks(rule, study=STUDY)
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in rules}
     with ExitStack() as stack:
         stack.enter_context(Evaluating(model))
         attached = {name: stack.enter_context(rule.attach(model, seed=seed, rank=0)) for name, rule in rules.items()}
         for images, labels, objects in batches:
             objects = need_objects(objects, STUDY)
+            maps = None
             for name, mixing in attached.items():
-                needs_maps = any(mixer.share.name == "activation" for mixer in mixing.mixer.mixers)
-                maps = activation_maps(model, mixing, images, labels) if needs_maps else None
+                if maps is None and needs_maps(mixing.mixer):
+                    maps = activation_maps(model, mixing, images, labels)
                 batch = mixing.mix(images, labels, maps=maps)
-                model(batch.images)
-                given = assigned_share(batch.mixer.share.weights(mixing.evidence(batch)))
+                if not batch.mixer.share.before_forward:
+                    model(batch.images)
+                evidence = mixing.evidence(batch)
+                given = assigned_share(batch.mixer.share.weights(evidence), evidence.area)
                 mixing.targets(batch)
                 true, visible = visible_share(objects, batch.mix)
                 counted = visible.cpu() & paired(batch)

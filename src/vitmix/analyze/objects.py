@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix.data.augment import Augmentation, eval_pixels
-from vitmix.data.images import FileImages, ImageSet
+from vitmix.data.images import FileImages, ImageSet, check_pixels, reason_of
 from vitmix.data.sources import ShapesImages
 
 Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
@@ -37,20 +38,37 @@ def object_finder(
             raise ValueError(f"there is no folder of masks {masks}")
         if not isinstance(images, FileImages):
             raise ValueError(f"a folder of masks goes with image files, and {images.description} is not made of them")
-        return lambda indices: torch.stack([seen(read_mask(masks, images.name(index), value)) for index in indices])
+        read = MaskFolder(masks, Path(images.root), value)
+        return lambda indices: torch.stack([seen(read(images.name(index))) for index in indices])
+    if value is not None:
+        raise ValueError("a gray level of masks goes with a folder of them; give --masks FOLDER")
     if isinstance(images, ShapesImages):
         return lambda indices: torch.stack([seen(mask.numpy()) for mask in images.objects(indices)])
     return None
 
 
-def read_mask(folder: Path, name: str, value: int | None) -> np.ndarray:
-    """The mask `(H, W)` of an image file: True on the object."""
-    path = folder / Path(name).with_suffix(".png")
-    try:
-        with Image.open(path) as picture:
-            levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
-    except OSError as problem:
-        raise ValueError(f"the mask {path} cannot be read ({problem})") from None
-    return levels != 0 if value is None else levels == value
+@dataclass(frozen=True)
+class MaskFolder:
+    """Masks below `folder` of the images below `root`; see `object_finder`."""
+
+    folder: Path
+    root: Path
+    value: int | None = None
+
+    def __call__(self, name: str) -> np.ndarray:
+        """The mask `(H, W)` of an image file: True on the object."""
+        path = self.folder / Path(name).with_suffix(".png")
+        try:
+            with Image.open(path) as picture:
+                check_pixels(picture)
+                levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
+        except FileNotFoundError:
+            raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
+        except (OSError, ValueError) as problem:
+            raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
+        with Image.open(self.root / name) as picture:
+            width, height = picture.size
+        if levels.shape != (height, width):
+            found = f"{levels.shape[1]}x{levels.shape[0]}"
+            raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; make them of one size")
+        return levels != 0 if self.value is None else levels == self.value

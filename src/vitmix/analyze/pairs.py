@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitmix.adapters import Reader
 from vitmix.masks import NoMask
+from vitmix.mix import Grid
 from vitmix.mixer import AnyMixer, Mixer, Switch
 from vitmix.mixing import Evaluating, MixedBatch, Mixing
 from vitmix.shares import AreaShare, Share
@@ -45,10 +47,15 @@ def one_mask_each(method: AnyMixer) -> AnyMixer:
     return each_mixer(method, changed)
 
 
-def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
-    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+def need_masks(method: AnyMixer, *, study: str) -> None:
+    """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
     if any(isinstance(mixer.mask, NoMask) for mixer in method.mixers):
         raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
+
+
+def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
+    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+    need_masks(method, study=study)
     rule = AreaShare() if share is None else share
     return each_mixer(method, lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
 
@@ -63,12 +70,27 @@ def mixed_pairs(
     model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int
 ) -> Iterator[tuple[Pictures, Mixing, MixedBatch]]:
     """Each batch and its mix, the model in evaluation mode and not yet run on it."""
-    needs_maps = any(mixer.share.name == "activation" for mixer in method.mixers)
     with Evaluating(model), method.attach(model, seed=seed, rank=0) as mixing:
         for pictures in batches:
             pictures = Pictures(*pictures)
-            maps = activation_maps(model, mixing, pictures.images, pictures.labels) if needs_maps else None
+            maps = activation_maps(model, mixing, pictures.images, pictures.labels) if needs_maps(method) else None
             yield pictures, mixing, mixing.mix(pictures.images, pictures.labels, maps=maps)
+
+
+def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
+    """Why a method cannot be measured on a model and images of a size; None if it can."""
+    try:
+        with method.attach(model, seed=0, rank=0) as mixing:
+            mixing.draw(mixing.frame(torch.zeros(2, 3, *size)))
+            if needs_maps(method):
+                need_reader(model, mixing)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def needs_maps(method: AnyMixer) -> bool:
+    return any(mixer.share.name == "activation" for mixer in method.mixers)
 
 
 def paired(batch: MixedBatch) -> Tensor:
@@ -78,11 +100,7 @@ def paired(batch: MixedBatch) -> Tensor:
 
 def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Tensor) -> Tensor:
     """Maps `(B, rows, columns)` of each image's label: the classifier applied to every final token of a model."""
-    reader = mixing.reader
-    if reader is None:
-        raise ValueError(
-            f"activation labels need maps, and the tokens of a {type(model).__name__} cannot be read; leave them out"
-        )
+    reader = need_reader(model, mixing)
     recorder = Recorder(reader, plan := Plan(final=True))
     recorder.tape = tape = Tape(plan)
     try:
@@ -94,6 +112,14 @@ def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Te
     logits = reader.classify(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
     picked = logits[torch.arange(len(labels), device=labels.device), :, labels]
     return picked.view(len(images), *reader.grids((images.shape[2], images.shape[3]))[-1])
+
+
+def need_reader(model: nn.Module, mixing: Mixing) -> Reader:
+    if mixing.reader is None:
+        raise ValueError(
+            f"activation labels need maps, and the tokens of a {type(model).__name__} cannot be read; leave them out"
+        )
+    return mixing.reader
 
 
 def need_two_classes(labels: Tensor, study: str) -> None:

@@ -1,57 +1,54 @@
 """Attention between the two regions of a mixed image (SMMix tables A1, A2), and what is left of each token
 (TL-Align, equation 2)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vitmix.adapters import read_model
+from vitmix.flow import Flow
 from vitmix.mixer import AnyMixer
 from vitmix.tap import AttentionTap
 
 from .pairs import Pictures, masks_alone, mixed_pairs, paired, repeatable, two_regions
-from .results import Table, spread
+from .results import Row, Table, spread
 
 REGIONS, PRESENCE = "attention between regions", "token presence"
 PAIRS = ("partner to partner", "partner to own", "own to partner", "own to own")  # query to key
 FADED = 0.1  # a token that is left with less than this is counted as gone
 
 
-def region_attention(attention: Tensor, mask: Tensor) -> Tensor:
+def region_attention(flow: Flow, mask: Tensor) -> Tensor:
     """Mean attention `(B, 4)` between the patches of either region, in the order of `PAIRS`; NaN without a region.
 
     Args:
-        attention: `(B, H, n, n)` of patches to patches.
-        mask: `(B or 1, n)` bool, the partner's patches.
+        flow: of a block; `vitmix.flow.Given(attention)` where there is a matrix.
+        mask: `(B, n)` bool, the partner's patches.
     """
-    mean = attention.mean(1)
-    theirs = mask.to(mean.dtype).expand(len(mean), -1)
-    own = 1 - theirs
-    sums = [
-        torch.einsum("bq,bqk,bk->b", query, mean, key) / (query.sum(1) * key.sum(1))
-        for query in (theirs, own)
-        for key in (theirs, own)
-    ]
-    return torch.stack(sums, 1)
+    theirs = mask.to(torch.promote_types(flow.like.dtype, torch.float32))
+    found = []
+    for query in (theirs, 1 - theirs):
+        seen = flow.pull(nn.functional.pad(query, (flow.prefix, 0)))[:, flow.prefix :]
+        found += [(seen * key).sum(1) / (query.sum(1) * key.sum(1)) for key in (theirs, 1 - theirs)]
+    return torch.stack(found, 1)
 
 
-def presence(attention: Tensor) -> Tensor:
-    """The presence `(B, M)` of each token after attention `(B, H, N, M)`: what all tokens took of it, added up.
+def presence(flow: Flow) -> Tensor:
+    """The presence `(B, N)` of each token after a block's attention: what all tokens took of it, added up.
 
-    Every receiving token takes one in all, so the presences are one on average where there are as many of each.
+    Every token takes one in all, so the presences are one on average.
     """
-    mean = attention.mean(1).abs()
-    return (mean / mean.sum(-1, keepdim=True).clamp_min(1e-12)).sum(1)
+    return flow.pull(1 / flow.mass())
 
 
-Seen = tuple[int, Tensor, Tensor, Tensor, int]
+Seen = tuple[int, Flow, Tensor, Tensor]
 
 
 def _attended(
     model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int, study: str
 ) -> Iterator[Seen]:
-    """For each batch and block with patches as queries: block, attention, the partner's patches, who counts, prefix."""
+    """For each batch and block with patches as queries: block, its flow, the partner's patches, who counts."""
     reader = read_model(model)
     reader.need_attention(study)
     two_regions(method, study=study)
@@ -64,7 +61,7 @@ def _attended(
             mask = reader.patch_mask(batch.mix.mask, block, batch.frame.size).bool()
             mask = mask.expand(batch.frame.batch, -1)
             both = (mask.any(1) & ~mask.all(1)).cpu() & paired(batch)
-            yield block, tap.attention(block), mask, both, reader.block(block).prefix
+            yield block, tap.flow(block), mask, both
 
 
 @torch.no_grad()
@@ -75,13 +72,9 @@ def region_study(
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
         found: dict[int, list[Tensor]] = {}
-        for block, attention, mask, both, prefix in _attended(model, method, batches, seed=seed, study=REGIONS):
-            patches = attention[:, :, prefix:, prefix:]
-            found.setdefault(block, []).append(region_attention(patches, mask).cpu()[both])
-        for block, parts in found.items():
-            columns = torch.cat(parts).unbind(1)
-            _need_pairs(len(columns[0]), REGIONS)
-            rows.append(((name, str(block)), {pair: spread(c) for pair, c in zip(PAIRS, columns, strict=True)}))
+        for block, flow, mask, both in _attended(model, method, batches, seed=seed, study=REGIONS):
+            found.setdefault(block, []).append(region_attention(flow, mask).cpu()[both])
+        rows += _rows(name, found, PAIRS, REGIONS)
     notes = (
         "Mean attention of a patch of the first region to a patch of the second; where attention is within windows, "
         "patches of other windows count as zero.",
@@ -97,18 +90,15 @@ def presence_study(
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
         found: dict[int, list[Tensor]] = {}
-        for block, attention, mask, both, prefix in _attended(model, method, batches, seed=seed, study=PRESENCE):
-            left = presence(attention)[:, prefix:]
+        for block, flow, mask, both in _attended(model, method, batches, seed=seed, study=PRESENCE):
+            left = presence(flow)[:, flow.prefix :]
             theirs = mask.to(left.dtype)
             of_region = [(left * region).sum(1) / region.sum(1) for region in (1 - theirs, theirs)]
             faded = (left < FADED).to(left.dtype).mean(1)
-            values = [left.std(1), left.amin(1), left.amax(1), faded, *of_region]
+            values = [left.std(1, correction=0), left.amin(1), left.amax(1), faded, *of_region]
             found.setdefault(block, []).append(torch.stack(values, 1).cpu()[both])
         names = ("deviation", "least", "most", f"below {FADED}", "own", "partner")
-        for block, parts in found.items():
-            columns = torch.cat(parts).unbind(1)
-            _need_pairs(len(columns[0]), PRESENCE)
-            rows.append(((name, str(block)), {each: spread(c) for each, c in zip(names, columns, strict=True)}))
+        rows += _rows(name, found, names, PRESENCE)
     notes = (
         "Presence of a patch: what all tokens together took of it in this block; 1 would be as much as was there.",
         f"deviation, least, most: over the patches of an image; below {FADED}: the part of the patches that is nearly "
@@ -117,6 +107,14 @@ def presence_study(
     return Table("Presence of tokens", ("method", "block"), rows, notes)
 
 
-def _need_pairs(count: int, study: str) -> None:
-    if not count:
+def _rows(method: str, found: Mapping[int, list[Tensor]], names: Sequence[str], study: str) -> list[Row]:
+    """A row for each block; none for one whose grid is too small to show both pictures, as the last of a pyramid."""
+    rows: list[Row] = []
+    for block, parts in found.items():
+        values = torch.cat(parts)
+        if len(values):
+            columns = zip(names, values.unbind(1), strict=True)
+            rows.append(((method, str(block)), {name: spread(column) for name, column in columns}))
+    if not rows:
         raise ValueError(f"{study} found no image with patches of both pictures; give more images")
+    return rows

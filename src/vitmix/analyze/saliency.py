@@ -58,17 +58,22 @@ def sharpness_study(model: nn.Module, batches: Iterable[Pictures]) -> Table:
                 found.setdefault((str(index), "attention"), []).append(sharpness(maps).cpu())
             for grid in dict.fromkeys(grids):
                 coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
-                found.setdefault((f"grid {grid[0]}x{grid[1]}", "gradient"), []).append(sharpness(coarse).cpu())
+                felt = coarse.sum((1, 2)) > 0  # a model can be so sure that no pixel matters to its loss
+                found.setdefault((f"grid {grid[0]}x{grid[1]}", "gradient"), []).append(sharpness(coarse)[felt].cpu())
     if not found:
         raise ValueError(f"{STUDY} needs images; give some")
     ordered = sorted(found.items(), key=lambda each: each[0][1] == "gradient")
     rows = []
     for names, parts in ordered:
-        columns = torch.cat(parts).unbind(1)
+        if not len(values := torch.cat(parts)):
+            raise ValueError(
+                f"{STUDY} found no image whose loss has a gradient; use data that this model does not know"
+            )
+        columns = values.unbind(1)
         rows.append((names, {measure: spread(column) for measure, column in zip(MEASURES, columns, strict=True)}))
     word = "the class token's row" if by_class else "the column mean"
     notes = (
         f"Maps sum to one. Attention: {word} of a block. Gradient: its length over the channels, averaged over each "
-        "patch; only numbers on one grid can be compared.",
+        "patch; images without any are not counted. Only numbers on one grid can be compared.",
     )
     return Table("Sharpness of saliency", ("block", "saliency"), rows, notes)

@@ -21,11 +21,14 @@ from vitmix.train.config import resolve
 
 from . import accuracy, coverage, figures, fluctuation, hidden, labels, regions, saliency
 from .objects import Finder
-from .pairs import Pictures, one_mask_each
+from .pairs import Pictures, one_mask_each, refusal
 from .results import Table
 
-MIXED = ("mixup", "cutmix", "tokenmix", "smmix")
 ORDER = 7  # names a stream of random numbers: which images are looked at
+
+
+KEPT = 2**30  # bytes of images at most that stay in memory between one method and the next
+Progress = Callable[[int, int], None]  # told how many images of how many were looked at
 
 
 class Batches(Iterable[Pictures]):
@@ -48,12 +51,41 @@ class Batches(Iterable[Pictures]):
         self.images = images.subset(self.rows, f"{images.description}, {len(self.rows)} of them")
         self.loader = EvalLoader(self.images, augmentation, batch=batch, workers=workers)
         self.finder, self.device = finder, torch.device(device)
+        self._keeps = 12 * augmentation.sides[0] * augmentation.sides[1] * len(self.rows) <= KEPT
+        self._kept: list[Pictures] | None = None
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Pictures]:
+        for pictures in self._read() if self._kept is None else self._kept:
+            yield Pictures(*(None if each is None else each.to(self.device) for each in pictures))  # pyright: ignore[reportArgumentType]
+
+    def _read(self) -> Iterator[Pictures]:
+        read = []
         for batch in self.loader:
             objects = None if self.finder is None else self.finder(self.rows[batch.indices.numpy()].tolist())
-            batch = batch.to(self.device)
-            yield Pictures(batch.images, batch.labels, None if objects is None else objects.to(self.device))
+            pictures = Pictures(batch.images, batch.labels, objects)
+            if self._keeps:
+                read.append(pictures)
+            yield pictures
+        if self._keeps:
+            self._kept = read
+
+
+class Watched(Iterable[Pictures]):
+    """Batches that tell how far they are, over all of the times that they will be gone through."""
+
+    def __init__(self, batches: Batches, times: int, tell: Progress) -> None:
+        self.batches, self.total, self.tell = batches, times * len(batches), tell
+        self.done = 0
+
+    def __iter__(self) -> Iterator[Pictures]:
+        for pictures in self.batches:
+            yield pictures
+            self.done += len(pictures.labels)
+            self.tell(self.done, self.total)
 
 
 @dataclass(frozen=True)
@@ -61,62 +93,80 @@ class Question:
     """What a study is asked about: a model in evaluation mode, batches, and methods by their text."""
 
     model: nn.Module
-    batches: Iterable[Pictures]
+    batches: Batches
     num_classes: int
     methods: tuple[str, ...] = ()
     run: Path | None = None
     size: tuple[int, int] = (0, 0)
     seed: int = 0
+    progress: Progress = lambda done, total: None
 
-    def mixers(self, usual: Sequence[str] | Mapping[str, str]) -> dict[str, AnyMixer]:
-        """The methods that were named, or else the usual ones, by their names or texts."""
-        texts = usual if isinstance(usual, Mapping) and not self.methods else {t: t for t in self.methods or usual}
-        return {name: one_mask_each(create(text, self.num_classes)) for name, text in texts.items()}
+    def mixers(self, usual: Sequence[str] | Mapping[str, str]) -> tuple[dict[str, AnyMixer], tuple[str, ...]]:
+        """The methods that were named, or else the usual ones that this model allows, and what to say of the others."""
+        if self.methods:
+            return {text: self._mixer(text) for text in self.methods}, ()
+        texts = usual if isinstance(usual, Mapping) else {text: text for text in usual}
+        mixers = {name: self._mixer(text) for name, text in texts.items()}
+        refused = {name: refusal(self.model, mixer, self.size) for name, mixer in mixers.items()}
+        if all(refused.values()):
+            raise ValueError(next(iter(refused.values())))
+        reasons = dict.fromkeys(filter(None, refused.values()))
+        notes = tuple(
+            f"Left out: {'; '.join(name for name in refused if refused[name] == reason)}, since {reason}."
+            for reason in reasons
+        )
+        return {name: mixer for name, mixer in mixers.items() if not refused[name]}, notes
+
+    def _mixer(self, text: str) -> AnyMixer:
+        return one_mask_each(create(text, self.num_classes))
+
+    def watched(self, times: int = 1) -> Watched:
+        """The batches, to be gone through so many times."""
+        return Watched(self.batches, times, self.progress)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study measures, and how; `draw` makes its figure, where the papers have one."""
+    """What a study measures, and how; `draw` makes its figure."""
 
     about: str
     measure: Callable[[Question], list[Table]]
-    draw: Callable[[Sequence[Table]], Figure] | None = None
+    draw: Callable[[Sequence[Table]], Figure]
 
 
-def _accuracy(asked: Question) -> list[Table]:
-    return [accuracy.mixed_accuracy(asked.model, asked.mixers(MIXED), asked.batches, seed=asked.seed)]
+ByMethod = Callable[..., Table]  # (model, methods, batches, *, seed)
+
+
+def _by_method(study: ByMethod, usual: Sequence[str]) -> Callable[[Question], list[Table]]:
+    """A study that goes through the images once for each method."""
+
+    def measure(asked: Question) -> list[Table]:
+        methods, notes = asked.mixers(usual)
+        return [_noted(study(asked.model, methods, asked.watched(len(methods)), seed=asked.seed), notes)]
+
+    return measure
 
 
 def _fluctuation(asked: Question) -> list[Table]:
-    tables = []
-    for name, method in asked.mixers(("cutmix",)).items():
+    tables: list[Table] = []
+    methods, notes = asked.mixers(("cutmix",))
+    batches = asked.watched(len(methods))
+    for name, method in methods.items():
         found = fluctuation.fluctuation_study(
-            asked.model, method, asked.batches, num_classes=asked.num_classes, seed=asked.seed
+            asked.model, method, batches, num_classes=asked.num_classes, seed=asked.seed
         )
-        tables += [_titled(table, name) for table in found]
-    return tables
-
-
-def _regions(asked: Question) -> list[Table]:
-    return [regions.region_study(asked.model, asked.mixers(("cutmix", "smmix")), asked.batches, seed=asked.seed)]
-
-
-def _presence(asked: Question) -> list[Table]:
-    return [regions.presence_study(asked.model, asked.mixers(("cutmix",)), asked.batches, seed=asked.seed)]
+        tables += [dataclasses.replace(table, title=f"{table.title}: {name}") for table in found]
+    return [_noted(tables[0], notes), *tables[1:]]
 
 
 def _sharpness(asked: Question) -> list[Table]:
-    return [saliency.sharpness_study(asked.model, asked.batches)]
+    return [saliency.sharpness_study(asked.model, asked.watched())]
 
 
 def _labels(asked: Question) -> list[Table]:
-    rules = asked.mixers(labels.RULES)
-    return labels.label_error_tables(labels.label_error(asked.model, rules, asked.batches, seed=asked.seed))
-
-
-def _coverage(asked: Question) -> list[Table]:
-    usual = ("cutmix", "smmix", "smmix(source=random, destination=random)")
-    return [coverage.coverage_study(asked.model, asked.mixers(usual), asked.batches, seed=asked.seed)]
+    rules, notes = asked.mixers(labels.RULES)
+    first, *rest = labels.label_error_tables(labels.label_error(asked.model, rules, asked.watched(), seed=asked.seed))
+    return [_noted(first, notes), *rest]
 
 
 def _hidden(asked: Question) -> list[Table]:
@@ -132,24 +182,31 @@ def _hidden(asked: Question) -> list[Table]:
     return [hidden.hidden_mixing(hidden.read_rows(asked.run), batch=config.batch, tokens=rows * columns)]
 
 
-def _titled(table: Table, method: str) -> Table:
-    return dataclasses.replace(table, title=f"{table.title}: {method}")
+def _noted(table: Table, notes: tuple[str, ...]) -> Table:
+    return dataclasses.replace(table, notes=table.notes + notes)
 
+
+REGIONS = _by_method(regions.region_study, ("cutmix", "smmix"))
+PRESENCE = _by_method(regions.presence_study, ("cutmix",))
+ACCURACY = _by_method(accuracy.mixed_accuracy, ("mixup", "cutmix", "tokenmix", "smmix"))
+COVERAGE = _by_method(coverage.coverage_study, ("cutmix", "smmix", "smmix(source=random, destination=random)"))
 
 STUDIES: dict[str, Study] = {
-    "accuracy": Study("top-1 and top-2 accuracy on mixed images (SMMix figure 5a)", _accuracy),
-    "labels": Study("error of label rules against visible objects, by how much is cut", _labels),
+    "accuracy": Study("top-1 and top-2 accuracy on mixed images (SMMix figure 5a)", ACCURACY, figures.draw_bars),
+    "labels": Study("error of label rules against visible objects, by how much is cut", _labels, figures.draw_bars),
     "fluctuation": Study(
         "shares per block beside token similarity; RMSE of area and aligned (TL-Align figures 3, 4)",
         _fluctuation,
         figures.draw_fluctuation,
     ),
-    "regions": Study("attention between the two regions per block (SMMix tables A1, A2)", _regions),
-    "presence": Study("presence of each token per block (TL-Align equation 2)", _presence),
+    "regions": Study("attention between the two regions per block (SMMix tables A1, A2)", REGIONS, figures.draw_blocks),
+    "presence": Study("presence of each token per block (TL-Align equation 2)", PRESENCE, figures.draw_blocks),
     "sharpness": Study(
-        "total variation and variance of saliency, attention and gradient (TokenMixup table 2)", _sharpness
+        "total variation and variance of saliency, attention and gradient (TokenMixup table 2)",
+        _sharpness,
+        figures.draw_bars,
     ),
-    "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", _coverage),
+    "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", COVERAGE, figures.draw_bars),
     "htm": Study(
         "samples and tokens that HTM mixed, epoch by epoch (TokenMixup table 1)", _hidden, figures.draw_hidden
     ),

@@ -1,16 +1,21 @@
 """`vitmix analyze`: what labels, attention and tokens do on mixed images."""
 
 import argparse
+import dataclasses
 import json
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vitmix.commands._bar import bar
 from vitmix.commands._command import Command
+from vitmix.commands._robustness import workers
 from vitmix.commands.evaluate import SPLITS
 from vitmix.commands.train import key_and_value
 
 if TYPE_CHECKING:
-    from vitmix.analyze.studies import Question, Study
+    from vitmix.analyze.studies import Question
 
 NAMES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
 
@@ -37,7 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of the choice of images and of the mixing (default: 0)")
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     add("--figure", choices=("png", "svg", "pdf"), default="png", help="kind of the figures (default: png)")
-    add("--output", metavar="FOLDER", help="where JSON and figures go; RUN/analysis, or analysis")
+    add("--output", metavar="FOLDER", help="where JSON, tables and figures go; RUN/analysis, or analysis")
 
 
 def _run(namespace: argparse.Namespace) -> int:
@@ -58,36 +63,45 @@ def _run(namespace: argparse.Namespace) -> int:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
     left_out, written = [], []
-    for name in dict.fromkeys(namespace.study or STUDIES):
-        study = STUDIES[name]
-        try:
-            content, text, figure = _measured(study, question, namespace.figure)
-        except ValueError as error:
-            if namespace.study:
-                raise
-            left_out.append(f"Left out: {name}, since {error}.")
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        about = {"study": name, "about": study.about, **facts}
-        write_file(folder / f"{name}.json", (json.dumps(about | content, indent=1) + "\n").encode())
-        written.append(f"{name}.json")
-        if figure is not None:
-            write_file(folder / f"{name}.{namespace.figure}", figure)
-            written.append(f"{name}.{namespace.figure}")
-        print(text, end="\n\n", flush=True)
+    try:
+        for name in dict.fromkeys(namespace.study or STUDIES):
+            try:
+                files, text = _measured(name, question, facts, namespace.figure)
+            except ValueError as error:
+                if namespace.study:
+                    raise
+                left_out.append(f"Left out: {name}, since {error}.")
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            for suffix, content in files.items():
+                write_file(folder / f"{name}.{suffix}", content)
+            written.append(name)
+            print(text, end="\n\n", flush=True)
+    except KeyboardInterrupt:
+        print(f"Stopped. Studies that were finished are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
+        return 130
     if written:
-        print("After ±: half the width of the mean's 95 % interval. JSON also has the standard deviations.")
-        print(f"{folder}: {', '.join(written)}")
+        print("After ± and in brackets: the mean's interval of 95 %. JSON also has the standard deviations.")
+        print(f"{folder}: {', '.join(written)}, each as .json, .txt and .{namespace.figure}")
     print("".join(f"{each}\n" for each in left_out), end="")
     return 0
 
 
-def _measured(study: "Study", question: "Question", suffix: str) -> tuple[dict, str, bytes | None]:
+def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
+    """What a study's files hold, by their endings, and its tables as text."""
     from vitmix.analyze.figures import figure_bytes
+    from vitmix.analyze.studies import STUDIES
 
-    tables = study.measure(question)
-    figure = None if study.draw is None else figure_bytes(study.draw(tables), suffix)
-    return {"tables": [table.plain() for table in tables]}, "\n\n".join(table.text() for table in tables), figure
+    study = STUDIES[name]
+    with bar() as report:
+        tables = study.measure(dataclasses.replace(question, progress=partial(report, name)))
+    about = {"study": name, "about": study.about, **facts, "tables": [table.plain() for table in tables]}
+    text = "\n\n".join(table.text() for table in tables)
+    return {
+        "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
+        "txt": f"{text}\n".encode(),
+        suffix: figure_bytes(study.draw(tables), suffix),
+    }, text
 
 
 def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
@@ -126,7 +140,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         seed=namespace.seed,
         finder=object_finder(images, augmentation, masks=masks, value=namespace.mask_value),
         device=running.device,
-        workers=running.workers if namespace.workers is None else namespace.workers,
+        workers=min(running.workers, workers(None)) if namespace.workers is None else namespace.workers,
     )
     question = Question(
         found.model.to(running.device),
@@ -139,6 +153,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     )
     facts = {
         "weights": found.weights,
+        "weights_sha256": stored.checksum(file) if (file := Path(found.weights)).is_file() else None,
         "model": found.config.model,
         "data": images.description,
         "images": len(batches.rows),

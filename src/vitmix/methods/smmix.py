@@ -7,7 +7,7 @@ averages logits, as the released program does, where the paper's words say proba
 from typing import Literal, Unpack
 
 from vitmix.losses import Consistency, Region
-from vitmix.masks import Destination, SalientBox, Source
+from vitmix.masks import Destination, Per, SalientBox, Source
 from vitmix.methods._common import Common
 from vitmix.mixer import Mixer
 
@@ -21,8 +21,9 @@ def smmix(
     high: float = 0.75,
     sizes: Literal["paper", "discrete"] = "paper",
     blocks: tuple[int, ...] | Literal["all"] = (-1,),
+    per: Per = "batch",
     **common: Unpack[Common],
 ) -> Mixer:
     """SMMix: the partner's most attended window over the least attended one, with region and consistency losses."""
-    mask = SalientBox(source, destination, low, high, sizes, blocks)
+    mask = SalientBox(source, destination, low, high, sizes, blocks, per)
     return Mixer(num_classes, mask=mask, extra=(Region(), Consistency()), **common)

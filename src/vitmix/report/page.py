@@ -13,6 +13,7 @@ from vitmix.train.checkpoints import write_file
 from vitmix.train.progress import duration
 
 from . import html, svg
+from .analyses import analyses_section
 from .drawn import drawn_section
 from .html import COUNT, GIGA, LOSS, PERCENT, TIME, number, section, spread, table
 from .mistakes import calibration_section, classes_section, confusions_section
@@ -79,6 +80,7 @@ def render(
         ("classes", "Accuracy of each class", classes_section(groups)),
         ("calibration", "Calibration", calibration_section(groups)),
         ("confusions", "Most frequent mistakes", confusions_section(groups)),
+        ("analyses", "Studies of mixing", analyses_section(groups)),
         ("cost", "Speed and cost", _cost(groups)),
         ("runs", "Runs", _runs(runs)),
         ("settings", "Configuration", _settings(groups)),

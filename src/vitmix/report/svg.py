@@ -43,6 +43,8 @@ def line_chart(
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_range = x_range or (min(xs), max(xs))
     x_ticks = ticks(*x_range) if x_range[0] < x_range[1] else [x_range[0]]
+    if all(float(x).is_integer() for x in xs):  # there is no epoch and no block one and a half
+        x_ticks = [tick for tick in x_ticks if float(tick).is_integer()]
     y_ticks = ticks(min(ys), max(ys))
     y_range = (y_ticks[0], y_ticks[-1])
     place = _placer(x_range, y_range)
