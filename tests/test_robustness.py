@@ -1,5 +1,6 @@
 """Robustness: models whose answers are known by hand, answers that survive a stop, folders, wrong input."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
+from vitmix.data.augment import global_generators_kept, seed_global_generators
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.evaluate import Measurement, Robustness, Running, Subject, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
@@ -385,6 +387,18 @@ def test_every_corruption_is_the_images_own(name: str) -> None:
     assert np.random.get_state()[1].tolist() == state
 
 
+@pytest.mark.parametrize("side", [32, 700])  # smaller and larger than the pictures of frost
+def test_frost_is_the_packages_own(side: int) -> None:
+    package = pytest.importorskip("imagecorruptions")
+    picture = np.random.default_rng(1).integers(0, 255, (side, side + 8, 3), np.uint8)
+    for severity in (1, 5):
+        for seed in range(3):
+            with global_generators_kept():
+                seed_global_generators(seed)
+                wanted = package.corrupt(picture, severity=severity, corruption_name="frost")
+            assert np.array_equal(corruption("frost", severity)(picture, seed), wanted)
+
+
 def test_generated_corruptions_in_the_suite() -> None:
     pytest.importorskip("imagecorruptions")
     subject, images = subject_of(NearestGray(side=32), 4, side=32), gray_images((10, 70, 130, 250), side=32)
@@ -443,6 +457,18 @@ def test_stopped_suite_goes_on_without_measuring_again(tmp_path: Path, monkeypat
     assert list(robustness(subject_of(Counted(), 4), gray_images(), Running(batch=5), NOISE, folder=tmp_path)) == whole
     assert Counted.seen == 3 * n + 5
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_corruptions_of_another_crop_are_other_cells() -> None:
+    """They are made of cropped images and then taken whole, so the crop must still be in their name."""
+    images, keys = gray_images(side=32), set()
+    for crop in (1.0, 0.875):
+        subject = subject_of(NearestGray(side=32), 4, side=32)
+        subject = dataclasses.replace(subject, config=dataclasses.replace(subject.config, crop_pct=crop))
+        measurer = Measurer(subject, Running())
+        made = CorruptedImages(images, measurer.augmentation, lambda pixels, seed: pixels)
+        keys.add(measurer.key(Cell("fog 1", made, {"corruption": "fog", "severity": 1}, cropped=True)))
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("change", ["weights", "pixels", "labels", "settings", "damage", "format"])

@@ -201,12 +201,12 @@ class Measurer:
     def key(self, cell: Cell) -> str:
         """The checksum of everything that decides a cell's answers."""
         own = self.subject.augmentation
-        crop = 1.0 if cell.cropped else own.crop_pct
         images = getattr(cell.images, "original", cell.images)  # of generated corruptions
         if id(images) not in self._checksums:
             self._checksums[id(images)] = (images, data_checksum(images))  # kept, so that no other gets its id
         parts = [FORMAT, self._weights, self._checksums[id(images)][1], cell.settings, cell.outputs]
-        parts += [own.sides, own.mean, own.std, own.interpolation, crop, self.running.precision]
+        # The crop of cropped images too: those that are corrupted here were cropped before.
+        parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct, cell.cropped, self.running.precision]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
