@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
@@ -23,10 +27,12 @@ from vitmix.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.evaluate import Measurement, Robustness, Running, Subject, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
 from vitmix.evaluate.attacks import auto_attack, fgsm, pgd, random_start
+from vitmix.evaluate.attacks import within as within_bound
 from vitmix.evaluate.cells import Answers, Cell, Measurer, PixelClassifier
 from vitmix.evaluate.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
 from vitmix.evaluate.intervals import bootstrap, wilson
 from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
+from vitmix.evaluate.results import read_results
 from vitmix.evaluate.robustness import Suite, chosen
 from vitmix.evaluate.shifts import open_shift, synsets
 from vitmix.evaluate.summaries import corruption_errors
@@ -187,6 +193,62 @@ def test_attacks_reach_the_optimum_of_a_linear_model(bound: float) -> None:
         assert float(accuracy) == pytest.approx(within(GRAYS, bound))
 
 
+def test_steps_and_bounds_of_the_euclidean_norm() -> None:
+    """On a linear model every value has the same gradient, so a change of length e moves each by e / sqrt(192)."""
+    classifier, root = classifier_of(grays_subject()), 192**0.5
+    pixels, labels = torch.full((2, 3, 8, 8), 100 / 255), torch.tensor([1, 1])
+    found = fgsm(classifier, pixels, labels, epsilon=0.5, norm="l2")
+    assert torch.allclose((found - pixels).abs(), torch.tensor(0.5 / root), atol=1e-6)
+    found = pgd(classifier, pixels, labels, epsilon=0.9, alpha=0.2, steps=3, norm="l2")
+    assert torch.allclose((found - pixels).flatten(1).norm(dim=1), torch.tensor(0.6), atol=1e-5)
+    found = pgd(classifier, pixels, labels, epsilon=0.5, alpha=0.2, steps=5, norm="l2")
+    assert torch.allclose((found - pixels).flatten(1).norm(dim=1), torch.tensor(0.5), atol=1e-5)
+    with pytest.raises(ValueError, match="unknown norm 'l1', known: linf, l2"):
+        fgsm(classifier, pixels, labels, epsilon=0.5, norm="l1")
+
+
+@given(st.integers(0, 2**32), st.floats(0, 3), st.sampled_from(["linf", "l2"]))
+def test_what_is_brought_back_lies_within(seed: int, epsilon: float, norm: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(3, 3, 4, 4, generator=generator).round(decimals=1)
+    for changed in (
+        pixels + torch.randn(3, 3, 4, 4, generator=generator),
+        pixels + random_start(pixels, torch.arange(3), epsilon=epsilon, seed=seed % 97, norm=norm),
+    ):
+        found = within_bound(pixels, changed, epsilon=epsilon, norm=norm)
+        assert float(found.min()) >= 0 and float(found.max()) <= 1
+        change = (found - pixels).flatten(1)
+        length = change.abs().amax(1) if norm == "linf" else change.norm(dim=1)
+        assert float(length.max()) <= epsilon + 1e-5
+    start = random_start(pixels, torch.arange(3), epsilon=epsilon, norm=norm).flatten(1)
+    assert float((start.abs().amax(1) if norm == "linf" else start.norm(dim=1)).max()) <= epsilon + 1e-6
+
+
+def test_no_gradient_is_no_step() -> None:
+    class Constant(nn.Module):
+        def forward(self, pixels: Tensor) -> Tensor:
+            return torch.stack([pixels.sum((1, 2, 3)) * 0 + 1, pixels.sum((1, 2, 3)) * 0], dim=1)
+
+    pixels = torch.rand(2, 3, 4, 4)
+    for norm in ("linf", "l2"):
+        assert torch.equal(fgsm(Constant(), pixels, torch.tensor([0, 0]), epsilon=0.5, norm=norm), pixels)
+
+
+def test_attacks_leave_the_model_as_it_is() -> None:
+    """Evaluation mode, no dropout, no gradient in the weights, no hook, and every answer alike."""
+    subject = subject_of(tiny_vit(drop_rate=0.5, attn_drop_rate=0.5, drop_path_rate=0.5).train(), 12, side=32)
+    weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    classifier, pixels = classifier_of(subject), torch.rand(4, 3, 32, 32)
+    labels = classifier(pixels).argmax(1)
+    found = [
+        pgd(classifier, pixels, labels, epsilon=0.02, alpha=0.005, steps=3, norm=norm) for norm in ("linf", "l2", "l2")
+    ]
+    assert torch.equal(found[1], found[2]) and not torch.equal(found[0], pixels)
+    assert all(torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items())
+    assert all(each.grad is None for each in subject.model.parameters())
+    assert not any(module.training or module._forward_hooks for module in subject.model.modules())
+
+
 def test_attack_stays_in_the_picture_and_leaves_mistakes_alone() -> None:
     classifier = classifier_of(grays_subject())
     pixels, labels = torch.tensor([0.0, 1.0, 0.1]).view(3, 1, 1, 1).expand(3, 3, 8, 8).clone(), torch.tensor([0, 3, 2])
@@ -213,17 +275,20 @@ def test_gradient_is_of_pixels_through_the_normalization() -> None:
     assert not classifier.model.training
 
 
-def test_auto_attack_is_at_least_as_strong_as_pgd() -> None:
+@pytest.mark.parametrize(("norm", "bounds"), [("linf", (1 / 255, 8 / 255)), ("l2", (0.1, 0.5))])
+def test_auto_attack_is_at_least_as_strong_as_pgd(norm: str, bounds: tuple[float, ...]) -> None:
     pytest.importorskip("pyautoattack")
     classifier = classifier_of(subject_of(tiny_vit(img_size=16), 12, side=16))
-    pixels = torch.rand(12, 3, 16, 16)
+    pixels = torch.rand(4, 3, 16, 16)
     labels = classifier(pixels).argmax(1)
     state = torch.get_rng_state()
-    for epsilon in (0.5 / 255, 8 / 255):
-        start = random_start(pixels, torch.arange(12), epsilon=epsilon)
-        by_pgd = pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4, steps=10, start=start)
-        strong = auto_attack(classifier, pixels, labels, epsilon=epsilon)
-        assert float((strong - pixels).abs().max()) <= epsilon + 1e-6
+    for epsilon in bounds:
+        start = random_start(pixels, torch.arange(4), epsilon=epsilon, norm=norm)
+        sizes = {"epsilon": epsilon, "alpha": epsilon / 4, "steps": 10}
+        by_pgd = pgd(classifier, pixels, labels, start=start, norm=norm, **sizes)
+        strong = auto_attack(classifier, pixels, labels, epsilon=epsilon, norm=norm)
+        change = (strong - pixels).flatten(1)
+        assert float((change.abs().amax(1) if norm == "linf" else change.norm(dim=1)).max()) <= epsilon + 1e-6
         held = [int((classifier(found).argmax(1) == labels).sum()) for found in (strong, by_pgd)]
         assert held[0] <= held[1]
     assert torch.equal(auto_attack(classifier, pixels, labels, epsilon=0), pixels)
@@ -284,12 +349,13 @@ def test_accuracy_under_attack_cannot_rise_with_the_bound() -> None:
     with torch.no_grad():
         labels = classifier_of(subject)(torch.from_numpy(images).permute(0, 3, 1, 2) / 255).argmax(1).tolist()
     labels[0] = (labels[0] + 1) % 12  # a mistake, and two classes at least
-    bounds = tuple(whole / 255 for whole in (0, 0.25, 0.5, 1, 4))
-    settings = Robustness(parts=("attacks",), epsilons=bounds, alphas=(0.001,), steps=3)
     data = ArrayImages(images, labels, [str(number) for number in range(12)], "noise")
-    found = [each for each in robustness(subject, data, Running(batch=8), settings) if each.name.startswith("pgd")]
-    values = [each.value for each in found]
-    assert values[0] == pytest.approx(23 / 24) and values == sorted(values, reverse=True) and values[-1] < values[0]
+    for norm, scale, alpha in (("linf", 1 / 255, 0.001), ("l2", 0.25, 0.1)):
+        bounds = tuple(scale * strength for strength in (0, 0.25, 0.5, 1, 4))
+        settings = Robustness(parts=("attacks",), norm=norm, epsilons=bounds, alphas=(alpha,), steps=3)
+        found = [each for each in robustness(subject, data, Running(batch=8), settings) if each.name.startswith("pgd")]
+        values = [each.value for each in found]
+        assert values[0] == pytest.approx(23 / 24) and values == sorted(values, reverse=True) and values[-1] < values[0]
 
 
 def test_choice_of_images_is_nested_and_the_same_each_time() -> None:
@@ -545,7 +611,7 @@ def test_the_classes_of_imagenet_r_are_those_it_chooses_from(tmp_path: Path) -> 
     settings = Robustness(parts=("shifts",), folders={"r": tmp_path / "r", "v2": tmp_path / "v2"})
     suite = Suite(subject_of(Codes(), 1000, side=32), None, Running(batch=4), settings)
     found = named(suite)
-    assert found["ImageNet-R"] == Measurement("ImageNet-R", 5 / 8, 8, *wilson(5, 8))
+    assert found["ImageNet-R"] == Measurement("ImageNet-R", 5 / 8, 8, *wilson(5, 8), of={"part": "shifts"})
     assert found["ImageNet-V2"].value == 0  # among all 1000 classes it always says the first
     (tmp_path / "r" / synsets()[0]).mkdir()
     with pytest.raises(ValueError, match="no class of ImageNet-R"):
@@ -582,6 +648,68 @@ def test_a_downloaded_imagenet_c(tmp_path: Path) -> None:
     (tmp_path / "weather" / "fog" / "2" / "a" / "0.png").rename(tmp_path / "weather" / "fog" / "2" / "a" / "1.png")
     with pytest.raises(ValueError, match="different images"):
         Suite(subject, gray_images(side=32), Running(), settings)
+
+
+def write_cifar_c(folder: Path, side: int = 32) -> np.ndarray:
+    """Grays 10, 70, 130 and 250 (classes 0 to 3); fog makes all of them black from the third severity on."""
+    grays = np.array([10, 70, 130, 250], np.uint8)
+    seen = np.concatenate([grays * (severity < 3) for severity in range(5)])
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "fog.npy", np.broadcast_to(seen[:, None, None, None], (20, side, side, 3)).astype(np.uint8))
+    np.save(folder / "snow.npy", np.zeros((20, side, side, 3), np.uint8))
+    np.save(folder / "labels.npy", np.tile(np.arange(4, dtype=np.uint8), 5))
+    return seen
+
+
+def test_a_downloaded_cifar_c(tmp_path: Path) -> None:
+    write_cifar_c(tmp_path / "c")
+    subject = subject_of(NearestGray(side=32), 4, side=32)
+    reference = tmp_path / "reference.json"
+    reference.write_text('{"fog": [0.2, 0.2, 0.2, 0.2, 0.7], "snow": 0.75}')
+    chosen_settings = {"corruptions": ("fog", "snow"), "folders": {"c": tmp_path / "c"}}
+    suite = Suite(subject, None, Running(batch=3), Robustness(parts=("corruptions",), **chosen_settings))
+    found = named(suite)
+    assert [found[f"corruption fog {severity}"].value for severity in range(1, 6)] == [1, 1, 1, 0.25, 0.25]
+    assert found["corruption fog 1"].n == 4 and "output i" in suite.remarks[0]
+    assert found["mean corruption error"].value == pytest.approx((0.3 + 0.75) / 2) and "mCE" not in found
+    settings = Robustness(parts=("corruptions",), reference=str(reference), **chosen_settings)
+    found = named(robustness(subject, None, Running(batch=3), settings, folder=tmp_path / "cells"))
+    assert found["mCE"].value == pytest.approx((1 + 1) / 2)
+    np.save(tmp_path / "c" / "snow.npy", np.full((20, 32, 32, 3), 250, np.uint8))  # other content, other cells
+    os.utime(tmp_path / "c" / "snow.npy", ns=(1, 1))
+    again = named(robustness(subject, None, Running(batch=3), settings, folder=tmp_path / "cells"))
+    assert again["error snow"].value == 0.75 and len(list((tmp_path / "cells").iterdir())) == 15
+    limited = named(robustness(subject, None, Running(batch=3), dataclasses.replace(settings, limit=2)))
+    assert limited["mCE"].n == 2
+
+
+def test_alexnets_errors_are_of_imagenet_alone(tmp_path: Path) -> None:
+    """A model of 1000 classes without names could be of anything, a folder of CIFAR-C is of CIFAR."""
+    write_cifar_c(tmp_path)
+    np.save(tmp_path / "labels.npy", np.tile([0, 1, 2, 999], 5))
+    settings = Robustness(parts=("corruptions",), corruptions=("fog",), folders={"c": tmp_path})
+    assert "mCE" not in named(robustness(subject_of(Codes(), 1000, side=32), None, Running(), settings))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda at: np.save(at / "labels.npy", np.arange(20)), "the same labels once for each of 5 severities"),
+        (lambda at: np.save(at / "labels.npy", np.tile(np.arange(3), 5)), "has 3 classes, but own tells 4 apart"),
+        (lambda at: np.save(at / "labels.npy", np.zeros((4, 5))), "the same labels once"),
+        (lambda at: np.save(at / "fog.npy", np.zeros((9, 32, 32, 3), np.uint8)), "has 9 images, labels.npy 20"),
+        (lambda at: np.save(at / "fog.npy", np.zeros((20, 32, 32))), r"must hold images \(N, height, width, 3\) uint8"),
+        (lambda at: (at / "fog.npy").write_bytes(b"no array"), "no readable .npy file"),
+        (lambda at: (at / "fog.npy").write_bytes(b""), "no readable .npy file"),
+        (lambda at: (at / "fog.npy").unlink(), "has no 'fog.npy'"),
+    ],
+)
+def test_wrong_cifar_c(tmp_path: Path, spoil: Any, sentence: str) -> None:
+    write_cifar_c(tmp_path)
+    spoil(tmp_path)
+    settings = Robustness(parts=("corruptions",), corruptions=("fog",), folders={"c": tmp_path})
+    with pytest.raises(ValueError, match=sentence):
+        Suite(subject_of(NearestGray(side=32), 4, side=32), None, Running(), settings)
 
 
 # Refusals and the command
@@ -636,9 +764,49 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert open_subject(run).run == run
 
 
+def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A further command replaces what it measured; other weights and other data do not get in, nor stay."""
+    output = shutil.copytree(run, tmp_path / "run")
+    (output / "robustness.json").unlink(missing_ok=True)
+    command = ["eval", str(output), "--limit", "8", "--attack-limit", "4", "--suite"]
+    attack = ["--alphas", "0.1", "--steps", "1", "--epsilons", "0.1"]
+
+    def names() -> list[str]:
+        found = read_results(output)
+        assert found is not None
+        return [each["name"] for each in found["measurements"]]
+
+    assert cli.main([*command, "attacks", *attack]) == 0
+    assert cli.main([*command, "attacks", *attack, "--norm", "l2"]) == 0
+    assert cli.main([*command, "clean"]) == 0
+    l2 = ["attack none l2", "fgsm l2 eps=0.1", "pgd-1 l2 alpha=0.1 eps=0.1"]
+    linf = [name.replace(" l2", "") for name in l2]
+    assert names() == [*linf, *l2, "clean", "clean calibration error"]
+    assert cli.main([*command, "attacks", *attack, "--epsilons", "0.2"]) == 0
+    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=51/255" and linf[1] not in names()
+    before = (output / "robustness.json").read_bytes()
+    for other in (["--weights", "last"], ["--split", "train"], ["--size", "16"]):
+        assert cli.main([*command, "clean", *other]) == 0
+        assert "Add --output FILE" in capsys.readouterr().out
+    assert (output / "robustness.json").read_bytes() == before
+    weights = load_file(output / "best.safetensors")
+    with safe_open(output / "best.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+        facts = file.metadata()
+    weights["head.bias"] = weights["head.bias"] + 1
+    save_file(weights, output / "best.safetensors", facts)
+    assert read_results(output) is None
+    assert cli.main([*command, "clean", "--output", str(tmp_path / "copy.json")]) == 0
+    assert names() == ["clean", "clean calibration error"]
+    assert json.loads((tmp_path / "copy.json").read_text()) == read_results(output)
+    (output / "robustness.json").write_text('{"measurements": [1]}')
+    assert read_results(output) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--norm", "l2"], "goes with a suite"),
+        (["--suite", "corruptions", "--folders", "c=."], "holds no <corruption>/<severity>/<class>"),
         (["--suite", "robustnes"], "did you mean 'robustness'?"),
         (["--limit", "3"], "goes with a suite"),
         (["--suite", "shifts"], "needs folders"),

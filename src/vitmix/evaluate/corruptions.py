@@ -53,14 +53,18 @@ def corruption(name: str, severity: int) -> Corrupt:
     """One of ImageNet-C's corruptions; random ones are a function of the seed."""
     if name not in COMMON + EXTRA:
         raise unknown_name("corruption", name, COMMON + EXTRA)
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
+    check_severity(severity)
     need("imagecorruptions")
     need_one_thread()
     corrupt = partial(_corrupt, name, severity)
     if name == "glass_blur":
         corrupt(np.zeros((LEAST_SIDE, LEAST_SIDE, 3), np.uint8), 0)  # compiled here, once, and not in every worker
     return corrupt
+
+
+def check_severity(severity: int) -> None:
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
 
 
 def need_one_thread() -> None:

@@ -68,7 +68,7 @@ def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
     subject = open_subject(folder)
     images = own_images(subject)
     found = evaluate(subject, images, running or running_of(subject, images))
-    found["weights_sha256"] = _checksum(folder / "best.safetensors")
+    found["weights_sha256"] = checksum(folder / "best.safetensors")
     write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
     return found
 
@@ -85,7 +85,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
     """The stored evaluation of a run's best weights, unless there is none, or one of other weights or another form."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = found["weights_sha256"] == _checksum(folder / "best.safetensors") and found.keys() >= NEEDED
+        known = found["weights_sha256"] == checksum(folder / "best.safetensors") and found.keys() >= NEEDED
         return found if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -103,6 +103,7 @@ def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) 
     )
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """Of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
