@@ -124,8 +124,10 @@ def _points(run: Run, course: Mapping[float, str], what: str) -> list[tuple[floa
 def _table(groups: Sequence[Group], names: Iterable[str], said: str) -> str:
     rows = []
     for name in names:
-        counts = {n: run for g in groups for run in g.runs if (n := run.value(f"{FILE}:n.{name}")) is not None}
-        images = " or ".join(number(run, f"{FILE}:n.{name}", COUNT) for run in counts.values())
+        counts: dict[float, str] = {}
+        for run in (run for group in groups for run in group.runs if name in run.measured):
+            counts.setdefault(run.measured[name]["n"], number(run, f"{FILE}:n.{name}", COUNT))
+        images = " or ".join(counts.values())
         rows.append([f"<code>{escape(name)}</code>", images, *(_cell(group, name) for group in groups)])
     return table(["", "images", *(html.key(group) for group in groups)], rows, caption=escape(said))
 
