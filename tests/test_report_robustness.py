@@ -127,6 +127,11 @@ def test_what_does_not_compare_is_said(runs: Path, tmp_path: Path) -> None:
     found["parts"]["noise"] = {**found["parts"]["noise"], "data": "others"}
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
     assert "different images, so these do not compare: noise<" in section(folder, tmp_path)
+    corrupted = dict(found["parts"]["corruptions"])
+    corrupted["settings"] = {**corrupted["settings"], "reference": "alexnet"}
+    found["parts"]["corruptions"] = corrupted
+    (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
+    assert "different references, so mCE does not compare" in section(folder, tmp_path)
     (folder / "b-0" / "robustness.json").write_text("{}")  # of another form
     text = section(folder, tmp_path)
     assert f"{folder}/b-0 has no results on changed images" in text and "--suite robustness" in text

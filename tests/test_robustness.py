@@ -811,6 +811,9 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     ("arguments", "sentence"),
     [
         (["--norm", "l2"], "goes with a suite"),
+        (["--suite", "attacks", "--epsilons", "8"], "epsilons are in pixels of 0..1, got 8; write 8/255"),
+        (["--suite", "attacks", "--alphas", "2.5"], "alphas are in pixels of 0..1, got 2.5; write 2.5/255"),
+        (["--suite", "noise", "--cells", __file__], "is a file; name a folder"),
         (["--suite", "corruptions", "--folders", "c=."], "holds no <corruption>/<severity>/<class>"),
         (["--suite", "robustnes"], "did you mean 'robustness'?"),
         (["--limit", "3"], "goes with a suite"),

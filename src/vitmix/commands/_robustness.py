@@ -117,6 +117,8 @@ def run_suite(
     from vitmix.train.checkpoints import write_file
 
     folder = Path(cells or (subject.run or Path()) / "robustness")
+    if folder.is_file():
+        raise ValueError(f"--cells keeps answers in a folder, and {str(folder)!r} is a file; name a folder")
     start = time.monotonic()
     try:
         with bar() as report:

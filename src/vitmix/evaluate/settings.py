@@ -84,5 +84,7 @@ class Robustness:
         ):
             for value in getattr(self, name):
                 check(name, value)
+                if self.norm == "linf" and name != "sigmas" and value > 1:  # no pixel can change by more
+                    raise ValueError(f"{name} are in pixels of 0..1, got {value:g}; write {value:g}/255")
         for value in self.dropped:
             check_fraction("dropped", value)

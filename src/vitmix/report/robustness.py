@@ -17,7 +17,7 @@ Rows = dict[str, Mapping[str, Any]]  # measurements by name
 
 
 class Curve(NamedTuple):
-    """Accuracy against the strength of a change; `kind` is the table that has its numbers."""
+    """Accuracy against the strength of a change; `kind` is that of its measurements."""
 
     title: str
     x_name: str
@@ -35,27 +35,24 @@ def robustness_section(groups: Sequence[Group]) -> str:
     for name, row in rows.items():
         kinds.setdefault(_kind(row["of"]), []).append(name)
     courses = _courses(rows)
+
+    def charts(*chosen: str) -> str:
+        drawn = [_chart(seen, curve, course) for curve, course in courses.items() if curve.kind in chosen]
+        return f'<div class="charts small">{"".join(drawn)}</div>' if drawn else ""
+
     parts = [*map(note, _reservations(groups)), html.legend(seen)]
     if "overview" in kinds:
-        parts.append(_table(seen, kinds["overview"], "Accuracy, if nothing else is said."))
-    for kind, title, said in (
-        ("noise", "Gaussian noise", ""),
-        ("occlusion", "Dropped patches", ""),
-        ("attacks", "Attacks", "Bounded by ε. What is misread within a smaller bound counts within the larger too."),
-        ("errors", "Errors under corruption", "The mean over severities."),
-        ("severities", "", ""),
-    ):
-        if kind not in kinds:
-            continue
-        charts = [_chart(seen, curve, course) for curve, course in courses.items() if curve.kind == kind]
-        drawn = f'<div class="charts small">{"".join(charts)}</div>' if charts else ""
-        numbers = _table(seen, kinds[kind], said)
-        if kind == "errors":
-            parts.append(f"<h3>{title}</h3>{numbers}")
-        elif kind == "severities":
-            parts.append(_details("Accuracy under each corruption, by severity", drawn + numbers))
-        else:
-            parts.append(f"<h3>{title}</h3>{drawn}{_details('Numbers', numbers)}")
+        said = "Accuracy, where no error is named. mCE: errors relative to those of a reference."
+        parts.append(_table(seen, kinds["overview"], said))
+    if "errors" in kinds:
+        parts.append("<h3>Errors under corruption, mean over severities</h3>" + _table(seen, kinds["errors"]))
+    if "severities" in kinds:
+        inside = charts("severities") + _table(seen, kinds["severities"])
+        parts.append(_details("Accuracy under each corruption, by severity", inside))
+    parts.append(charts("noise", "occlusion", "attacks"))
+    for kind, title in (("noise", "Gaussian noise"), ("occlusion", "Dropped patches"), ("attacks", "Attacks")):
+        if kind in kinds:
+            parts.append(_details(f"{title}: numbers", _table(seen, kinds[kind])))
     single = all(len(group.runs) == 1 for group in seen)
     words = "In brackets and shaded: intervals of 95 % over the images."
     many = "Mean ± sample standard deviation over the runs; thick: their mean, thin: each run. "
@@ -63,7 +60,7 @@ def robustness_section(groups: Sequence[Group]) -> str:
 
 
 def _kind(of: Mapping[str, Any]) -> str:
-    """The table that a measurement belongs to."""
+    """Which measurements stand in one table."""
     if of["part"] == "corruptions":
         return "severities" if "severity" in of else "errors" if "corruption" in of else "overview"
     return {"clean": "overview", "shifts": "overview", "autoattack": "attacks"}.get(of["part"], of["part"])
@@ -114,14 +111,14 @@ def _chart(groups: Sequence[Group], curve: Curve, course: Mapping[float, str]) -
         elif low[0]:
             bands.append(svg.Band(group.number, low[0], high[0]))
     chart = svg.line_chart(curve.title, lines, bands, shown=lambda share: f"{100 * share:.3g} %", x_name=curve.x_name)
-    return f'<figure data-robustness="{escape(curve.title)}"><h4>{escape(curve.title)}</h4>{chart}</figure>'
+    return f'<figure data-robustness="{escape(curve.title)}"><h3>{escape(curve.title)}</h3>{chart}</figure>'
 
 
 def _points(run: Run, course: Mapping[float, str], what: str) -> list[tuple[float, float]]:
     return [(x, value) for x, name in course.items() if (value := run.value(f"{FILE}:{what}.{name}")) is not None]
 
 
-def _table(groups: Sequence[Group], names: Iterable[str], said: str) -> str:
+def _table(groups: Sequence[Group], names: Iterable[str], said: str = "") -> str:
     rows = []
     for name in names:
         counts: dict[float, str] = {}
@@ -140,7 +137,7 @@ def _cell(group: Group, name: str) -> str:
     if len(runs) > 1 or runs[0].measured[name]["low"] is None:
         return shown
     low, high = (number(runs[0], f"{FILE}:{end}.{name}", lambda value: f"{100 * value:.1f}") for end in ("low", "high"))
-    return f'{shown} <span class="soft">[{low}, {high}]</span>'
+    return f'{shown} <span class="soft interval">[{low}, {high}]</span>'
 
 
 def _reservations(groups: Sequence[Group]) -> list[str]:
@@ -154,13 +151,18 @@ def _reservations(groups: Sequence[Group]) -> list[str]:
         if not run.measured
     ]
     sets: dict[str, set[str]] = {}
+    references: set[str] = set()
     for run in measured:
         parts = (run.robustness or {})["parts"]
         for part in dict.fromkeys(map(part_of, run.measured.values())):
             sets.setdefault(part, set()).add(parts[part]["data"])
+        if "mCE" in run.measured:
+            references.add(str(parts["corruptions"]["settings"]["reference"]))
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
         found.append(f"Measured on different images, so these do not compare: {', '.join(different)}")
+    if len(references) > 1:
+        found.append(f"Relative to different references, so mCE does not compare: {', '.join(sorted(references))}")
     return found
 
 
