@@ -756,13 +756,14 @@ def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # 
 
 def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", str(run), "--suite", "clean,occlusion,attacks", "--limit", "12", "--attack-limit", "6"]
-    command += ["--epsilons", "0", "8/255", "--alphas", "0.01", "--steps", "2", "--orders", "salient-first"]
+    command += ["--epsilons", "0", "8/255", "0.5/255", "--alphas", "0.01", "--steps", "2", "--orders", "salient-first"]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
     found = json.loads((run / "robustness.json").read_text())
     by_name = {each["name"]: each for each in found["measurements"]}
     assert by_name["clean"]["n"] == 12 and by_name["pgd-2 alpha=0.01 eps=8/255"]["n"] == 6
     assert by_name["clean"]["value"] == by_name["occlusion salient-first 0 %"]["value"]
+    assert found["parts"]["attacks"]["settings"]["epsilons"] == [0, 8 / 255, 0.5 / 255]
     assert "pgd-2 alpha=0.01 eps=8/255" in said and "n = 12" in said and "images  " in said
     kept = {place: place.stat().st_mtime_ns for place in (run / "robustness").iterdir()}
     assert cli.main(command) == 0 and {place: place.stat().st_mtime_ns for place in kept} == kept

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +144,9 @@ def workers(given: int | None) -> int:
 
 
 def _number(text: str, name: str) -> float:
+    above, _, below = text.partition("/")
     try:
-        return float(Fraction(text))
+        return float(above) / float(below or 1)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"--{name} are numbers such as 0.03 or 8/255, got {text!r}") from None
 
