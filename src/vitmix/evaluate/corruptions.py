@@ -97,7 +97,7 @@ def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
     top, left = (np.random.randint(0, frost.shape[axis] - pixels.shape[axis]) for axis in (0, 1))
     part = frost[top : top + pixels.shape[0], left : left + pixels.shape[1], ::-1]
     own, frosts = FROST[severity - 1]
-    return np.uint8(np.clip(own * pixels + frosts * part, 0, 255))
+    return np.clip(own * pixels + frosts * part, 0, 255).astype(np.uint8)
 
 
 @cache

@@ -61,9 +61,10 @@ def robustness_section(groups: Sequence[Group]) -> str:
 
 def _kind(of: Mapping[str, Any]) -> str:
     """Which measurements stand in one table."""
-    if of["part"] == "corruptions":
+    part: str = of["part"]
+    if part == "corruptions":
         return "severities" if "severity" in of else "errors" if "corruption" in of else "overview"
-    return {"clean": "overview", "shifts": "overview", "autoattack": "attacks"}.get(of["part"], of["part"])
+    return {"clean": "overview", "shifts": "overview", "autoattack": "attacks"}.get(part, part)
 
 
 def _courses(rows: Rows) -> dict[Curve, dict[float, str]]:
