@@ -88,7 +88,7 @@ def test_curves_lie_where_the_numbers_say(runs: Path, tmp_path: Path) -> None:
         re.findall(r'<figure data-robustness="([^"]+)">(.*?)</figure>', section(runs, tmp_path), flags=re.DOTALL)
     )
     orders = [f"Accuracy without patches, {order}" for order in ("random", "salient-first", "salient-last")]
-    assert list(figures) == ["Accuracy under Gaussian noise", *orders, "FGSM", "PGD, 2 steps of 0.01", "fog"]
+    assert list(figures) == ["fog", "Accuracy under Gaussian noise", *orders, "FGSM", "PGD, 2 steps of 0.01"]
     stored = [rows_of(runs / name) for name in ("a-0", "a-1", "b-0")]
     wanted = {
         "Accuracy under Gaussian noise": [(tenth / 10, f"noise sigma={tenth / 10:g}") for tenth in range(6)],
