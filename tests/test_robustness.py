@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,22 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     assert json.loads((tmp_path / "copy.json").read_text()) == read_results(output)
     (output / "robustness.json").write_text('{"measurements": [1]}')
     assert read_results(output) is None
+
+
+def test_results_belong_to_the_weights_that_were_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on may find better weights while the suite measures the former ones."""
+    output, measured = shutil.copytree(run, tmp_path / "run"), Suite.__iter__
+    (output / "robustness.json").unlink(missing_ok=True)
+
+    def measured_while_training(suite: Suite) -> Iterator[Measurement]:
+        shutil.copy(output / "config.yaml", output / "best.safetensors")
+        return measured(suite)
+
+    monkeypatch.setattr(Suite, "__iter__", measured_while_training)
+    assert cli.main(["eval", str(output), "--suite", "clean", "--limit", "4"]) == 0
+    assert (output / "robustness.json").is_file() and read_results(output) is None
 
 
 @pytest.mark.parametrize(
