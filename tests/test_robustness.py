@@ -33,7 +33,7 @@ from grays import (
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.evaluate import Robustness, Running, open_subject, robustness
+from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
 from vitmix.evaluate.cells import Answers, Cell, Measurer
 from vitmix.evaluate.corruptions import CorruptedImages
