@@ -1,8 +1,10 @@
-"""Robustness: models whose answers are known by hand, answers that survive a stop, folders, wrong input."""
+"""Robustness: models whose answers are known by hand, answers that survive a stop, wrong input."""
 
+import dataclasses
 import json
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +15,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor, nn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from grays import (
+    GRAYS,
+    NearestGray,
+    classifier_of,
+    gray_images,
+    grays_subject,
+    named,
+    subject_of,
+    tiny_vit,
+    within,
+)
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.evaluate import Measurement, Robustness, Running, Subject, open_subject, robustness
+from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
-from vitmix.evaluate.attacks import auto_attack, fgsm, pgd, random_start
-from vitmix.evaluate.cells import Answers, Cell, Measurer, PixelClassifier
-from vitmix.evaluate.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
+from vitmix.evaluate.cells import Answers, Cell, Measurer
+from vitmix.evaluate.corruptions import CorruptedImages
 from vitmix.evaluate.intervals import bootstrap, wilson
 from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
+from vitmix.evaluate.results import read_results
 from vitmix.evaluate.robustness import Suite, chosen
-from vitmix.evaluate.shifts import open_shift, synsets
-from vitmix.evaluate.summaries import corruption_errors
-from vitmix.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
-CENTERS = (31.5, 95.5, 159.5, 223.5)  # of gray, in 0..255: boundaries at 63.5, 127.5 and 191.5
-GRAYS = (10, 60, 61, 63, 66, 67, 100, 125, 130, 160, 190, 200)
-
-
-class NearestGray(nn.Module):
-    """Linear: says which of some grays is nearest to an image's mean, so how far each may be moved is known."""
-
-    def __init__(self, centers: Sequence[float] = CENTERS, side: int = 8) -> None:
-        super().__init__()
-        self.centers = nn.Parameter(torch.tensor(centers) / 255)
-        mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-        self.pretrained_cfg = {"mean": mean, "std": std, "crop_pct": 1.0, "input_size": (3, side, side)}
-        self.mean, self.std = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        gray = (images * self.std + self.mean).mean((1, 2, 3)).unsqueeze(1)
-        return 100 * (2 * gray * self.centers - self.centers.square())
-
-
-def subject_of(model: Any, outputs: int, classes: Sequence[str] | None = None, side: int = 8) -> Subject:
-    config = TrainConfig(model="own", size=side, crop_pct=1.0)
-    return Subject(model, config, {"num_classes": outputs}, "own", None if classes is None else tuple(classes))
-
-
-def gray_images(grays: Sequence[int] = GRAYS, side: int = 8) -> ArrayImages:
-    pixels = np.stack([np.full((side, side, 3), gray, np.uint8) for gray in grays])
-    labels = [int(np.abs(np.array(CENTERS) - gray).argmin()) for gray in grays]
-    return ArrayImages(pixels, labels, ["a", "b", "c", "d"], "grays")
-
-
-def within(grays: Sequence[int], bound: float) -> float:
-    """The share of grays that stay on their side of every boundary when moved by less than the bound (of 255)."""
-    return float(np.mean([min(abs(gray - edge) for edge in (63.5, 127.5, 191.5)) > bound for gray in grays]))
-
-
-def grays_subject() -> Subject:
-    return subject_of(NearestGray(), 4)
-
-
-def classifier_of(subject: Subject) -> PixelClassifier:
-    return PixelClassifier(subject.model, subject.augmentation, CPU)
-
-
-def named(measurements: Any) -> dict[str, Measurement]:
-    return {each.name: each for each in measurements}
 
 
 # Intervals
@@ -128,12 +94,6 @@ def test_dropped_patches_by_hand() -> None:
     assert not drop_patches(pixels, rank, share=1, grid=(2, 2)).any()
 
 
-def tiny_vit(**changes: Any) -> Any:
-    torch.manual_seed(0)
-    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 12}
-    return timm.create_model("vit_tiny_patch16_224", **{**settings, **changes}).eval()
-
-
 @pytest.mark.parametrize(
     ("changes", "kind"), [({}, "class_row"), ({"class_token": False, "global_pool": "avg"}, "column_mean")]
 )
@@ -163,78 +123,6 @@ def test_random_order_is_the_images_own_and_needs_no_attention() -> None:
     assert torch.equal(again[0], ranks[2]) and not torch.equal(ranks[0], ranks[1])
     with pytest.raises(ValueError, match="cannot be read"):
         saliency_of(classifier, (28, 28))
-
-
-# Attacks
-
-
-@pytest.mark.parametrize("bound", [0.0, 1.0, 3.0, 4.0, 30.0])
-def test_attacks_reach_the_optimum_of_a_linear_model(bound: float) -> None:
-    classifier, images = classifier_of(grays_subject()), gray_images()
-    pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2) / 255
-    labels, epsilon = torch.from_numpy(images.labels), bound / 255
-    start = random_start(pixels, torch.arange(len(pixels)), epsilon=epsilon)
-    assert float(start.abs().max()) <= epsilon
-    for found in (
-        fgsm(classifier, pixels, labels, epsilon=epsilon),
-        pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4 + 1e-3, steps=10, start=start),
-    ):
-        assert float((found - pixels).abs().max()) <= epsilon + 1e-7
-        assert float(found.min()) >= 0 and float(found.max()) <= 1
-        accuracy = (classifier(found).argmax(1) == labels).float().mean()
-        assert float(accuracy) == pytest.approx(within(GRAYS, bound))
-
-
-def test_attack_stays_in_the_picture_and_leaves_mistakes_alone() -> None:
-    classifier = classifier_of(grays_subject())
-    pixels, labels = torch.tensor([0.0, 1.0, 0.1]).view(3, 1, 1, 1).expand(3, 3, 8, 8).clone(), torch.tensor([0, 3, 2])
-    found = pgd(classifier, pixels, labels, epsilon=0.3, alpha=0.1, steps=5)
-    assert float(found.min()) >= 0 and float(found.max()) <= 1
-    assert torch.equal(found[2], pixels[2])  # misread as it is
-
-
-def test_pgd_takes_steps_of_alpha() -> None:
-    classifier = classifier_of(grays_subject())
-    pixels, labels = torch.full((1, 3, 8, 8), 100 / 255), torch.tensor([1])
-    found = pgd(classifier, pixels, labels, epsilon=0.1, alpha=0.003, steps=4)
-    assert torch.allclose((found - pixels).abs(), torch.tensor(0.012), atol=1e-6)
-
-
-def test_gradient_is_of_pixels_through_the_normalization() -> None:
-    subject = grays_subject()
-    pixels = torch.rand(2, 3, 8, 8, requires_grad=True)
-    classifier = classifier_of(subject)
-    mean, std = (torch.tensor(subject.model.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
-    assert torch.allclose(classifier(pixels), subject.model((pixels - mean) / std))
-    (gradient,) = torch.autograd.grad(classifier(pixels)[:, 3].sum(), pixels)
-    assert torch.allclose(gradient, torch.full_like(gradient, 200 * CENTERS[3] / 255 / 192), rtol=1e-4)
-    assert not classifier.model.training
-
-
-def test_auto_attack_is_at_least_as_strong_as_pgd() -> None:
-    pytest.importorskip("pyautoattack")
-    classifier = classifier_of(subject_of(tiny_vit(img_size=16), 12, side=16))
-    pixels = torch.rand(12, 3, 16, 16)
-    labels = classifier(pixels).argmax(1)
-    state = torch.get_rng_state()
-    for epsilon in (0.5 / 255, 8 / 255):
-        start = random_start(pixels, torch.arange(12), epsilon=epsilon)
-        by_pgd = pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4, steps=10, start=start)
-        strong = auto_attack(classifier, pixels, labels, epsilon=epsilon)
-        assert float((strong - pixels).abs().max()) <= epsilon + 1e-6
-        held = [int((classifier(found).argmax(1) == labels).sum()) for found in (strong, by_pgd)]
-        assert held[0] <= held[1]
-    assert torch.equal(auto_attack(classifier, pixels, labels, epsilon=0), pixels)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_auto_attack_finds_the_optimum_of_a_linear_model() -> None:
-    pytest.importorskip("pyautoattack")
-    classifier, images = classifier_of(grays_subject()), gray_images((60, 61, 66, 130))
-    pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2) / 255
-    found = auto_attack(classifier, pixels, torch.from_numpy(images.labels), epsilon=3 / 255)
-    right = classifier(found).argmax(1) == torch.from_numpy(images.labels)
-    assert right.tolist() == [True, False, False, False]
 
 
 # The suite on a model that is known
@@ -282,12 +170,13 @@ def test_accuracy_under_attack_cannot_rise_with_the_bound() -> None:
     with torch.no_grad():
         labels = classifier_of(subject)(torch.from_numpy(images).permute(0, 3, 1, 2) / 255).argmax(1).tolist()
     labels[0] = (labels[0] + 1) % 12  # a mistake, and two classes at least
-    bounds = tuple(whole / 255 for whole in (0, 0.25, 0.5, 1, 4))
-    settings = Robustness(parts=("attacks",), epsilons=bounds, alphas=(0.001,), steps=3)
     data = ArrayImages(images, labels, [str(number) for number in range(12)], "noise")
-    found = [each for each in robustness(subject, data, Running(batch=8), settings) if each.name.startswith("pgd")]
-    values = [each.value for each in found]
-    assert values[0] == pytest.approx(23 / 24) and values == sorted(values, reverse=True) and values[-1] < values[0]
+    for norm, scale, alpha in (("linf", 1 / 255, 0.001), ("l2", 0.25, 0.1)):
+        bounds = tuple(scale * strength for strength in (0, 0.25, 0.5, 1, 4))
+        settings = Robustness(parts=("attacks",), norm=norm, epsilons=bounds, alphas=(alpha,), steps=3)
+        found = [each for each in robustness(subject, data, Running(batch=8), settings) if each.name.startswith("pgd")]
+        values = [each.value for each in found]
+        assert values[0] == pytest.approx(23 / 24) and values == sorted(values, reverse=True) and values[-1] < values[0]
 
 
 def test_choice_of_images_is_nested_and_the_same_each_time() -> None:
@@ -300,105 +189,6 @@ def test_choice_of_images_is_nested_and_the_same_each_time() -> None:
         grays_subject(), images, Running(), Robustness(parts=("noise", "attacks"), limit=20, attack_limit=7)
     )
     assert {each.n for each in found} == {20, 7}
-
-
-# Corruptions
-
-
-def test_corruption_that_does_nothing() -> None:
-    subject, images = subject_of(NearestGray(side=32), 4, side=32), gray_images((10, 70, 130, 128, 250, 100), side=32)
-    images.labels[5] = 3  # a mistake
-    measurer = Measurer(subject, Running(batch=4))
-    nothing = CorruptedImages(images, measurer.augmentation, lambda pixels, seed: pixels)
-    clean, same = (
-        measurer.answers(Cell(name, data, {}, cropped=name == "same"))
-        for name, data in (("clean", images), ("same", nothing))
-    )
-    assert np.array_equal(clean.right, same.right) and clean.count("clean") == (5, 6)
-    assert np.array_equal(clean.confidence, same.confidence)
-    cell = Cell("fog 1", nothing, {"corruption": "fog", "severity": 1})
-    errors = named(corruption_errors([(cell, same)], divisors({"fog": [1 / 6]}, ["fog"], 1), "relative error", "mCE"))
-    assert errors["mCE"].value == pytest.approx(1)  # as wrong as the reference, which is the clean one
-
-
-def test_corruption_errors_by_hand() -> None:
-    def answers(text: str) -> Answers:
-        return Answers(np.array([int(mark) for mark in text], np.int8), np.ones(4, np.float32), 4)
-
-    marks = {("fog", 1): "1110", ("fog", 2): "1100", ("snow", 1): "0000", ("snow", 2): "1111"}
-    images: Any = None
-    found = [
-        (Cell("", images, {"corruption": name, "severity": at}), answers(text)) for (name, at), text in marks.items()
-    ]
-    by = divisors({"fog": [0.5, 0.25], "snow": [1.0, 1.0]}, ["fog", "snow"], 2)
-    errors = named(corruption_errors(found, by, "relative error", "mCE"))
-    assert errors["relative error fog"].value == pytest.approx((0.25 + 0.5) / (0.5 + 0.25))
-    assert errors["relative error snow"].value == pytest.approx(0.5)
-    assert errors["mCE"].value == pytest.approx(0.75) and errors["mCE"].n == 4
-    assert errors["mCE"].low <= 0.75 <= errors["mCE"].high
-
-
-def test_reference_errors(tmp_path: Path) -> None:
-    assert read_reference("alexnet")["fog"] == [0.819324] and tuple(ALEXNET) == COMMON
-    assert divisors(None, ["fog"], 5) == {"fog": 1}
-    place = tmp_path / "reference.json"
-    for content in ({"fog": 0.5}, {"fog": [0.4, 0.5, 0.6, 0.5, 0.5]}, {"corruption_errors": {"fog": [0.5]}}):
-        place.write_text(json.dumps(content))
-        assert divisors(read_reference(str(place)), ["fog"], 5) == pytest.approx({"fog": 0.5})
-    for content, words in (({"fog": 7}, "errors in 0..1"), ([1], "errors in 0..1")):
-        place.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=words):
-            read_reference(str(place))
-    with pytest.raises(ValueError, match="is neither"):
-        read_reference(str(tmp_path / "none.json"))
-    for reference, words in (
-        ({"snow": [1.0]}, "lack 'fog'"),
-        ({"fog": [0.0]}, "is 0"),
-        ({"fog": [0.1, 0.2]}, "2 errors"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            divisors(reference, ["fog"], 5)
-
-
-@pytest.mark.parametrize("name", COMMON)
-def test_every_corruption_is_the_images_own(name: str) -> None:
-    pytest.importorskip("imagecorruptions")
-    picture = np.random.default_rng(1).integers(40, 200, (33, 40, 3), np.uint8)
-    state = np.random.get_state()[1].tolist()
-    for severity in (1, 5):
-        corrupt = corruption(name, severity)
-        found, again = corrupt(picture, 3), corrupt(picture, 3)
-        assert found.shape == picture.shape and found.dtype == np.uint8 and np.array_equal(found, again)
-        assert not np.array_equal(found, picture)
-    random = {
-        "gaussian_noise",
-        "shot_noise",
-        "impulse_noise",
-        "glass_blur",
-        "snow",
-        "frost",
-        "fog",
-        "elastic_transform",
-    }
-    if name in random:
-        assert not np.array_equal(found, corrupt(picture, 4))
-    assert np.random.get_state()[1].tolist() == state
-
-
-def test_generated_corruptions_in_the_suite() -> None:
-    pytest.importorskip("imagecorruptions")
-    subject, images = subject_of(NearestGray(side=32), 4, side=32), gray_images((10, 70, 130, 250), side=32)
-    settings = Robustness(parts=("corruptions",), corruptions=("brightness", "pixelate"))
-    alone, helped = (named(robustness(subject, images, Running(batch=2, workers=count), settings)) for count in (0, 1))
-    assert alone == helped
-    assert alone["corruption pixelate 5"].value == 1 and alone["error pixelate"].value == 0  # of one gray
-    # 0.1 to 0.5 are added: 10 leaves the first class from 63.5 on, 70 the second from 127.5, 130 the third from 191.5
-    wrong = [[10 + 25.5 * k > 63.5, 70 + 25.5 * k > 127.5, 130 + 25.5 * k > 191.5, False] for k in (1, 2, 3, 4, 5)]
-    for severity in (1, 2, 3, 4, 5):
-        assert alone[f"corruption brightness {severity}"].value == 1 - np.mean(wrong[severity - 1])
-    assert alone["error brightness"].value == pytest.approx(np.mean(wrong))
-    assert alone["mean corruption error"].value == pytest.approx(np.mean(wrong) / 2)
-    assert "mCE" not in alone  # there is no reference for these images
 
 
 # Resumption
@@ -445,6 +235,18 @@ def test_stopped_suite_goes_on_without_measuring_again(tmp_path: Path, monkeypat
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_corruptions_of_another_crop_are_other_cells() -> None:
+    """They are made of cropped images and then taken whole, so the crop must still be in their name."""
+    images, keys = gray_images(side=32), set()
+    for crop in (1.0, 0.875):
+        subject = subject_of(NearestGray(side=32), 4, side=32)
+        subject = dataclasses.replace(subject, config=dataclasses.replace(subject.config, crop_pct=crop))
+        measurer = Measurer(subject, Running())
+        made = CorruptedImages(images, measurer.augmentation, lambda pixels, seed: pixels)
+        keys.add(measurer.key(Cell("fog 1", made, {"corruption": "fog", "severity": 1}, cropped=True)))
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize("change", ["weights", "pixels", "labels", "settings", "damage", "format"])
 def test_answers_of_anything_else_are_not_taken(tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     list(robustness(subject_of(Counted(), 4), gray_images(), Running(batch=5), NOISE, folder=tmp_path))
@@ -488,76 +290,6 @@ def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
         assert len(suite.broken) == 1 and suite.broken[0].startswith("1.png")
 
 
-# Folders
-
-
-class Codes(nn.Module):
-    """Says the class that a picture's red and green write, but is sure of class 0, which ImageNet-R has not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.zero = nn.Parameter(torch.zeros(()))
-        self.pretrained_cfg = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "crop_pct": 1.0, "input_size": (3, 32, 32)}
-
-    def forward(self, images: Tensor) -> Tensor:
-        red, green = (images[:, channel].mean((1, 2)).mul(255).round().long() for channel in (0, 1))
-        logits = nn.functional.one_hot((red * 256 + green).clamp(max=999), 1000).float() + self.zero
-        return logits.index_fill(1, torch.tensor([0]), 2.0)
-
-
-def write_code(place: Path, number: int) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (32, 32), (number // 256, number % 256, 0)).save(place)
-
-
-def test_the_classes_of_imagenet_r_are_those_it_chooses_from(tmp_path: Path) -> None:
-    allowed = [synsets().index(name) for name in synsets("imagenet_r_synsets.txt")][:4]
-    for number in allowed:
-        write_code(tmp_path / "r" / synsets()[number] / "right.png", number)
-        write_code(tmp_path / "r" / synsets()[number] / "wrong.png", allowed[0])
-        write_code(tmp_path / "v2" / str(number) / "right.png", number)
-    settings = Robustness(parts=("shifts",), folders={"r": tmp_path / "r", "v2": tmp_path / "v2"})
-    suite = Suite(subject_of(Codes(), 1000, side=32), None, Running(batch=4), settings)
-    found = named(suite)
-    assert found["ImageNet-R"] == Measurement("ImageNet-R", 5 / 8, 8, *wilson(5, 8))
-    assert found["ImageNet-V2"].value == 0  # among all 1000 classes it always says the first
-    (tmp_path / "r" / synsets()[0]).mkdir()
-    with pytest.raises(ValueError, match="no class of ImageNet-R"):
-        open_shift("r", tmp_path / "r", suite.subject)
-
-
-def test_a_model_of_fewer_classes_is_measured_on_those(tmp_path: Path) -> None:
-    names = synsets("imagenet_r_synsets.txt")[:3]
-    for name in names:
-        write_code(tmp_path / name / "one.png", 0)
-    own = (names[2], "n00000000", names[0])
-    found = open_shift("r", tmp_path, subject_of(NearestGray(), 3, own))
-    assert found.outputs == (0, 2) and found.left_out == 1 and found.images.labels.tolist() == [2, 0]
-    with pytest.raises(ValueError, match="no names"):
-        open_shift("r", tmp_path, subject_of(NearestGray(), 7))
-    with pytest.raises(ValueError, match="at least two"):
-        open_shift("r", tmp_path, subject_of(NearestGray(), 2, ("x", names[0])))
-
-
-def test_a_downloaded_imagenet_c(tmp_path: Path) -> None:
-    for severity in (1, 2):
-        for name, gray in (("a", 10), ("d", 250)):
-            place = tmp_path / "weather" / "fog" / str(severity) / name / "0.png"
-            place.parent.mkdir(parents=True)
-            Image.new("RGB", (32, 32), (gray if severity == 1 else 10,) * 3).save(place)
-    subject = subject_of(NearestGray(side=32), 4, ("a", "b", "c", "d"), side=32)
-    reference = tmp_path / "reference.json"
-    reference.write_text('{"fog": [0.25, 0.5]}')
-    chosen_settings = {"corruptions": ("fog",), "severities": (1, 2), "folders": {"c": tmp_path}}
-    settings = Robustness(parts=("corruptions",), reference=str(reference), **chosen_settings)
-    found = named(robustness(subject, gray_images(side=32), Running(batch=4), settings))
-    assert [found[f"corruption fog {severity}"].value for severity in (1, 2)] == [1, 0.5]
-    assert found["mean corruption error"].value == 0.25 and found["mCE"].value == pytest.approx(0.25 / 0.375)
-    (tmp_path / "weather" / "fog" / "2" / "a" / "0.png").rename(tmp_path / "weather" / "fog" / "2" / "a" / "1.png")
-    with pytest.raises(ValueError, match="different images"):
-        Suite(subject, gray_images(side=32), Running(), settings)
-
-
 # Refusals and the command
 
 
@@ -597,22 +329,82 @@ def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # 
 
 def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", str(run), "--suite", "clean,occlusion,attacks", "--limit", "12", "--attack-limit", "6"]
-    command += ["--epsilons", "0", "8/255", "--alphas", "0.01", "--steps", "2", "--orders", "salient-first"]
+    command += ["--epsilons", "0", "8/255", "0.5/255", "--alphas", "0.01", "--steps", "2", "--orders", "salient-first"]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
     found = json.loads((run / "robustness.json").read_text())
     by_name = {each["name"]: each for each in found["measurements"]}
     assert by_name["clean"]["n"] == 12 and by_name["pgd-2 alpha=0.01 eps=8/255"]["n"] == 6
     assert by_name["clean"]["value"] == by_name["occlusion salient-first 0 %"]["value"]
+    assert found["parts"]["attacks"]["settings"]["epsilons"] == [0, 8 / 255, 0.5 / 255]
     assert "pgd-2 alpha=0.01 eps=8/255" in said and "n = 12" in said and "images  " in said
     kept = {place: place.stat().st_mtime_ns for place in (run / "robustness").iterdir()}
     assert cli.main(command) == 0 and {place: place.stat().st_mtime_ns for place in kept} == kept
     assert open_subject(run).run == run
 
 
+def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A further command replaces what it measured; other weights and other data do not get in, nor stay."""
+    output = shutil.copytree(run, tmp_path / "run")
+    (output / "robustness.json").unlink(missing_ok=True)
+    command = ["eval", str(output), "--limit", "8", "--attack-limit", "4", "--suite"]
+    attack = ["--alphas", "0.1", "--steps", "1", "--epsilons", "0.1"]
+
+    def names() -> list[str]:
+        found = read_results(output)
+        assert found is not None
+        return [each["name"] for each in found["measurements"]]
+
+    assert cli.main([*command, "attacks", *attack]) == 0
+    assert cli.main([*command, "attacks", *attack, "--norm", "l2"]) == 0
+    assert cli.main([*command, "clean"]) == 0
+    l2 = ["attack none l2", "fgsm l2 eps=0.1", "pgd-1 l2 alpha=0.1 eps=0.1"]
+    linf = [name.replace(" l2", "") for name in l2]
+    assert names() == [*linf, *l2, "clean", "clean calibration error"]
+    assert cli.main([*command, "attacks", *attack, "--epsilons", "0.2"]) == 0
+    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=51/255" and linf[1] not in names()
+    before = (output / "robustness.json").read_bytes()
+    for other in (["--weights", "last"], ["--split", "train"], ["--size", "16"]):
+        assert cli.main([*command, "clean", *other]) == 0
+        assert "Add --output FILE" in capsys.readouterr().out
+    assert (output / "robustness.json").read_bytes() == before
+    weights = load_file(output / "best.safetensors")
+    with safe_open(output / "best.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+        facts = file.metadata()
+    weights["head.bias"] = weights["head.bias"] + 1
+    save_file(weights, output / "best.safetensors", facts)
+    assert read_results(output) is None
+    assert cli.main([*command, "clean", "--output", str(tmp_path / "copy.json")]) == 0
+    assert names() == ["clean", "clean calibration error"]
+    assert json.loads((tmp_path / "copy.json").read_text()) == read_results(output)
+    (output / "robustness.json").write_text('{"measurements": [1]}')
+    assert read_results(output) is None
+
+
+def test_results_belong_to_the_weights_that_were_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on may find better weights while the suite measures the former ones."""
+    output, measured = shutil.copytree(run, tmp_path / "run"), Suite.__iter__
+    (output / "robustness.json").unlink(missing_ok=True)
+
+    def measured_while_training(suite: Suite) -> Iterator[Measurement]:
+        shutil.copy(output / "config.yaml", output / "best.safetensors")
+        return measured(suite)
+
+    monkeypatch.setattr(Suite, "__iter__", measured_while_training)
+    assert cli.main(["eval", str(output), "--suite", "clean", "--limit", "4"]) == 0
+    assert (output / "robustness.json").is_file() and read_results(output) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--norm", "l2"], "goes with a suite"),
+        (["--suite", "attacks", "--epsilons", "8"], "epsilons are in pixels of 0..1, got 8; write 8/255"),
+        (["--suite", "attacks", "--alphas", "2.5"], "alphas are in pixels of 0..1, got 2.5; write 2.5/255"),
+        (["--suite", "noise", "--cells", __file__], "is a file; name a folder"),
+        (["--suite", "corruptions", "--folders", "c=."], "holds no <corruption>/<severity>/<class>"),
         (["--suite", "robustnes"], "did you mean 'robustness'?"),
         (["--limit", "3"], "goes with a suite"),
         (["--suite", "shifts"], "needs folders"),

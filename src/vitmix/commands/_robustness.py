@@ -1,12 +1,10 @@
 """`vitmix eval --suite`: what it takes, and what it writes."""
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
 import time
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ SETTINGS = (
     "corruptions",
     "reference",
     "orders",
+    "norm",
     "epsilons",
     "alphas",
     "steps",
@@ -46,23 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", metavar="alexnet|FILE", help="errors that those under corruption are relative to, or their JSON")
     add("--orders", nargs="+", metavar="ORDER", help="of dropped patches: random, salient-first, salient-last")
     add(
+        "--norm",
+        choices=("linf", "l2"),
+        help="what attacks bound: the largest change of a value, or its Euclidean length",
+    )
+    add(
         "--epsilons",
         nargs="+",
         metavar="E",
-        help="largest change by attacks, in pixels of 0..1 (default: 1/255 4/255 8/255)",
+        help="those bounds, in pixels of 0..1 (default: 1/255 4/255 8/255; l2: .25 .5 1)",
     )
     add(
         "--alphas",
         nargs="+",
         metavar="A",
-        help="steps of PGD, in pixels (default: .001 .003 .01 .03, as in TokenMixup)",
+        help="steps of PGD, in pixels (default: .001 .003 .01 .03, as in TokenMixup; l2: .05 .1 .2)",
     )
     add("--steps", type=int, metavar="N", help="steps of PGD (default: 10)")
     add(
         "--folders",
         nargs="+",
         metavar="NAME=DIR",
-        help="c=DIR reads a downloaded ImageNet-C; the suite shifts measures a=, r=, sketch=, stylized= and v2=DIR",
+        help="c=DIR reads a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the suite shifts measures a=, r=, "
+        "sketch=, stylized= and v2=DIR of ImageNet",
     )
     add("--cells", metavar="FOLDER", help="where answers are kept (default: RUN/robustness, or robustness here)")
 
@@ -77,7 +82,7 @@ def settings_of(namespace: argparse.Namespace) -> "Robustness | None":
                 raise ValueError(f"--{name.replace('_', '-')} goes with a suite; add --suite robustness")
         return None
     given: dict[str, Any] = {}
-    for name in ("limit", "attack_limit", "reference", "steps"):
+    for name in ("limit", "attack_limit", "reference", "norm", "steps"):
         given[name] = getattr(namespace, name)
     for name in ("corruptions", "orders"):
         given[name] = None if getattr(namespace, name) is None else tuple(getattr(namespace, name))
@@ -100,40 +105,36 @@ def run_suite(
     images: "ImageSet | None",
     running: "Running",
     *,
+    own: bool,
     cells: str | None,
-    output: str | Path | None,
+    output: str | None,
 ) -> int:
-    from vitmix import __version__
+    """`own`: a run's best weights are measured on its own data, so that the result belongs into its folder."""
     from vitmix.evaluate import text
+    from vitmix.evaluate.results import file_checksum, keep_in_run, results_of
     from vitmix.evaluate.robustness import Suite
     from vitmix.train.checkpoints import write_file
 
     folder = Path(cells or (subject.run or Path()) / "robustness")
-    output = output or (None if subject.run is None else subject.run / "robustness.json")
-    start = time.monotonic()
+    if folder.is_file():
+        raise ValueError(f"--cells keeps answers in a folder, and {str(folder)!r} is a file; name a folder")
+    start, weights = time.monotonic(), file_checksum(subject)
     try:
         with bar() as report:
             suite = Suite(subject, images, running, settings, folder=folder, progress=report)
-            measurements = [each._asdict() for each in suite]
+            measurements = list(suite)
     except KeyboardInterrupt:
         print(f"Stopped. What was measured is kept in {folder}; the same command goes on from there.", file=sys.stderr)
         return 130
-    found = {
-        "weights": subject.weights,
-        "model": subject.config.model,
-        "data": suite.data,
-        "measurements": measurements,
-        "corruption_errors": suite.errors,
-        "settings": {**dataclasses.asdict(settings), "folders": {key: str(at) for key, at in settings.folders.items()}},
-        "precision": running.precision,
-        "seconds": time.monotonic() - start,
-        "broken_images": suite.broken,
-        "remarks": suite.remarks,
-        "vitmix": __version__,
-    }
+    found = results_of(suite, measurements, weights_sha256=weights, seconds=time.monotonic() - start)
     print(text.describe_suite(found))  # first: a disk may be full by now
-    if output is not None:
+    written = []
+    if subject.run is not None and own:
+        written.append(str(keep_in_run(subject.run, found)))
+    if output:
         write_file(Path(output), json.dumps(found, allow_nan=False).encode())
+        written.append(output)
+    print(f"Written to {' and '.join(written)}." if written else "Add --output FILE to have the numbers as JSON.")
     return 0
 
 
@@ -143,8 +144,9 @@ def workers(given: int | None) -> int:
 
 
 def _number(text: str, name: str) -> float:
+    above, _, below = text.partition("/")
     try:
-        return float(Fraction(text))
+        return float(above) / float(below or 1)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"--{name} are numbers such as 0.03 or 8/255, got {text!r}") from None
 

@@ -53,10 +53,11 @@ def _run(namespace: argparse.Namespace) -> int:
     if suite is not None:
         given["workers"] = _robustness.workers(namespace.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
-    if suite is not None:
-        return _robustness.run_suite(suite, found, images, running, cells=namespace.cells, output=namespace.output)
-    assert images is not None
     own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
+    if suite is not None:
+        kept = {"own": own, "cells": namespace.cells, "output": namespace.output}
+        return _robustness.run_suite(suite, found, images, running, **kept)
+    assert images is not None
     if found.run is not None and own:
         evaluation = stored.evaluate_run(found.run, running)
     else:

@@ -28,12 +28,16 @@ from vitmix.data.loader import EvalLoader
 from vitmix.teachers import weights_checksum
 from vitmix.train.checkpoints import write_file
 
+from .cifar_c import NpyImages
 from .measure import top_predictions
 from .subject import Running, Subject
 
 FORMAT = 1  # of the files; raised when the same settings would give other answers
 SAVE_SECONDS = 10.0
 SAMPLED = 64  # pictures read for the checksum of a data set that has neither files nor an array
+
+# Settings that decide answers but say nothing of what is measured.
+HIDDEN = ("part", "seed", "batch", "package")
 
 Change = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From pixels in 0..1, labels and places in the data set to pixels."""
@@ -77,6 +81,11 @@ class Cell:
     change: Change | None = None
     cropped: bool = False
     outputs: tuple[int, ...] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is measured, for those who look up or draw the numbers."""
+        return {name: value for name, value in self.settings.items() if name not in HIDDEN}
 
 
 @dataclass
@@ -201,12 +210,12 @@ class Measurer:
     def key(self, cell: Cell) -> str:
         """The checksum of everything that decides a cell's answers."""
         own = self.subject.augmentation
-        crop = 1.0 if cell.cropped else own.crop_pct
         images = getattr(cell.images, "original", cell.images)  # of generated corruptions
         if id(images) not in self._checksums:
             self._checksums[id(images)] = (images, data_checksum(images))  # kept, so that no other gets its id
         parts = [FORMAT, self._weights, self._checksums[id(images)][1], cell.settings, cell.outputs]
-        parts += [own.sides, own.mean, own.std, own.interpolation, crop, self.running.precision]
+        # The crop of cropped images too: those that are corrupted here were cropped before.
+        parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct, cell.cropped, self.running.precision]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
@@ -225,6 +234,9 @@ def data_checksum(images: ImageSet) -> str:
         for index in range(len(images)):
             facts = os.stat(os.path.join(images.root, images.name(index)))
             digest.update(f"{images.name(index)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    elif isinstance(images, NpyImages):
+        facts = images.place.stat()
+        digest.update(f"{images.place.name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode() + images.rows.tobytes())
     else:
         digest.update(images.description.encode())
         for index in np.linspace(0, len(images) - 1, min(SAMPLED, len(images))).astype(int):

@@ -7,8 +7,10 @@ ImageNet-C was also stored as JPEG afterwards, which this is not.
 import contextlib
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ COMMON = (
     *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # for tuning; no part of the mean error
+DETERMINISTIC = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
+DETERMINISTIC += ("gaussian_blur", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 LEAST_SIDE = 32  # pixels, of the package
 
@@ -49,14 +53,18 @@ def corruption(name: str, severity: int) -> Corrupt:
     """One of ImageNet-C's corruptions; random ones are a function of the seed."""
     if name not in COMMON + EXTRA:
         raise unknown_name("corruption", name, COMMON + EXTRA)
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
+    check_severity(severity)
     need("imagecorruptions")
     need_one_thread()
     corrupt = partial(_corrupt, name, severity)
     if name == "glass_blur":
         corrupt(np.zeros((LEAST_SIDE, LEAST_SIDE, 3), np.uint8), 0)  # compiled here, once, and not in every worker
     return corrupt
+
+
+def check_severity(severity: int) -> None:
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
 
 
 def need_one_thread() -> None:
@@ -67,11 +75,42 @@ def need_one_thread() -> None:
 
 
 def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndarray:
+    package = need("imagecorruptions")
+    if name in DETERMINISTIC:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it worked around
+            return package.corrupt(pixels, severity=severity, corruption_name=name)
     # Two of them draw from generators of their own.
     settings: dict[str, Any] = {"seed": seed % 2**32} if name in ("glass_blur", "impulse_noise") else {}
-    with global_generators_kept(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it worked around
+    with global_generators_kept(), contextlib.redirect_stdout(io.StringIO()):
         seed_global_generators(seed)
-        return need("imagecorruptions").corrupt(pixels, severity=severity, corruption_name=name, **settings)
+        if name == "frost":
+            return _frosted(pixels, severity)
+        return package.corrupt(pixels, severity=severity, corruption_name=name, **settings)
+
+
+FROST = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # of each severity: of the image, of the frost
+
+
+def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
+    """The package's frost, which would decode and enlarge a whole photograph for every image."""
+    frost = _frost_picture(np.random.randint(6), *pixels.shape[:2])
+    top, left = (np.random.randint(0, frost.shape[axis] - pixels.shape[axis]) for axis in (0, 1))
+    part = frost[top : top + pixels.shape[0], left : left + pixels.shape[1], ::-1]
+    own, frosts = FROST[severity - 1]
+    return np.clip(own * pixels + frosts * part, 0, 255).astype(np.uint8)
+
+
+@cache
+def _frost_picture(number: int, height: int, width: int) -> np.ndarray:
+    """A photograph of frost (blue, green, red) a tenth larger than needed to cover so many pixels."""
+    import cv2
+
+    file = f"frost{number + 1}.{'png' if number < 3 else 'jpg'}"
+    with as_file(files("imagecorruptions") / "frost" / file) as place:
+        frost: Any = cv2.imread(str(place))
+    scale = 1.1 * max(1, height / frost.shape[0], width / frost.shape[1])
+    sides = (math.ceil(frost.shape[1] * scale), math.ceil(frost.shape[0] * scale))
+    return cv2.resize(frost, dsize=sides, interpolation=cv2.INTER_CUBIC)
 
 
 class CorruptedImages(ImageSet):

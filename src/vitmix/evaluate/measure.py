@@ -1,8 +1,9 @@
 """What a classifier gets right, and how sure it is of it: predictions first, then pure functions of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +16,17 @@ BINS = 15  # of confidence, as in Guo et al. 2017
 
 
 class Measurement(NamedTuple):
-    """A measured number, how many images (or timed passes) it comes from, and its interval of 95 % where it has one."""
+    """A measured number, how many images (or timed passes) it comes from, and its interval of 95 % where it has one.
+
+    `of` says what was measured, as `{"part": "noise", "sigma": 0.1}`, for those who look numbers up or draw them.
+    """
 
     name: str
     value: float
     n: int
     low: float | None = None
     high: float | None = None
+    of: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

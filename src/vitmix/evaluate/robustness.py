@@ -16,8 +16,10 @@ from vitmix.draws import generator_for
 from . import shifts
 from .attacks import AutoAttack, Fgsm, Pgd, check_auto_attack
 from .cells import Cell, Change, Measurer, Progress
+from .cifar_c import is_cifar_c, open_cifar_c
 from .corruptions import (
     COMMON,
+    SEVERITIES,
     CorruptedImages,
     Errors,
     check_sides,
@@ -25,6 +27,7 @@ from .corruptions import (
     divisors,
     read_reference,
 )
+from .extras import version_of
 from .measure import Measurement
 from .occlusion import ORDERS, Dropped, Noise, PatchOrder, saliency_of
 from .settings import PARTS, Robustness
@@ -36,8 +39,9 @@ CHOICE = 0x43484F49  # keeps these random numbers apart from others made from th
 
 
 class Part(NamedTuple):
-    """Cells, and the numbers that their answers give."""
+    """One of `PARTS` or a piece of it: cells, and the numbers that their answers give."""
 
+    name: str
     cells: list[Cell]
     summary: Summary
 
@@ -88,7 +92,8 @@ class Suite:
             for cell in part.cells:
                 found.append((cell, self.measurer.answers(cell)))
                 self._before += len(cell.images)
-            yield from part.summary(found)
+            for each in part.summary(found):
+                yield each._replace(of={"part": part.name, **each.of})
 
     @property
     def data(self) -> str:
@@ -110,7 +115,7 @@ class Suite:
         return Cell(name, images, {"seed": self.settings.seed, **facts}, change)
 
     def _clean(self) -> list[Part]:
-        return [Part([self._cell("clean", self.images, part="clean")], calibrated)]
+        return [Part("clean", [self._cell("clean", self.images, part="clean")], calibrated)]
 
     def _noise(self) -> list[Part]:
         cells = [
@@ -119,7 +124,7 @@ class Suite:
             )
             for sigma in self.settings.sigmas
         ]
-        return [Part(cells, accuracies)]
+        return [Part("noise", cells, accuracies)]
 
     def _occlusion(self) -> list[Part]:
         settings, classifier, sides = self.settings, self.measurer.classifier, self.measurer.augmentation.sides
@@ -139,7 +144,7 @@ class Suite:
                 )
                 for share in settings.dropped
             ]
-            parts.append(Part(cells, accuracies))
+            parts.append(Part("occlusion", cells, accuracies))
         return parts
 
     def _corruptions(self) -> list[Part]:
@@ -148,27 +153,39 @@ class Suite:
         divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
         kinds = list(itertools.product(settings.corruptions, settings.severities))
         if "c" in settings.folders:
-            images = stored_corruptions(Path(settings.folders["c"]), kinds, self.subject)
-            images = {kind: chosen(each, settings.limit, settings.seed) for kind, each in images.items()}
+            package, images = None, self._stored_corruptions(Path(settings.folders["c"]), kinds)
         else:
             own, seed = self.measurer.augmentation, settings.seed
             check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
-        cells = [
-            dataclasses.replace(
-                self._cell(f"corruption {name} {severity}", each, corruption=name, severity=severity), cropped=True
-            )
-            for (name, severity), each in images.items()
-        ]
-        return [Part(cells, partial(self._corruption_summary, reference))]
+            package = version_of("imagecorruptions")
+        cells = []
+        for (name, severity), each in images.items():
+            facts = {"corruption": name, "severity": severity, "package": package}
+            cell = self._cell(f"corruption {name} {severity}", each, **facts)
+            cells.append(dataclasses.replace(cell, cropped=True))
+        return [Part("corruptions", cells, partial(self._corruption_summary, reference))]
+
+    def _stored_corruptions(self, root: Path, kinds: list[tuple[str, int]]) -> dict[tuple[str, int], ImageSet]:
+        if is_cifar_c(root):
+            self.remarks.append(f"Note: label i of {root} is taken as output i.")
+        found = (open_cifar_c if is_cifar_c(root) else stored_corruptions)(root, kinds, self.subject)
+        return {kind: chosen(each, self.settings.limit, self.settings.seed) for kind, each in found.items()}
 
     def _reference(self) -> Errors | None:
         """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
-        if self.settings.reference is not None:
-            return read_reference(self.settings.reference)
-        names = self.subject.classes or (tuple(self.images.classes) if self.settings.needs_images else shifts.synsets())
-        common = not set(self.settings.corruptions) - set(COMMON)
-        return read_reference("alexnet") if names == shifts.synsets() and common else None
+        settings = self.settings
+        if settings.reference is not None:
+            return read_reference(settings.reference)
+        if set(settings.corruptions) - set(COMMON) or len(settings.severities) != len(SEVERITIES):
+            return None  # AlexNet's are known for these alone, as the mean over all severities
+        if "c" not in settings.folders:
+            classes = self.subject.classes or tuple(self.images.classes)
+        elif is_cifar_c(Path(settings.folders["c"])):
+            return None
+        else:
+            classes = self.subject.classes or shifts.synsets()
+        return read_reference("alexnet") if classes == shifts.synsets() else None
 
     def _corruption_summary(self, reference: Errors | None, found: Found) -> Iterator[Measurement]:
         yield from accuracies(found)
@@ -191,47 +208,51 @@ class Suite:
                 )
             images = chosen(found.images, self.settings.limit, self.settings.seed)
             cells.append(dataclasses.replace(self._cell(name, images, part=name), outputs=found.outputs))
-        return [Part(cells, accuracies)]
+        return [Part("shifts", cells, accuracies)]
 
     def _attacks(self) -> list[Part]:
-        classifier, steps, seed = self.measurer.classifier, self.settings.steps, self.settings.seed
-        bounds = sorted(set(self.settings.epsilons))
-        cells = [
-            self._cell(f"fgsm eps={of_255(bound)}", self.attacked, Fgsm(classifier, bound), part="fgsm", epsilon=bound)
-            for bound in bounds
-        ]
-        parts = [Part([self._cell("attack none", self.attacked, part="clean")], accuracies), Part(cells, worst_so_far)]
-        for alpha in self.settings.alphas:
-            facts = {"part": "pgd", "alpha": alpha, "steps": steps}
+        settings, classifier = self.settings, self.measurer.classifier
+        steps, seed, norm = settings.steps, settings.seed, settings.norm
+        untouched = self._cell(f"attack none{self._norm}", self.attacked, part="clean")
+        cells = [self._attack("fgsm", "fgsm", bound, Fgsm(classifier, bound, norm)) for bound in self._bounds]
+        parts = [Part("attacks", [untouched], self._untouched), Part("attacks", cells, worst_so_far)]
+        for alpha in settings.alphas:
+            facts = {"alpha": alpha, "steps": steps}
             cells = [
-                self._cell(
-                    f"pgd-{steps} alpha={alpha:g} eps={of_255(bound)}",
-                    self.attacked,
-                    Pgd(classifier, bound, alpha, steps, seed),
-                    epsilon=bound,
-                    **facts,
-                )
-                for bound in bounds
+                self._attack("pgd", f"pgd-{steps}", bound, Pgd(classifier, bound, alpha, steps, seed, norm), **facts)
+                for bound in self._bounds
             ]
-            parts.append(Part(cells, worst_so_far))
+            parts.append(Part("attacks", cells, worst_so_far))
         return parts
 
     def _autoattack(self) -> list[Part]:
         check_auto_attack(self.subject.settings["num_classes"])
         # Its random numbers are drawn for a batch as a whole.
-        facts = {"part": "autoattack", "batch": self.measurer.running.batch}
-        classifier, seed = self.measurer.classifier, self.settings.seed
+        facts = {"batch": self.measurer.running.batch, "package": version_of("pyautoattack")}
+        classifier, seed, norm = self.measurer.classifier, self.settings.seed, self.settings.norm
         cells = [
-            self._cell(
-                f"autoattack eps={of_255(bound)}",
-                self.attacked,
-                AutoAttack(classifier, bound, seed),
-                epsilon=bound,
-                **facts,
-            )
-            for bound in sorted(set(self.settings.epsilons))
+            self._attack("autoattack", "autoattack", bound, AutoAttack(classifier, bound, seed, norm), **facts)
+            for bound in self._bounds
         ]
-        return [Part(cells, worst_so_far)]
+        return [Part("autoattack", cells, worst_so_far)]
+
+    def _attack(self, attack: str, words: str, bound: float, change: Change, **facts: Any) -> Cell:
+        step = f" alpha={facts['alpha']:g}" if "alpha" in facts else ""
+        name = f"{words}{self._norm}{step} eps={of_255(bound) if self.settings.norm == 'linf' else f'{bound:g}'}"
+        return self._cell(name, self.attacked, change, attack=attack, norm=self.settings.norm, epsilon=bound, **facts)
+
+    def _untouched(self, found: Found) -> Iterator[Measurement]:
+        """Of the attacked images as they are: the same cell as the clean one where that has the same images."""
+        for each in accuracies(found):
+            yield each._replace(of={"attack": "none", "norm": self.settings.norm})
+
+    @property
+    def _bounds(self) -> list[float]:
+        return sorted(set(self.settings.epsilons))
+
+    @property
+    def _norm(self) -> str:
+        return "" if self.settings.norm == "linf" else f" {self.settings.norm}"
 
 
 def robustness(

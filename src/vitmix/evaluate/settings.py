@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitmix._checks import check_count, check_fraction, check_not_negative, check_positive, unknown_name
+from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive, unknown_name
 
-from .corruptions import COMMON, EXTRA, SEVERITIES
+from .attacks import NORMS
+from .corruptions import COMMON, EXTRA, SEVERITIES, check_severity
 from .occlusion import ORDERS
 from .shifts import NAMES
 
+EPSILONS = {"linf": (1 / 255, 4 / 255, 8 / 255), "l2": (0.25, 0.5, 1.0)}
+ALPHAS = {"linf": (0.001, 0.003, 0.01, 0.03), "l2": (0.05, 0.1, 0.2)}
 PARTS = ("clean", "noise", "occlusion", "corruptions", "shifts", "attacks", "autoattack")
 
 
@@ -23,8 +26,10 @@ class Robustness:
         attack_limit: the same for attacks, which take many passes.
         reference: errors that corruption errors are relative to, see `read_reference`.
         orders: in which order patches are dropped; None is what the model allows.
-        folders: `c`, `a`, `r`, `sketch`, `stylized` and `v2` of ImageNet.
-        epsilons, alphas: bounds of all attacks and step sizes of PGD, in pixels of 0..1; PGD runs on each pair.
+        folders: `c` of ImageNet or CIFAR, `a`, `r`, `sketch`, `stylized` and `v2` of ImageNet.
+        norm: how attacks are bounded, one of `NORMS`.
+        epsilons, alphas: bounds of all attacks and step sizes of PGD, in pixels of 0..1; PGD runs on each pair. The
+            usual ones of the norm if none are given.
     """
 
     parts: tuple[str, ...] = tuple(part for part in PARTS if part != "shifts")
@@ -36,8 +41,9 @@ class Robustness:
     reference: str | None = None
     dropped: tuple[float, ...] = tuple(tenth / 10 for tenth in range(10))
     orders: tuple[str, ...] | None = None
-    epsilons: tuple[float, ...] = (1 / 255, 4 / 255, 8 / 255)
-    alphas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    norm: str = "linf"
+    epsilons: tuple[float, ...] = ()
+    alphas: tuple[float, ...] = ()
     steps: int = 10
     folders: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
@@ -62,6 +68,11 @@ class Robustness:
                 raise unknown_name("corruption", name, COMMON + EXTRA)
         if "shifts" in self.parts and not set(self.folders) & set(NAMES):
             raise ValueError(f"the suite 'shifts' needs folders, as --folders a=DIR with one of {', '.join(NAMES)}")
+        check_choice("norm", self.norm, NORMS)
+        for name, usual in (("epsilons", EPSILONS), ("alphas", ALPHAS)):
+            object.__setattr__(self, name, tuple(getattr(self, name)) or usual[self.norm])
+        for severity in self.severities:
+            check_severity(severity)
         check_count("attack_limit", self.attack_limit)
         check_count("steps", self.steps)
         if self.limit is not None:
@@ -73,5 +84,7 @@ class Robustness:
         ):
             for value in getattr(self, name):
                 check(name, value)
+                if self.norm == "linf" and name != "sigmas" and value > 1:  # no pixel can change by more
+                    raise ValueError(f"{name} are in pixels of 0..1, got {value:g}; write {value:g}/255")
         for value in self.dropped:
             check_fraction("dropped", value)

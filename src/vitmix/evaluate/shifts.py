@@ -128,7 +128,10 @@ def _corruption_folders(root: Path) -> dict[str, Path]:
     places = [*root.iterdir(), *root.glob("*/*")]
     found = {place.name: place for place in places if place.is_dir() and place.name in COMMON + EXTRA}
     if not found:
-        raise ValueError(f"{str(root)!r} holds no <corruption>/<severity>/<class>, such as fog/1/n01440764")
+        raise ValueError(
+            f"{str(root)!r} holds no <corruption>/<severity>/<class>, such as fog/1/n01440764, "
+            "and no labels.npy as CIFAR-10-C does"
+        )
     return found
 
 

@@ -13,14 +13,14 @@ Found = list[tuple[Cell, Answers]]
 Summary = Callable[[Found], Iterator[Measurement]]
 
 
-def accuracy(name: str, answers: Answers) -> Measurement:
-    right, n = answers.count(name)
-    return Measurement(name, right / n, n, *wilson(right, n))
+def accuracy(cell: Cell, answers: Answers) -> Measurement:
+    right, n = answers.count(cell.name)
+    return Measurement(cell.name, right / n, n, *wilson(right, n), of=cell.facts)
 
 
 def accuracies(found: Found) -> Iterator[Measurement]:
     for cell, answers in found:
-        yield accuracy(cell.name, answers)
+        yield accuracy(cell, answers)
 
 
 def worst_so_far(found: Found) -> Iterator[Measurement]:
@@ -28,13 +28,13 @@ def worst_so_far(found: Found) -> Iterator[Measurement]:
     worst = found[0][1].right
     for cell, answers in found:
         worst = np.minimum(worst, answers.right)
-        yield accuracy(cell.name, replace(answers, right=worst))
+        yield accuracy(cell, replace(answers, right=worst))
 
 
 def calibrated(found: Found) -> Iterator[Measurement]:
     """Accuracy and expected calibration error."""
     for cell, answers in found:
-        yield accuracy(cell.name, answers)
+        yield accuracy(cell, answers)
         readable = answers.readable
         yield _calibration(cell.name, answers.confidence[readable], answers.right[readable] == 1)
 
@@ -45,7 +45,8 @@ def _calibration(name: str, confidence: np.ndarray, right: np.ndarray) -> Measur
         return np.array([calibration_error(np.repeat(confidence, row), np.repeat(right, row)) for row in rows])
 
     value = calibration_error(confidence, right)
-    return Measurement(f"{name} calibration error", value, len(right), *bootstrap(resampled, len(right)))
+    interval, of = bootstrap(resampled, len(right)), {"metric": "calibration error"}
+    return Measurement(f"{name} calibration error", value, len(right), *interval, of=of)
 
 
 def corruption_errors(found: Found, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:
@@ -60,12 +61,12 @@ def corruption_errors(found: Found, divisors: Mapping[str, float], words: str, m
         for name, by in divisors.items()
     }
     for name, values in wrong.items():
-        yield _mean(f"{words} {name}", values)
-    yield _mean(mean, np.mean(list(wrong.values()), axis=0))
+        yield _mean(f"{words} {name}", values, {"corruption": name, "metric": words})
+    yield _mean(mean, np.mean(list(wrong.values()), axis=0), {"metric": mean})
 
 
-def _mean(name: str, values: np.ndarray) -> Measurement:
+def _mean(name: str, values: np.ndarray, of: Mapping[str, str]) -> Measurement:
     n = len(values)
     if n == 0:
         raise ValueError(f"no image could be read in every cell of {name!r}; get the files again")
-    return Measurement(name, float(values.mean()), n, *bootstrap(lambda counts: counts @ values / n, n))
+    return Measurement(name, float(values.mean()), n, *bootstrap(lambda counts: counts @ values / n, n), of=of)

@@ -18,11 +18,12 @@ def table(measurements: Iterable[Measurement]) -> str:
 
 def describe_suite(found: dict[str, Any]) -> str:
     """What `vitmix eval --suite` found, in short."""
-    lines = [f"Model  {found['weights']} ({found['model']})", f"Data   {found['data']}", *found["remarks"], ""]
+    facts = next(iter(found["parts"].values()))  # of one command
+    lines = [f"Model  {found['weights']} ({found['model']})", f"Data   {facts['data']}", *facts["remarks"], ""]
     lines.append(table(Measurement(**each) for each in found["measurements"]))
     lines.append("Values in brackets are intervals of 95 %.")
-    if found["broken_images"]:
-        lines.append(f"{len(found['broken_images'])} images could not be read and are not counted")
+    if facts["broken_images"]:
+        lines.append(f"{len(facts['broken_images'])} images could not be read and are not counted")
     return "\n".join(lines)
 
 

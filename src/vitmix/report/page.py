@@ -18,6 +18,7 @@ from .drawn import drawn_section
 from .html import COUNT, GIGA, LOSS, PERCENT, TIME, number, section, spread, table
 from .mistakes import calibration_section, classes_section, confusions_section
 from .pictures import Pictures, draw_pictures, gallery_section, pictures_section
+from .robustness import robustness_section
 from .runs import Group, Run, add_evaluations, deciding, defaults, find_runs, group_runs, plain
 
 CURVES = {  # column of metrics.jsonl → title and how its values read
@@ -80,6 +81,7 @@ def render(
         ("classes", "Accuracy of each class", classes_section(groups)),
         ("calibration", "Calibration", calibration_section(groups)),
         ("confusions", "Most frequent mistakes", confusions_section(groups)),
+        ("robustness", "Robustness", robustness_section(groups)),
         ("analyses", "Studies of mixing", analyses_section(groups)),
         ("cost", "Speed and cost", _cost(groups)),
         ("runs", "Runs", _runs(runs)),

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vitmix.evaluate import results
 from vitmix.evaluate.stored import evaluate_run, read_evaluation
 from vitmix.train.config import FIELDS, TrainConfig, resolve
 from vitmix.train.runs import RunFolder
@@ -59,6 +60,8 @@ class Run:
             return self.rows[int(first) if index is None else index].get(name)
         if file == "summary.json":
             return (self.summary or {}).get(place)
+        if file == results.FILE:  # VALUE.MEASUREMENT
+            return self.measured.get(name, {}).get(first)
         return None if self.evaluation is None else self._evaluated(place)
 
     def _evaluated(self, place: str) -> float | None:
@@ -73,6 +76,16 @@ class Run:
             return counts.get(seen[0], 0)
         total = sum(counts.values())
         return total if first == "images" else counts.get(label, 0) / total if total else None
+
+    @cached_property
+    def robustness(self) -> dict[str, Any] | None:
+        """What `vitmix eval --suite` found with the best weights, if it did."""
+        return results.read_results(self.folder)
+
+    @cached_property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """The measurements of `robustness` by name."""
+        return {row["name"]: row for row in (self.robustness or {"measurements": []})["measurements"]}
 
     @cached_property
     def _confusion(self) -> dict[int, dict[int, int]]:
