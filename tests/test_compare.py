@@ -427,7 +427,8 @@ def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pyt
 def check_published(folder: Path, output: Path, cells: list[Cell]) -> None:
     """The folder for a repository: all that was measured, nothing of where, and a matrix that trains it again."""
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    runs = {f"runs/{cell.name}.{kind}" for cell in cells for kind in ("csv", "yaml")}
+    kept = ("config.yaml", "evaluation.json", "metrics.csv", "metrics.jsonl", "summary.json")
+    runs = {f"runs/{cell.name}/{name}" for cell in cells for name in kept}
     assert files.keys() == runs | {"README.md", "compare.csv", "compare.json", "matrix.yaml"}
     assert not [name for name, content in files.items() if str(output.parent) in content]
     assert files["compare.csv"] == (output / "compare.csv").read_text()
@@ -438,6 +439,8 @@ def check_published(folder: Path, output: Path, cells: list[Cell]) -> None:
     assert f"torch {torch.__version__}" in files["README.md"]
     again = read_matrix(str(folder / "matrix.yaml")).cells(output)
     assert [cell.config for cell in again] == [cell.config for cell in cells]
+    assert cli.main(["compare", str(folder / "matrix.yaml"), "--output", str(folder), "--no-train"]) == 0
+    assert (folder / "compare.csv").read_text() == files["compare.csv"]  # made of the published runs alone
 
 
 def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -459,6 +462,7 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--publish", str(published)]) == 0
     said = capfd.readouterr().out
     check_published(published, output, cells)
+    capfd.readouterr()
     stored = json.loads((output / "compare.json").read_text())["rows"]
     table = list(csv.DictReader((output / "compare.csv").read_text().splitlines()))
     shown = re.findall(r'<data value="([^"]+)"([^>]*)>([^<]*)</data>', (output / "compare.html").read_text())

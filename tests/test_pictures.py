@@ -23,6 +23,7 @@ from vitmix.commands import draw as command
 from vitmix.data.augment import Augmentation
 from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
 from vitmix.draw.cam import to_channels_first
+from vitmix.draw.held_out import held_out
 from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
@@ -394,6 +395,28 @@ def test_same_command_same_figure(run, tmp_path):
     for file in files:
         assert main(["draw", "heads", str(run), "--method", "none", "manifold", "--output", str(file)]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
+    def figure(*arguments: str) -> str:
+        assert main(["draw", "occlusion", *arguments, "--output", str(tmp_path / "figure.svg")]) == 0
+        return (tmp_path / "figure.svg").read_text()
+
+    own = held_out(open_subject(run), 2)
+    assert own[0].name != own[1].name and own == held_out(open_subject(run), 2)
+    assert own[0].image.size == (16, 16)  # as the data has them
+    words = figure(str(run), "test_vit")
+    assert all(picture.name in words for picture in own)
+    assert "zebra" in figure(str(run), "--names", "zebra", "horse")
+    (tmp_path / "moved").mkdir()
+    config = (run / "config.yaml").read_text()
+    for name in ("best.safetensors", "summary.json"):
+        shutil.copy(run / name, tmp_path / "moved" / name)
+    lost = re.sub("(?m)^data: .*$", "data: npz:nowhere", config)
+    (tmp_path / "moved" / "config.yaml").write_text(lost)
+    capsys.readouterr()
+    assert main(["draw", "occlusion", str(tmp_path / "moved")]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("; give --images")
 
 
 def test_folders_name_classes(run, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from vitmix.commands.train import key_and_value
 
 if TYPE_CHECKING:
     from vitmix.draw import Sheet, Sight
+    from vitmix.evaluate.subject import Subject
     from vitmix.show import Picture
 
 KINDS = {
@@ -35,7 +36,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
     add = parser.add_argument
     add("models", nargs="*", metavar="RUN|FILE|NAME", help=f"models side by side (default: {MODEL}, untrained)")
-    add("--images", nargs="+", metavar="IMAGE", help="picture files; shapes:N is built-in picture N, also by default")
+    add(
+        "--images",
+        nargs="+",
+        metavar="IMAGE",
+        help="picture files; shapes:N is built-in picture N (default: two of the first run's held-out pictures, or "
+        "built-in ones)",
+    )
     add("--names", nargs="+", metavar="NAME", help="what to call them; a class of the model is the picture's label")
     if name != "occlusion":
         usual = {
@@ -77,8 +84,9 @@ def _run(namespace: argparse.Namespace) -> int:
     for method in methods:
         if not (kind == "heads" and method == MANIFOLD):
             create(method, 2)  # a typo should show before a model is built
-    sights = _open_models(namespace)
-    pictures = _read_pictures(namespace, max(max(sight.augmentation.sides) for sight in sights), sights)
+    subjects, sights = _open_models(namespace)
+    side = max(max(sight.augmentation.sides) for sight in sights)
+    pictures = _find_pictures(namespace, side, subjects, sights)
     if kind == "gallery" and not methods:
         methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # leaves pictures alone
     names = ("blocks", "block", "only_right")
@@ -112,14 +120,14 @@ def _keep(namespace: argparse.Namespace, name: str, sheet: "Sheet", sights: list
             print(f"No copy for reports could be kept in {run}: {error.strerror}.")
 
 
-def _open_models(namespace: argparse.Namespace) -> list["Sight"]:
+def _open_models(namespace: argparse.Namespace) -> tuple[list["Subject"], list["Sight"]]:
     import torch
 
     from vitmix.draw.sights import short_names, sight_of
     from vitmix.evaluate.subject import open_subject
 
     places = namespace.models or [MODEL]
-    sights = []
+    subjects, sights = [], []
     for place, name in zip(places, short_names(places), strict=True):
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
         is_file, is_place = Path(place).is_file(), Path(place).exists()
@@ -130,22 +138,42 @@ def _open_models(namespace: argparse.Namespace) -> list["Sight"]:
             pretrained=namespace.pretrained and not is_place,
             size=namespace.size,
         )
+        subjects.append(subject)
         sights.append(sight_of(subject, name, trained=is_place or namespace.pretrained))
-    return sights
+    return subjects, sights
 
 
-def _read_pictures(namespace: argparse.Namespace, side: int, sights: list["Sight"]) -> list["Picture"]:
-    """The pictures; one that lies in a folder named like a class shows that class."""
+def _find_pictures(
+    namespace: argparse.Namespace, side: int, subjects: list["Subject"], sights: list["Sight"]
+) -> list["Picture"]:
+    from dataclasses import replace
+
+    run = next((subject for subject in subjects if subject.run is not None), None)
+    pictures = _held_out(run) if run is not None and not namespace.images else _read(namespace.images, side, sights)
+    if namespace.names is None:
+        return pictures
+    if len(namespace.names) != len(pictures):
+        raise ValueError(f"there are {len(pictures)} pictures but {len(namespace.names)} names; give one for each")
+    return [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
+
+
+def _held_out(run: "Subject") -> list["Picture"]:
+    from vitmix.draw.held_out import held_out
+
+    try:
+        return held_out(run, 2)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"no pictures of {run.run} can be drawn ({error}); give --images") from None
+
+
+def _read(texts: list[str] | None, side: int, sights: list["Sight"]) -> list["Picture"]:
+    """The named pictures, or built-in ones; one that lies in a folder named like a class shows that class."""
     from dataclasses import replace
 
     from vitmix.show.pictures import BUILT_IN, read_picture
 
-    texts = namespace.images or list(BUILT_IN)
+    texts = texts or list(BUILT_IN)
     pictures = [read_picture(text, side) for text in texts]
-    if namespace.names is not None:
-        if len(namespace.names) != len(pictures):
-            raise ValueError(f"there are {len(pictures)} pictures but {len(namespace.names)} names; give one for each")
-        return [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
     classes = {name for sight in sights for name in sight.classes}
     folders = [Path(text).resolve().parent.name for text in texts]
     return [

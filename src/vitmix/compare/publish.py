@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from vitmix.report.runs import Run
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import to_yaml
 from vitmix.train.progress import duration
@@ -23,6 +24,7 @@ from vitmix.train.progress import duration
 from .matrix import Matrix
 from .results import GFLOPS, Comparison, Entry, csv_text, notes, plain, table_rows
 
+KEPT = ("metrics.csv", "metrics.jsonl", "summary.json", "evaluation.json", "robustness.json", "analysis/*.json")
 COST = ("", "epochs", "images/s", "memory, GiB", "time of a training")
 
 
@@ -31,15 +33,21 @@ def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
     content = {"about": matrix.about, "matrix": matrix.plain(), **plain(comparison)}
     for row in content["rows"]:
         row["runs"] = [Path(run).name for run in row["runs"]]  # where they were trained is nobody's business
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
     for entry in comparison.entries:
         for run in entry.runs.values():
-            write_file(folder / "runs" / f"{run.folder.name}.csv", (run.folder / "metrics.csv").read_bytes())
-            write_file(folder / "runs" / f"{run.folder.name}.yaml", to_yaml(replace(run.config, output=None)).encode())
+            _publish_run(run, folder / "runs" / run.folder.name)
     write_file(folder / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(folder / "compare.csv", csv_text(content["rows"]).encode())
     write_file(folder / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(folder / "README.md", readme(matrix, comparison).encode())
+
+
+def _publish_run(run: Run, folder: Path) -> None:
+    for path in sorted(path for pattern in KEPT for path in run.folder.glob(pattern)):
+        place = folder / path.relative_to(run.folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_file(place, path.read_bytes().replace(f"{run.folder.parent}/".encode(), b""))
+    write_file(folder / "config.yaml", to_yaml(replace(run.config, output=None)).encode())
 
 
 def readme(matrix: Matrix, comparison: Comparison) -> str:
@@ -58,7 +66,7 @@ def readme(matrix: Matrix, comparison: Comparison) -> str:
         "tensors on the GPU took at most. Trainings that ran side by side shared the device.",
         "\n".join(f"- {_place(json.loads(place))}" for place in sorted(places)),
         f"{len(runs)} trainings of {duration(spent)} in all, each its own clock's, evaluation included. "
-        "`runs` holds each one's resolved configuration (`vitmix train --config runs/NAME.yaml`) and its epochs.",
+        "`vitmix train --config runs/NAME/config.yaml` repeats one of them; `vitmix report runs` makes a page.",
     ]
     return "\n\n".join(parts) + "\n"
 

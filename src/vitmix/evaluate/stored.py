@@ -65,10 +65,11 @@ def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation
 
 def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
     """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder."""
+    weights = checksum(folder / "best.safetensors")  # first: a training may replace them meanwhile
     subject = open_subject(folder)
     images = own_images(subject)
     found = evaluate(subject, images, running or running_of(subject, images))
-    found["weights_sha256"] = checksum(folder / "best.safetensors")
+    found["weights_sha256"] = weights
     write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
     return found
 
@@ -85,8 +86,9 @@ def read_evaluation(folder: Path) -> Evaluation | None:
     """The stored evaluation of a run's best weights, unless there is none, or one of other weights or another form."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = found["weights_sha256"] == checksum(folder / "best.safetensors") and found.keys() >= NEEDED
-        return found if known else None
+        known = checksums(folder, "best")
+        own = not known or found["weights_sha256"] in known
+        return found if own and found.keys() >= NEEDED else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -107,3 +109,9 @@ def checksum(path: Path) -> str:
     """What tells one file of weights from another."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(folder: Path, *names: str) -> set[str]:
+    """Of the weights `best` or `last` in a run folder; empty where there are none, as in a published folder."""
+    paths = [folder / f"{name}.safetensors" for name in names]
+    return {checksum(path) for path in paths if path.is_file()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix.analyze.studies import STUDIES
-from vitmix.evaluate.stored import checksum
+from vitmix.evaluate.stored import checksums
 
 from . import html, svg
 from .runs import Group, Run
@@ -70,13 +70,12 @@ def read_analyses(groups: Sequence[Group]) -> tuple[list[Found], list[str]]:
     every = [(group, run) for group in groups for run in group.runs]
     for group, run in every:
         paths = sorted((run.folder / FOLDER).glob("*.json"))
-        weights = [run.folder / f"{name}.safetensors" for name in ("best", "last")] if paths else []
-        known = {checksum(path) for path in weights if path.is_file()}
+        known = checksums(run.folder, "best", "last") if paths else set()
         for path in paths:
             content = _read(path)
             if content is None:
                 notes.append(f"{path} is no study of this version; 'vitmix analyze {run.folder}' writes it anew")
-            elif content["weights_sha256"] not in known:
+            elif known and content["weights_sha256"] not in known:
                 notes.append(f"{path} is about other weights; 'vitmix analyze {run.folder}' measures those of the run")
             else:
                 found.append(Found(group, run, content))

@@ -6,14 +6,12 @@ from html import escape
 import numpy as np
 
 from vitmix.adapters import read_model
-from vitmix.data.images import BrokenImage, ImageSet
+from vitmix.draw.held_out import held_out
 from vitmix.draw.kinds import Subjects, draw_attention, draw_labels
 from vitmix.draw.looks import chosen_blocks
 from vitmix.draw.sheet import Sheet
 from vitmix.draw.sights import sight_of
-from vitmix.evaluate.stored import own_images
 from vitmix.evaluate.subject import Subject
-from vitmix.show.pictures import Picture
 
 from .examples import data_uri, encoded
 from .html import note
@@ -27,7 +25,7 @@ SEED = 0  # of the mixing: the same for every run
 def draw_gallery(subject: Subject) -> str:
     """Strips of tiles; for what cannot be drawn, a sentence that says why."""
     try:
-        pictures = _held_out(subject)
+        pictures = held_out(subject, IMAGES)
         subjects = Subjects([sight_of(subject, "")], pictures, seed=SEED)
         blocks = chosen_blocks(read_model(subject.model).depth, None, most=MOST_BLOCKS)
     except (ValueError, OSError) as error:
@@ -56,22 +54,3 @@ def _strips(what: str, draw: Callable[[], Sheet]) -> str:
 
 def _tile(pixels: np.ndarray) -> bytes:
     return encoded((pixels * 255).round().astype(np.uint8), SIDE)
-
-
-def _held_out(subject: Subject) -> list[Picture]:
-    """Readable images of classes as different as there are, the same for every run on the same data."""
-    images: ImageSet = own_images(subject)
-    classes = np.unique(images.labels)
-    wanted = classes[np.arange(IMAGES) * len(classes) // IMAGES][[0, 2, 1, 3]]  # pairs of two classes, if there are two
-    found: list[Picture] = []
-    for number, label in enumerate(wanted):
-        rows = np.flatnonzero(images.labels == label)
-        for index in np.roll(rows, -number):  # another image where classes repeat
-            try:
-                found.append(Picture(images[int(index)][0], images.classes[label]))
-                break
-            except BrokenImage:
-                continue
-    if len(found) < IMAGES:
-        raise ValueError(f"fewer than {IMAGES} of the classes of {images.description} have a readable image")
-    return found
