@@ -232,6 +232,22 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     assert "2 of 3" in said and "best epoch" in said and "Not all trainings are finished" in said
 
 
+@pytest.mark.parametrize("how", ["--dry-run", "--no-train"])
+def test_runs_of_another_configuration_are_no_results(how: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, output = write(tmp_path), tmp_path / "out"
+    finish(read_matrix(str(path)).cells(output)[0])
+    changed = ["compare", str(path), "--output", str(output), "--set", "epochs=3", "--publish", str(tmp_path / "pub")]
+    assert cli.main([*changed, how]) == 2
+    assert "another configuration (epochs: 1 -> 3)" in capsys.readouterr().err
+    assert not (output / "matrix.yaml").exists() and not (tmp_path / "pub").exists()
+
+
+def test_long_names_share_no_folder(tmp_path: Path) -> None:
+    data = [f"shapes(size=16, length=4800, test_length={number})" for number in (240, 241)]
+    names = [cell.name for cell in parse_matrix({"rows": ["cutmix"], "data": data}, "it").cells(tmp_path)]
+    assert len(set(names)) == len(names) == 6 and all(len(name) < 120 for name in names)
+
+
 def test_nothing_finished_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path)
     assert cli.main(["compare", str(path), "--output", str(tmp_path / "out"), "--no-train"]) == 0

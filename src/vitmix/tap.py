@@ -244,7 +244,7 @@ class AttentionTap:
         attention: Iterable[int] = (),
     ) -> None:
         self.reader = read_model(model)
-        self.reader.need_attention("an attention tap")
+        self.reader.need_attention("a map of attention")
         self._plan = Plan(
             class_row=frozenset(map(self.reader.resolve, class_row)),
             column_mean=frozenset(map(self.reader.resolve_patches, column_mean)),

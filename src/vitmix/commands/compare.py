@@ -44,7 +44,7 @@ def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
     from vitmix._checks import check_count, check_positive
     from vitmix.compare import matrix as matrices
-    from vitmix.compare.runner import Interrupted, is_done, run_cells
+    from vitmix.compare.runner import Interrupted, check_cells, is_done, run_cells
 
     if namespace.list:
         return _list()
@@ -64,6 +64,7 @@ def _run(namespace: argparse.Namespace) -> int:
     )
     output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
     cells = matrix.cells(output)
+    check_cells(cells)
     if namespace.dry_run:
         print("\n".join(f"{'done' if is_done(cell) else 'to run':<7} {cell.name}" for cell in cells))
         return 0

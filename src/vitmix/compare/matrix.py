@@ -12,6 +12,7 @@ seeds: [0, 1, 2]
 """
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Matrix:
         twins = {cell.name for cell in found if sum(each.name == cell.name for each in found) > 1}
         if twins:
             raise ValueError(
-                f"two cells of the matrix would share the folder {min(twins)}; give their rows other names"
+                f"two cells of the matrix would share the folder {min(twins)}; give rows, models and data other names"
             )
         return found
 
@@ -135,7 +136,9 @@ def _cell(names: tuple[str, str, str, int], settings: dict[str, Any], output: Pa
 
 
 def _slug(text: str, most: int = 40) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")[:most] or "_"
+    """A text as part of a folder's name; what is cut off a long one leaves a checksum behind."""
+    slug = re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_") or "_"
+    return slug if len(slug) <= most else f"{slug[: most - 7]}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 # Text

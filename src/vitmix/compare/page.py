@@ -94,7 +94,7 @@ def _time(comparison: Comparison, groups: Sequence[Group]) -> str:
             if points:
                 courses.append(svg.Line(group.number, points, label, "seed"))
     longest = max(x for line in courses for x, _ in line.points)
-    axes: dict[str, Any] = {"shown": _percent, "x_name": "minutes", "x_range": (0.0, 1.05 * longest)}
+    axes: dict[str, Any] = {"shown": _percent, "percent": True, "x_name": "minutes", "x_range": (0.0, 1.05 * longest)}
     charts = [
         ("At the end", svg.line_chart("Accuracy and training time", ends, **axes)),
         ("On the way", svg.line_chart("Accuracy over training time", courses, **axes)),

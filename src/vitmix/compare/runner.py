@@ -51,6 +51,13 @@ def is_done(cell: Cell) -> bool:
     return cell.folder.read_summary() is not None and (cell.folder.path / "evaluation.json").is_file()
 
 
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Refuses, before anything runs or is read, names that are wrong and folders with another training in them."""
+    for cell in cells:
+        check_model(cell.config.model)
+        cell.folder.check(cell.config)
+
+
 def run_cells(
     cells: Sequence[Cell],
     *,
@@ -64,9 +71,7 @@ def run_cells(
     Several comparisons may work on one folder: a cell that another process trains is left to it. Whatever ends this
     function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
-    for cell in cells:  # before anything runs: a wrong name, or a folder with another training, is refused
-        check_model(cell.config.model)
-        cell.folder.check(cell.config)
+    check_cells(cells)
     waiting = [cell for cell in cells if not is_done(cell)]
     say(f"{len(cells)} trainings: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
     if not waiting:

@@ -260,6 +260,10 @@ def _points(each: Found, title: str, column: str, along: str, others: dict[str, 
 
 def _chart(title: str, lines: Sequence[svg.Line], percent: bool, along: str) -> str:
     chart = svg.line_chart(
-        title, lines, shown=lambda value: f"{100 * value:.3g} %" if percent else f"{value:.4g}", x_name=along
+        title,
+        lines,
+        shown=lambda value: f"{100 * value:.3g} %" if percent else f"{value:.4g}",
+        x_name=along,
+        percent=percent,
     )
     return f'<figure data-analysis="{escape(title)}"><h3>{escape(title)}</h3>{chart}</figure>'

@@ -84,7 +84,7 @@ def calibration_section(groups: Sequence[Group]) -> str:
             assert run.evaluation is not None
             chart = svg.reliability_chart(f"Reliability of {run.folder}", run.evaluation["bins"], group.number)
             error = number(run, "evaluation.json:ece", PERCENT)
-            title = f"{html.key(group)}, seed {run.config.seed}"
+            title = html.key(group) + (f" seed {run.config.seed}" if len(group.runs) > 1 else "")
             said = f"<figcaption>calibration error {error}</figcaption>"
             charts.append(f'<figure data-reliability="{run.number}"><h3>{title}</h3>{chart}{said}</figure>')
     if not charts:

@@ -183,7 +183,7 @@ def _curves(groups: Sequence[Group]) -> str:
         lines = [line for line in lines if line.points]
         if not lines:
             continue
-        chart = svg.line_chart(title, lines, bands, shown=shown, x_name="epoch")
+        chart = svg.line_chart(title, lines, bands, shown=shown, x_name="epoch", percent=name in SHARES)
         charts.append(f'<figure data-curve="{name}"><h3>{title}</h3>{chart}</figure>')
     many = any(len(group.runs) > 1 for group in groups)
     said = "Thick: mean over the runs; shaded: ± one standard deviation; thin: each run." if many else ""

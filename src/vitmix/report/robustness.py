@@ -111,7 +111,9 @@ def _chart(groups: Sequence[Group], curve: Curve, course: Mapping[float, str]) -
             lines += [svg.Line(group.number, mean, f"{group.name}, mean")] if mean else []
         elif low[0]:
             bands.append(svg.Band(group.number, low[0], high[0]))
-    chart = svg.line_chart(curve.title, lines, bands, shown=lambda share: f"{100 * share:.3g} %", x_name=curve.x_name)
+    chart = svg.line_chart(
+        curve.title, lines, bands, shown=lambda share: f"{100 * share:.3g} %", x_name=curve.x_name, percent=True
+    )
     return f'<figure data-robustness="{escape(curve.title)}"><h3>{escape(curve.title)}</h3>{chart}</figure>'
 
 

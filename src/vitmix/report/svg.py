@@ -37,8 +37,9 @@ def line_chart(
     shown: Callable[[float], str],
     x_name: str,
     x_range: tuple[float, float] | None = None,
+    percent: bool = False,
 ) -> str:
-    """Curves over a common x. `shown` writes a value of the y-axis; `x_range` is that of the points if none."""
+    """Curves over a common x. `shown` writes a value; `percent` is for the y-axis; `x_range` is the points' if none."""
     points = [point for line in lines for point in line.points] + [p for b in bands for p in (*b.low, *b.high)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_range = x_range or (min(xs), max(xs))
@@ -48,7 +49,8 @@ def line_chart(
     y_ticks = ticks(min(ys), max(ys))
     y_range = (y_ticks[0], y_ticks[-1])
     place = _placer(x_range, y_range)
-    parts = [_open(title, x_range, y_range), _grid(x_ticks, y_ticks, place, lambda x: f"{x:g}", shown, x_name)]
+    marked = _percents if percent else _plain
+    parts = [_open(title, x_range, y_range), _grid(x_ticks, y_ticks, place, _plain, marked, x_name)]
     for band in bands:
         outline = " ".join(_at(place, point) for point in (*band.low, *reversed(band.high)))
         parts.append(f'<polygon class="band g{band.group % 8}" points="{outline}"/>')
@@ -99,6 +101,14 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def _plain(tick: float) -> str:
+    return f"{tick:,.6g}"  # ticks are round, so this is all of their digits and no more
+
+
+def _percents(tick: float) -> str:
+    return f"{_plain(100 * tick)} %"
 
 
 Place = Callable[[float, float], tuple[float, float]]
