@@ -81,7 +81,10 @@ def _run(namespace: argparse.Namespace) -> int:
         print(f"Stopped. Studies that were finished are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
         return 130
     if written:
-        print("After ± and in brackets: the mean's interval of 95 %. JSON also has the standard deviations.")
+        print(
+            "After ± and in brackets: the interval of 95 %. n counts images; those mixed of the same two count as one"
+        )
+        print("in the interval. JSON also has the standard deviations.")
         print(f"{folder}: {', '.join(written)}, each as .json, .txt and .{namespace.figure}")
     print("".join(f"{each}\n" for each in left_out), end="")
     return 0
