@@ -553,6 +553,59 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads((output / "labels.json").read_text())["tables"][0]["rows"][0]["error"]["n"] <= 16
 
 
+def test_only_what_is_the_runs_own_goes_to_its_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best weights on its own data with the usual methods, pictures and pairs; the rest must not replace that."""
+    monkeypatch.chdir(tmp_path)
+    own, here = run / "analysis" / "coverage.json", tmp_path / "analysis" / "coverage.json"
+    for what in (run, run / "best.safetensors"):
+        assert cli.main(["analyze", str(what), "--study", "coverage"]) == 0
+        assert f"{run / 'analysis'}: coverage" in capsys.readouterr().out and own.is_file() and not here.parent.exists()
+        content = own.read_bytes()
+        own.unlink()
+    own.write_bytes(content)
+    data = "shapes(size=16, length=24, test_length=24)"
+    for given in (
+        [str(run), "--weights", "last"],
+        [str(run / "last.safetensors")],
+        [str(run / "best.safetensors"), "--data", data],
+        [str(run), "--split", "train"],
+        [str(run), "--size", "16"],
+        [str(run), "--method", "cutmix"],
+        [str(run), "--images", "8"],
+        [str(run), "--batch", "8"],
+        [str(run), "--seed", "1"],
+    ):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 0
+        said = capsys.readouterr().out
+        assert "analysis: coverage, each as" in said and f"Not in {run / 'analysis'}" in said and here.is_file()
+        here.unlink()
+    assert cli.main(["analyze", str(run), "--seed", "1", "--study", "coverage", "--output", "other"]) == 0
+    assert "other: coverage" in (said := capsys.readouterr().out) and "Not in" not in said
+    assert own.read_bytes() == content
+    monkeypatch.chdir(run)
+    for given in ([".", "--weights", "last"], ["best.safetensors", "--data", data]):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 2
+        assert "add --output FOLDER" in capsys.readouterr().err
+    assert cli.main(["analyze", ".", "--seed", "1", "--study", "coverage", "--output", "analysis"]) == 0
+    assert own.read_bytes() != content  # who names it means it
+
+
+def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which weights were measured is said: those of a bare name are random."""
+    model = ["vit_tiny_patch16_224", "--model-args", "img_size=32", "patch_size=8", "embed_dim=24", "depth=2"]
+    model += ["num_heads=2", "num_classes=14", "--data", "shapes(size=32, length=24, test_length=24)"]
+    for given in (model, [str(run)]):
+        assert cli.main(["eval", *given]) == 0
+        expected = capsys.readouterr().out.partition("\n\n")[0]
+        output = ["--output", str(tmp_path / "found"), "--study", "coverage"]
+        assert cli.main(["analyze", *given, *output]) == 0
+        assert capsys.readouterr().out.startswith(f"{expected}\n\n")
+        assert expected.startswith("Model  ") and "\nData   " in expected
+        assert ("with random weights" in expected and "Note: 14 outputs" in expected) == (given is model)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
