@@ -20,7 +20,7 @@ from training import one_thread, train
 from vitmix import analyze, cli
 from vitmix import functional as F
 from vitmix.adapters import read_model
-from vitmix.analyze import fluctuation, labels, objects
+from vitmix.analyze import fluctuation, labels, objects, pairs, results
 from vitmix.analyze.results import correlation, root_mean_square, spread
 from vitmix.analyze.studies import STUDIES, Batches
 from vitmix.commands.analyze import NAMES
@@ -56,6 +56,93 @@ def test_spread_by_hand() -> None:
     related = correlation(torch.tensor([1.0, 2, 3, 4, 5]), torch.tensor([1.0, 3, 2, 5, 4]))  # r = 0.8
     bounds = [math.tanh(math.atanh(0.8) + sign * 1.959964 / math.sqrt(2)) for sign in (-1, 1)]
     assert (related.mean, related.low, related.high) == pytest.approx((0.8, *bounds))
+
+
+def test_mirrored_pairs_are_one_outcome() -> None:
+    """Of two outcomes that are always the same, the interval is that of one; n still counts both."""
+    once = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    couples = torch.arange(4)
+    twice, pairs = once.repeat(2), couples.repeat(2)
+    for values, both in ((once, twice), (once > 2, twice > 2), (once > 0, twice > 0)):
+        one, found = spread(values, couples), spread(both, pairs)
+        assert found.n == 8 and (found.mean, found.low, found.high) == pytest.approx((one.mean, one.low, one.high))
+        assert one == spread(values)  # who is in no couple is independent
+    rms, single = root_mean_square(twice, pairs), root_mean_square(once)
+    assert rms.n == 8 and (rms.low, rms.high) == pytest.approx((single.low, single.high))
+    first, second = torch.tensor([1.0, 2, 3, 4, 5]), torch.tensor([1.0, 3, 2, 5, 4])
+    found, one = correlation(first.repeat(2), second.repeat(2), torch.arange(5).repeat(2)), correlation(first, second)
+    assert found.n == 10 and (found.low, found.high) == pytest.approx((one.low, one.high))
+
+
+def test_couples_by_hand() -> None:
+    # Couples (1, 3) and (2, 8), and 6 by itself: the sums of their distances from 4 are -4, 2 and 2
+    found = spread(torch.tensor([1.0, 2, 6, 8, 3]), torch.tensor([7, 1, 2, 1, 7]))
+    margin = 1.959964 * math.sqrt(3 / 2 * (16 + 4 + 4)) / 5
+    assert found.n == 5 and (found.mean, found.low, found.high) == pytest.approx((4, 4 - margin, 4 + margin), rel=1e-6)
+    # Right, right; right, wrong; wrong, wrong: squares 1 + 0 + 1 of sums against 6 / 4, so 6 pairs are worth 4.5
+    found = spread(torch.tensor([1, 1, 1, 0, 0, 0]).bool(), torch.tensor([0, 0, 1, 1, 2, 2]))
+    half = 1.959964 / (4.5 + 1.959964**2) * math.sqrt(4.5 / 4 + 1.959964**2 / 4)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half), rel=1e-6)
+    # Outcomes that are always opposite make a mean exact, but no proportion of few is
+    opposite, couples = torch.tensor([1.0, 0, 1, 0]), torch.tensor([0, 0, 1, 1])
+    assert spread(opposite, couples).low == 0.5 and spread(opposite.bool(), couples) == spread(opposite.bool())
+    assert spread(opposite[:2], couples[:2]).low is None  # one couple has no spread
+    lone = spread(opposite[:2].bool(), couples[:2])
+    assert lone.low is not None and lone.high is not None and lone.low < 0.1 and lone.high > 0.9
+
+
+@pytest.mark.parametrize("yes_or_no", [False, True])
+def test_intervals_hold_what_they_promise(yes_or_no: bool) -> None:
+    """In 95 of 100 samples of couples that are half alike; as if independent, it would be 89."""
+    generator, inside, trials = torch.Generator().manual_seed(0), 0, 2000
+    couples = torch.arange(200).repeat(2)
+    for _ in range(trials):
+        shared, other = torch.rand(2, 200, generator=generator)
+        again = torch.where(torch.rand(200, generator=generator) < 0.5, shared, other)
+        values = torch.cat([shared, again])
+        found = spread(values < 0.3 if yes_or_no else values, couples)
+        assert found.low is not None and found.high is not None
+        inside += found.low < (0.3 if yes_or_no else 0.5) < found.high
+    assert inside / trials == pytest.approx(0.95, abs=0.012)
+
+
+def test_who_shares_pictures_is_one() -> None:
+    def couples(partner: list[int]) -> list[int]:
+        return pairs.couples(torch.tensor(partner)).tolist()
+
+    assert couples([4, 3, 2, 1, 0]) == [0, 1, 2, 1, 0]  # the middle of an odd batch by itself
+    assert couples([1, 2, 3, 4, 0]) == [0] * 5  # every picture leads to the next
+    assert couples([2, 5, 4, 1, 0, 3]) == [0, 1, 0, 1, 0, 1]
+    one = torch.tensor([0, 1, 0])
+    joined = pairs.joined([one, one[:2]])
+    assert len(joined.unique()) == 4 and joined[0] == joined[2]  # other batches, other couples
+
+
+def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a study averages over mixed images: three batches of eight are twelve couples."""
+    images, objects = torch.randn(8, 3, 16, 16), torch.rand(8, 16, 16) < 0.3
+    batches = [analyze.Pictures(images, torch.arange(8), objects)] * 3
+    model, method = tiny_vit().eval(), {"cutmix": vitmix.create("cutmix", 10)}
+    seen: list[Tensor] = []
+
+    def design(residuals: Tensor, couples: Tensor | None) -> tuple[float, int]:
+        assert couples is not None and len(couples) == len(residuals)
+        seen.append(couples)
+        return 1.0, len(couples)
+
+    monkeypatch.setattr(results, "design_effect", design)
+    errors = analyze.label_error(model, method, batches)
+    for measure in (
+        lambda: analyze.mixed_accuracy(model, method, batches),
+        lambda: labels.label_error_tables(errors),
+        lambda: analyze.fluctuation_study(model, method["cutmix"], batches, num_classes=10),
+        lambda: analyze.region_study(model, method, batches),
+        lambda: analyze.presence_study(model, method, batches),
+        lambda: analyze.coverage_study(model, method, batches),
+    ):
+        seen.clear()
+        measure()
+        assert seen and all(len(each.unique()) == 12 and len(each) == 24 for each in seen)
 
 
 def test_mixed_top_by_hand() -> None:
@@ -294,7 +381,7 @@ def test_cut_share_and_its_classes_by_hand() -> None:
     left[:, :, :2] = True
     # image 0 hides its 4 and shows none of the partner's 8; image 1 keeps its 8 and gets 4
     close(analyze.cut_share(objects, vitmix.Mix(F.reversed_pairs(2), left)), torch.tensor([1.0, 0.0]), 1e-6)
-    found = labels.by_cut(torch.tensor([0.1, -0.3, 0.5]), torch.tensor([0.0, 0.2, 1.0]))
+    found = labels.by_cut(torch.tensor([0.1, -0.3, 0.5]), torch.tensor([0.0, 0.2, 1.0]), torch.tensor([0, 1, 0]))
     assert found["0% to 25%"].mean == pytest.approx(0.2) and found["0% to 25%"].n == 2
     assert found["75% to 100%"].mean == pytest.approx(0.5) and len(found) == 2
 
@@ -464,6 +551,59 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert stored["tables"][0]["rows"][0]["samples"]["mean"] == 1  # tau 9: everybody is easy
     assert stored["weights_sha256"] == hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
     assert json.loads((output / "labels.json").read_text())["tables"][0]["rows"][0]["error"]["n"] <= 16
+
+
+def test_only_what_is_the_runs_own_goes_to_its_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best weights on its own data with the usual methods, pictures and pairs; the rest must not replace that."""
+    monkeypatch.chdir(tmp_path)
+    own, here = run / "analysis" / "coverage.json", tmp_path / "analysis" / "coverage.json"
+    for what in (run, run / "best.safetensors"):
+        assert cli.main(["analyze", str(what), "--study", "coverage"]) == 0
+        assert f"{run / 'analysis'}: coverage" in capsys.readouterr().out and own.is_file() and not here.parent.exists()
+        content = own.read_bytes()
+        own.unlink()
+    own.write_bytes(content)
+    data = "shapes(size=16, length=24, test_length=24)"
+    for given in (
+        [str(run), "--weights", "last"],
+        [str(run / "last.safetensors")],
+        [str(run / "best.safetensors"), "--data", data],
+        [str(run), "--split", "train"],
+        [str(run), "--size", "16"],
+        [str(run), "--method", "cutmix"],
+        [str(run), "--images", "8"],
+        [str(run), "--batch", "8"],
+        [str(run), "--seed", "1"],
+    ):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 0
+        said = capsys.readouterr().out
+        assert "analysis: coverage, each as" in said and f"Not in {run / 'analysis'}" in said and here.is_file()
+        here.unlink()
+    assert cli.main(["analyze", str(run), "--seed", "1", "--study", "coverage", "--output", "other"]) == 0
+    assert "other: coverage" in (said := capsys.readouterr().out) and "Not in" not in said
+    assert own.read_bytes() == content
+    monkeypatch.chdir(run)
+    for given in ([".", "--weights", "last"], ["best.safetensors", "--data", data]):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 2
+        assert "add --output FOLDER" in capsys.readouterr().err
+    assert cli.main(["analyze", ".", "--seed", "1", "--study", "coverage", "--output", "analysis"]) == 0
+    assert own.read_bytes() != content  # who names it means it
+
+
+def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which weights were measured is said: those of a bare name are random."""
+    model = ["vit_tiny_patch16_224", "--model-args", "img_size=32", "patch_size=8", "embed_dim=24", "depth=2"]
+    model += ["num_heads=2", "num_classes=14", "--data", "shapes(size=32, length=24, test_length=24)"]
+    for given in (model, [str(run)]):
+        assert cli.main(["eval", *given]) == 0
+        expected = capsys.readouterr().out.partition("\n\n")[0]
+        output = ["--output", str(tmp_path / "found"), "--study", "coverage"]
+        assert cli.main(["analyze", *given, *output]) == 0
+        assert capsys.readouterr().out.startswith(f"{expected}\n\n")
+        assert expected.startswith("Model  ") and "\nData   " in expected
+        assert ("with random weights" in expected and "Note: 14 outputs" in expected) == (given is model)
 
 
 @pytest.mark.parametrize(

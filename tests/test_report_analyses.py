@@ -19,6 +19,11 @@ __all__ = ["one_thread"]
 STUDIES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
 
 
+def analyze(run: Path, *given: str) -> int:
+    """Into the run's folder, where fewer images than usual go only if it is named."""
+    return cli.main(["analyze", str(run), "--figure", "svg", "--output", str(run / "analysis"), *given])
+
+
 @pytest.fixture(scope="module")
 def runs(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two configurations; of the second two seeds. The first run has all studies, the others a part of them."""
@@ -28,7 +33,7 @@ def runs(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, given in (("a", []), ("b", some), ("c", some)):
         if name != "a":
             train(folder / name, method="cutmix", epochs=2, seed=ord(name))
-        assert cli.main(["analyze", str(folder / name), "--images", "12", "--figure", "svg", *given]) == 0
+        assert analyze(folder / name, "--images", "12", *given) == 0
     return folder
 
 
@@ -124,6 +129,5 @@ def test_what_was_not_measured_alike_is_said(runs: Path, tmp_path: Path) -> None
     for name in "ab":
         shutil.copytree(runs / name, folder / name)
     assert "Not measured alike" not in section_of(folder)
-    given = ["analyze", str(folder / "b"), "--images", "8", "--study", "accuracy", "--figure", "svg"]
-    assert cli.main(given) == 0
+    assert analyze(folder / "b", "--images", "8", "--study", "accuracy") == 0
     assert section_of(folder).count("Not measured alike") == 1

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitmix.adapters import logits_of
 from vitmix.mixer import AnyMixer
 
-from .pairs import Pictures, masks_alone, mixed_pairs, need_two_classes, paired, repeatable
+from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, need_two_classes, paired, repeatable
 from .results import Table, spread
 
 STUDY = "mixed-image accuracy"
@@ -30,7 +30,7 @@ def mixed_accuracy(
     """Top-1 and top-2 accuracy on the mixed images of each method; pairs of one class are left out."""
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
-        found, labels = [], []
+        found, labels, shared = [], [], []
         for pictures, mixing, batch in mixed_pairs(model, masks_alone(method, study=STUDY), batches, seed=seed):
             logits = logits_of(model(batch.images))
             mixing.targets(batch)
@@ -38,10 +38,12 @@ def mixed_accuracy(
             own, partner = pictures.labels, pictures.labels[batch.mix.partner]
             counted = paired(batch) & (own != partner).cpu()
             found.append(torch.stack(mixed_top(logits, own, partner)).cpu()[:, counted])
+            shared.append(couples(batch.mix.partner)[counted])
         need_two_classes(torch.cat(labels) if labels else torch.empty(0), STUDY)
         if not found or not torch.cat(found, 1).numel():
             raise ValueError(f"{STUDY} found no pair of two classes; give more images")
         top1, top2 = torch.cat(found, 1)
-        rows.append(((name,), {"top-1": spread(top1), "top-2": spread(top2)}))
+        every = joined(shared)
+        rows.append(((name,), {"top-1": spread(top1, every), "top-2": spread(top2, every)}))
     notes = ("top-1: the likeliest class is one of the pair's two; top-2: the two likeliest are both of them.",)
     return Table("Accuracy on mixed images", ("method",), rows, notes, percent=("top-1", "top-2"))

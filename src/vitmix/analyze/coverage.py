@@ -9,7 +9,7 @@ from vitmix.mix import Mix
 from vitmix.mixer import AnyMixer
 
 from .labels import visible_pixels
-from .pairs import Pictures, masks_alone, mixed_pairs, need_objects, paired, repeatable, two_regions
+from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, need_objects, paired, repeatable, two_regions
 from .results import Table, spread
 
 STUDY = "object coverage"
@@ -37,15 +37,18 @@ def coverage_study(
         two_regions(method, study=STUDY)
         parts: list[Tensor] = []
         areas: list[Tensor] = []
+        shared: list[Tensor] = []
         for pictures, mixing, batch in mixed_pairs(model, masks_alone(method, study=STUDY), batches, seed=seed):
             mixing.forget()
             shown, hidden = object_coverage(need_objects(pictures.objects, STUDY), batch.mix)
             counted = (shown.isfinite() & hidden.isfinite()).cpu() & paired(batch)
             parts.append(torch.stack([shown, hidden]).cpu()[:, counted])
             areas.append(mixing.evidence(batch).area.cpu()[counted])
+            shared.append(couples(batch.mix.partner)[counted])
         if not parts or not torch.cat(parts, 1).numel():
             raise ValueError(f"{STUDY} found no pair of objects; give pictures with object masks")
         shown, hidden = torch.cat(parts, 1)
+        every = joined(shared)
         values = {
             "area": torch.cat(areas),
             "pasted": shown,
@@ -53,7 +56,7 @@ def coverage_study(
             f"at least {WHOLE:.0%}": shown >= WHOLE,
             "own hidden": hidden,
         }
-        rows.append(((name,), {key: spread(value) for key, value in values.items()}))
+        rows.append(((name,), {key: spread(value, every) for key, value in values.items()}))
     notes = (
         "area: of the pasted region; pasted: the part of the partner's object in it; at least: how often that is so "
         "much of it; own hidden: the part of the own object under it.",

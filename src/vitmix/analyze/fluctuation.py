@@ -18,7 +18,7 @@ from vitmix.shares import AlignedShare, activation_weights, attention_share
 from vitmix.tap import AttentionTap
 
 from .labels import assigned_share
-from .pairs import Pictures, activation_maps, masks_alone, mixed_pairs, paired
+from .pairs import Pictures, activation_maps, couples, joined, masks_alone, mixed_pairs, paired
 from .results import Table, correlation, root_mean_square, spread
 
 STUDY = "token fluctuation"
@@ -126,9 +126,11 @@ def fluctuation_study(
     gathered: dict[str, list[Sequence[Tensor]]] = {name: [] for name in RULES}
     finals: list[Tensor] = []
     targets: list[Tensor] = []
+    shared: list[Tensor] = []
     for pictures, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
         shares, counted = block_shares(model, mixing, pictures, batch), paired(batch)
         final, area = batch.mixer.share.weights(mixing.evidence(batch)).partner, shares[AREA][0]
+        shared.append(couples(batch.mix.partner)[counted])
         finals.append((final - area).double().cpu()[counted])
         difference = mixing.targets(batch) - _area_targets(batch, area)
         targets.append(difference.double().square().sum(1).cpu()[counted])
@@ -137,14 +139,15 @@ def fluctuation_study(
     if not targets or not sum(map(len, targets)):
         raise ValueError(f"{STUDY} found no pair to look at; give two images or more")
     layers = {name: [torch.cat(each) for each in zip(*parts, strict=True)] for name, parts in gathered.items()}
-    rows = []
+    every, rows = joined(shared), []
     for block in range(len(layers[AREA])):
         truth = layers[SIMILARITY][block]
         for name in RULES:
             share = layers[name][block]
-            values = {"share": spread(share)}
+            values = {"share": spread(share, every)}
             if name != SIMILARITY:
-                values |= {"difference": spread((share - truth).abs()), "correlation": correlation(share, truth)}
+                values["difference"] = spread((share - truth).abs(), every)
+                values["correlation"] = correlation(share, truth, every)
             rows.append(((str(block), name), values))
     example = {name: [float(layer[0]) for layer in found] for name, found in layers.items()}
     notes = (
@@ -153,16 +156,16 @@ def fluctuation_study(
         "the pairs rather than by difference, the mean distance from it.",
     )
     table = Table("Token fluctuation", ("block", "rule"), rows, notes, example=example)
-    return [table, _rmse(torch.cat(finals), torch.cat(targets), num_classes)]
+    return [table, _rmse(torch.cat(finals), torch.cat(targets), every, num_classes)]
 
 
 def _area_targets(batch: MixedBatch, area: Tensor) -> Tensor:
     return mix_targets(smooth_rows(batch.rows, batch.mixer.smoothing), batch.mix.partner, area)
 
 
-def _rmse(shares: Tensor, squares: Tensor, num_classes: int) -> Table:
+def _rmse(shares: Tensor, squares: Tensor, couples: Tensor, num_classes: int) -> Table:
     """Figure 3; over shares, and over all entries of the targets, which depends on the number of classes."""
-    entries = root_mean_square((squares / num_classes).sqrt())
-    values = {"of shares": root_mean_square(shares), "of targets": entries}
+    entries = root_mean_square((squares / num_classes).sqrt(), couples)
+    values = {"of shares": root_mean_square(shares, couples), "of targets": entries}
     note = f"of targets: over the {num_classes} entries of each target, where a share's difference appears twice."
     return Table("RMSE between area and aligned labels", ("labels",), [(("area and aligned",), values)], (note,))

@@ -12,7 +12,7 @@ from vitmix.mixer import AnyMixer
 from vitmix.mixing import Evaluating
 from vitmix.shares import Weights
 
-from .pairs import activation_maps, need_masks, need_objects, needs_maps, paired
+from .pairs import activation_maps, couples, joined, need_masks, need_objects, needs_maps, paired
 from .results import Spread, Table, spread
 
 STUDY = "label error"
@@ -46,6 +46,7 @@ class LabelError:
     pairs: int
     differences: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     by_cut: dict[str, Spread] = field(default_factory=dict)
+    couples: Tensor | None = field(default=None, repr=False)
 
 
 def visible_share(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
@@ -82,13 +83,13 @@ def assigned_share(weights: Weights, area: Tensor) -> Tensor:
     return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), area.to(total.dtype))
 
 
-def by_cut(differences: Tensor, cuts: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Spread]:
+def by_cut(differences: Tensor, cuts: Tensor, couples: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Spread]:
     """Absolute differences in classes of how much was cut; a class without a pair is left out."""
     found = {}
     for low, high in zip(edges[:-1], edges[1:], strict=True):
         inside = (cuts >= low) & ((cuts <= high) if high == edges[-1] else (cuts < high))
         if inside.any():
-            found[f"{low:.0%} to {high:.0%}"] = spread(differences[inside].abs())
+            found[f"{low:.0%} to {high:.0%}"] = spread(differences[inside].abs(), couples[inside])
     return found
 
 
@@ -110,7 +111,7 @@ def label_error(
     """
     for rule in rules.values():
         need_masks(rule, study=STUDY)
-    gathered: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in rules}
+    gathered: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in rules}
     with ExitStack() as stack:
         stack.enter_context(Evaluating(model))
         attached = {name: stack.enter_context(rule.attach(model, seed=seed, rank=0)) for name, rule in rules.items()}
@@ -129,21 +130,28 @@ def label_error(
                 true, visible = visible_share(objects, batch.mix)
                 counted = visible.cpu() & paired(batch)
                 difference, cut = (given.to(true.dtype) - true).cpu(), cut_share(objects, batch.mix).cpu()
-                gathered[name].append((difference[counted], cut[counted]))
+                gathered[name].append((difference[counted], cut[counted], couples(batch.mix.partner)[counted]))
     results = {}
     for name, parts in gathered.items():
-        difference, cut = (torch.cat(each) for each in zip(*parts, strict=True)) if parts else (torch.empty(0),) * 2
-        if not len(difference):
+        if not sum(len(part[0]) for part in parts):
             raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
+        differences, cuts, shared = zip(*parts, strict=True)
+        difference, cut, every = torch.cat(differences), torch.cat(cuts), joined(shared)
         error, bias = float(difference.abs().mean()), float(difference.mean())
-        results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cut))
+        results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cut, every), every)
     return results
 
 
 def label_error_tables(errors: Mapping[str, LabelError]) -> list[Table]:
     """The errors over all pairs, and where more and less of the objects is cut."""
     overall = [
-        ((name,), {"error": spread(found.differences.abs()), "bias": spread(found.differences)})
+        (
+            (name,),
+            {
+                "error": spread(found.differences.abs(), found.couples),
+                "bias": spread(found.differences, found.couples),
+            },
+        )
         for name, found in errors.items()
     ]
     cuts = [((name, cut), {"error": value}) for name, found in errors.items() for cut, value in found.by_cut.items()]

@@ -1,7 +1,7 @@
 """Mixed pairs for a study: the same pictures for every method, and the model left as it was."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +96,23 @@ def needs_maps(method: AnyMixer) -> bool:
 def paired(batch: MixedBatch) -> Tensor:
     """Which samples `(B,)` are mixed with another one: the middle of an odd batch is its own partner."""
     return batch.mix.partner.cpu() != torch.arange(batch.frame.batch)
+
+
+def couples(partner: Tensor) -> Tensor:
+    """A number `(B,)` for each mixed image, the same for those that share a picture: as i with j and j with i.
+
+    In a pairing that is not mirrored, i with j shares one with j with k, and so on around.
+    """
+    partner = partner.cpu()
+    found = torch.arange(len(partner))
+    for _ in range(len(partner).bit_length()):  # each time twice as far around
+        found, partner = torch.minimum(found, found[partner]), partner[partner]
+    return found
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The couples of several batches, of which none are the same."""
+    return torch.cat([part + (number << 32) for number, part in enumerate(parts)])
 
 
 def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Tensor) -> Tensor:

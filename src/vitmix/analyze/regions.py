@@ -11,7 +11,7 @@ from vitmix.flow import Flow
 from vitmix.mixer import AnyMixer
 from vitmix.tap import AttentionTap
 
-from .pairs import Pictures, masks_alone, mixed_pairs, paired, repeatable, two_regions
+from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, paired, repeatable, two_regions
 from .results import Row, Table, spread
 
 REGIONS, PRESENCE = "attention between regions", "token presence"
@@ -42,13 +42,14 @@ def presence(flow: Flow) -> Tensor:
     return flow.pull(1 / flow.mass())
 
 
-Seen = tuple[int, Flow, Tensor, Tensor]
+Seen = tuple[int, Flow, Tensor, Tensor, Tensor]
+Found = dict[int, list[tuple[Tensor, Tensor]]]  # by block: values (n, columns) and couples (n,) of each batch
 
 
 def _attended(
     model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int, study: str
 ) -> Iterator[Seen]:
-    """For each batch and block with patches as queries: block, its flow, the partner's patches, who counts."""
+    """For each batch and block with patches as queries: block, its flow, the partner's patches, who counts, couples."""
     reader = read_model(model)
     reader.need_attention(study)
     two_regions(method, study=study)
@@ -61,7 +62,7 @@ def _attended(
             mask = reader.patch_mask(batch.mix.mask, block, batch.frame.size).bool()
             mask = mask.expand(batch.frame.batch, -1)
             both = (mask.any(1) & ~mask.all(1)).cpu() & paired(batch)
-            yield block, tap.flow(block), mask, both
+            yield block, tap.flow(block), mask, both, couples(batch.mix.partner)
 
 
 @torch.no_grad()
@@ -71,9 +72,9 @@ def region_study(
     """Attention between regions in every block, for each method's mixed images."""
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
-        found: dict[int, list[Tensor]] = {}
-        for block, flow, mask, both in _attended(model, method, batches, seed=seed, study=REGIONS):
-            found.setdefault(block, []).append(region_attention(flow, mask).cpu()[both])
+        found: Found = {}
+        for block, flow, mask, both, shared in _attended(model, method, batches, seed=seed, study=REGIONS):
+            found.setdefault(block, []).append((region_attention(flow, mask).cpu()[both], shared[both]))
         rows += _rows(name, found, PAIRS, REGIONS)
     notes = (
         "Mean attention of a patch of the first region to a patch of the second; where attention is within windows, "
@@ -89,14 +90,14 @@ def presence_study(
     """How unevenly the tokens of mixed images survive each block's attention; n counts images."""
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
-        found: dict[int, list[Tensor]] = {}
-        for block, flow, mask, both in _attended(model, method, batches, seed=seed, study=PRESENCE):
+        found: Found = {}
+        for block, flow, mask, both, shared in _attended(model, method, batches, seed=seed, study=PRESENCE):
             left = presence(flow)[:, flow.prefix :]
             theirs = mask.to(left.dtype)
             of_region = [(left * region).sum(1) / region.sum(1) for region in (1 - theirs, theirs)]
             faded = (left < FADED).to(left.dtype).mean(1)
             values = [left.std(1, correction=0), left.amin(1), left.amax(1), faded, *of_region]
-            found.setdefault(block, []).append(torch.stack(values, 1).cpu()[both])
+            found.setdefault(block, []).append((torch.stack(values, 1).cpu()[both], shared[both]))
         names = ("deviation", "least", "most", f"below {FADED}", "own", "partner")
         rows += _rows(name, found, names, PRESENCE)
     notes = (
@@ -107,14 +108,14 @@ def presence_study(
     return Table("Presence of tokens", ("method", "block"), rows, notes)
 
 
-def _rows(method: str, found: Mapping[int, list[Tensor]], names: Sequence[str], study: str) -> list[Row]:
+def _rows(method: str, found: Found, names: Sequence[str], study: str) -> list[Row]:
     """A row for each block; none for one whose grid is too small to show both pictures, as the last of a pyramid."""
     rows: list[Row] = []
     for block, parts in found.items():
-        values = torch.cat(parts)
+        values, shared = torch.cat([part for part, _ in parts]), joined([part for _, part in parts])
         if len(values):
             columns = zip(names, values.unbind(1), strict=True)
-            rows.append(((method, str(block)), {name: spread(column) for name, column in columns}))
+            rows.append(((method, str(block)), {name: spread(column, shared) for name, column in columns}))
     if not rows:
         raise ValueError(f"{study} found no image with patches of both pictures; give more images")
     return rows

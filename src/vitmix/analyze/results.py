@@ -1,4 +1,8 @@
-"""What a study returns: numbers with n and interval, as text for people and as plain values for JSON."""
+"""What a study returns: numbers with n and interval, as text for people and as plain values for JSON.
+
+Mixed images that were made of the same pictures are no independent outcomes. Where `couples` says which are, by a
+number for each value, n counts the values and the interval is one over couples; without it, every value is its own.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +16,7 @@ from vitmix.evaluate.intervals import QUANTILE, wilson
 
 
 class Spread(NamedTuple):
-    """The mean of `n` values, their sample standard deviation, and the interval of 95 % of the mean.
+    """The mean of `n` values, their sample standard deviation, and the interval of 95 % of the mean, over couples.
 
     None where there is no such thing: a correlation is no mean of anything, and one value has no spread.
     """
@@ -24,11 +28,12 @@ class Spread(NamedTuple):
     high: float | None = None
 
     @classmethod
-    def normal(cls, mean: float, std: float | None, n: int) -> "Spread":
-        """With the interval of a normal distribution of the mean."""
-        if std is None or n < 2:
-            return cls(mean, None, n)
-        margin = QUANTILE * std / math.sqrt(n)
+    def normal(cls, mean: float, std: float | None, n: int, *, effect: float, couples: int) -> "Spread":
+        """With the interval of a normal distribution of the mean; see `design_effect`."""
+        if std is None or couples < 2:
+            return cls(mean, std, n)
+        # As of the couples' means, where all couples are of one size.
+        margin = QUANTILE * std / n * math.sqrt(effect * (n - 1) * couples / (couples - 1))
         return cls(mean, std, n, mean - margin, mean + margin)
 
     def text(self, factor: float = 1, form: str = ".4g") -> str:
@@ -42,7 +47,27 @@ class Spread(NamedTuple):
         return f"{shown} [{factor * self.low:{form}}, {factor * self.high:{form}}]"
 
 
-def spread(values: Tensor) -> Spread:
+def design_effect(residuals: Tensor, couples: Tensor | None) -> tuple[float, int]:
+    """How many times the variance of independent values their mean has, and how many couples there are.
+
+    Values that do not vary, or are of one couple, do not tell: a couple is then worth one value.
+
+    Args:
+        residuals: `(n,)`, the distances of the values from their mean.
+        couples: `(n,)` long, the same number for values that are no independent ones.
+    """
+    n = len(residuals)
+    if couples is None:
+        return 1.0, n
+    numbers, place = couples.unique(return_inverse=True)
+    count, total = len(numbers), float(residuals.square().sum())
+    if count == 1 or total == 0:
+        return n / count, count
+    sums = torch.zeros(count, dtype=residuals.dtype).index_add_(0, place, residuals)
+    return float(sums.square().sum()) / total, count
+
+
+def spread(values: Tensor, couples: Tensor | None = None) -> Spread:
     """Mean, deviation, number and interval of some values, one at least; Wilson's interval where they are yes or no."""
     values = values.detach().cpu().flatten()
     if not len(values):
@@ -50,31 +75,38 @@ def spread(values: Tensor) -> Spread:
     numbers = values.double()
     if not numbers.isfinite().all():
         raise ValueError("what was measured is not finite; the model gives numbers that are not, so train it anew")
-    mean, std = float(numbers.mean()), float(numbers.std()) if len(values) > 1 else None
+    n, mean, std = len(values), float(numbers.mean()), float(numbers.std()) if len(values) > 1 else None
+    effect, count = design_effect(numbers - numbers.mean(), couples)
     if values.dtype == torch.bool:
-        return Spread(mean, std, len(values), *wilson(int(values.sum()), len(values)))
-    return Spread.normal(mean, std, len(values))
+        worth = n / max(1.0, effect)  # no whole number, which the formula does not need
+        return Spread(mean, std, n, *wilson(mean * worth, worth))  # pyright: ignore[reportArgumentType]
+    return Spread.normal(mean, std, n, effect=effect, couples=count)
 
 
-def correlation(first: Tensor, second: Tensor) -> Spread:
+def correlation(first: Tensor, second: Tensor, couples: Tensor | None = None) -> Spread:
     """Pearson's correlation of two rows of values with Fisher's interval; 0 where one of them does not vary."""
     first, second = (each.detach().to("cpu", torch.float64) for each in (first, second))
     first, second = first - first.mean(), second - second.mean()
     scale, n = float(first.norm() * second.norm()), len(first)
     value = max(-1.0, min(1.0, float(first @ second) / scale)) if scale > 1e-12 else 0.0
-    if n < 4 or scale <= 1e-12 or abs(value) > 1 - 1e-12:
+    if scale <= 1e-12 or abs(value) > 1 - 1e-12:
         return Spread(value, None, n)
-    middle, margin = math.atanh(value), QUANTILE / math.sqrt(n - 3)
+    first, second = first / first.norm(), second / second.norm()
+    influence = first * second - value / 2 * (first.square() + second.square())  # of each pair on the correlation
+    worth = n / max(1.0, design_effect(influence, couples)[0])
+    if worth < 4:
+        return Spread(value, None, n)
+    middle, margin = math.atanh(value), QUANTILE / math.sqrt(worth - 3)
     return Spread(value, None, n, math.tanh(middle - margin), math.tanh(middle + margin))
 
 
-def root_mean_square(differences: Tensor) -> Spread:
+def root_mean_square(differences: Tensor, couples: Tensor | None = None) -> Spread:
     """The root of the mean square, with an interval by the delta method."""
     squares = differences.detach().to("cpu", torch.float64).square()
     root = float(squares.mean().sqrt())
-    return Spread.normal(
-        root, float(squares.std()) / (2 * root) if root > 0 and len(squares) > 1 else None, len(squares)
-    )
+    std = float(squares.std()) / (2 * root) if root > 0 and len(squares) > 1 else None
+    effect, count = design_effect(squares - squares.mean(), couples)
+    return Spread.normal(root, std, len(squares), effect=effect, couples=count)
 
 
 Row = tuple[tuple[str, ...], Mapping[str, Spread]]

@@ -17,6 +17,8 @@ from vitmix.commands.train import key_and_value
 if TYPE_CHECKING:
     from vitmix.analyze.studies import Question
 
+FOLDER = "analysis"
+IMAGES, BATCH, SEED = 1024, 16, 0
 NAMES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
 
 
@@ -31,24 +33,42 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", choices=SPLITS, help="split to look at; a run's own, or test")
     add("--masks", metavar="FOLDER", help="masks of the objects: a .png for each image, at the same place below FOLDER")
     add("--mask-value", type=int, metavar="N", help="gray level of the object in those masks; all but 0 if none")
-    add("--images", type=int, default=1024, metavar="N", help="images to look at, at most (default: 1024)")
+    add("--images", type=int, default=IMAGES, metavar="N", help=f"images to look at, at most (default: {IMAGES})")
     add("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
     add("--model", metavar="NAME", help="timm model that a file of weights belongs to")
     add("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
     add("--pretrained", action="store_true", help="timm's published weights of the named model")
     add("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
-    add("--batch", type=int, default=16, metavar="N", help="images per batch, which are mixed in pairs (default: 16)")
+    add(
+        "--batch",
+        type=int,
+        default=BATCH,
+        metavar="N",
+        help=f"images per batch, which are mixed in pairs (default: {BATCH})",
+    )
     add("--workers", type=int, metavar="N", help="processes that load images; a run's own if none")
-    add("--seed", type=int, default=0, metavar="N", help="of the choice of images and of the mixing (default: 0)")
+    add(
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="N",
+        help=f"of the choice of images and of the mixing (default: {SEED})",
+    )
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     add("--figure", choices=("png", "svg", "pdf"), default="png", help="kind of the figures (default: png)")
-    add("--output", metavar="FOLDER", help="where JSON, tables and figures go; RUN/analysis, or analysis")
+    add(
+        "--output",
+        metavar="FOLDER",
+        help="where JSON, tables and figures go; RUN/analysis for a run's best weights on its own data with the usual "
+        "methods, images, batch and seed, or else analysis",
+    )
 
 
 def _run(namespace: argparse.Namespace) -> int:
     from vitmix._checks import check_choice
     from vitmix.analyze.studies import STUDIES
     from vitmix.train.checkpoints import write_file
+    from vitmix.train.runs import RunFolder
 
     if namespace.list:
         width = max(map(len, STUDIES))
@@ -59,9 +79,13 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.what is None:
         raise ValueError("what to analyze is missing; give a run folder, a file of weights or a timm model, or --list")
     question, facts = _question(namespace)
-    folder = Path(namespace.output or (question.run / "analysis" if question.run else "analysis"))
+    own = _own(namespace, question, facts)
+    folder = Path(namespace.output or (own or Path()) / FOLDER)
+    if not namespace.output and own is None and RunFolder(Path()).exists:
+        raise ValueError("this folder is a run, whose analysis is of its own weights and data; add --output FOLDER")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
+    print("\n".join([*_head(facts), ""]), flush=True)
     left_out, written = [], []
     try:
         for name in dict.fromkeys(namespace.study or STUDIES):
@@ -81,10 +105,34 @@ def _run(namespace: argparse.Namespace) -> int:
         print(f"Stopped. Studies that were finished are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
         return 130
     if written:
-        print("After ± and in brackets: the mean's interval of 95 %. JSON also has the standard deviations.")
+        print(
+            "After ± and in brackets: the interval of 95 %. n counts images; those mixed of the same two count as one"
+        )
+        print("in the interval. JSON also has the standard deviations.")
         print(f"{folder}: {', '.join(written)}, each as .json, .txt and .{namespace.figure}")
+        if question.run is not None and own is None and not namespace.output:
+            print(
+                f"Not in {question.run / FOLDER}, which is for the run's best weights on its own data with the usual "
+                "methods, images, batch and seed."
+            )
     print("".join(f"{each}\n" for each in left_out), end="")
     return 0
+
+
+def _own(namespace: argparse.Namespace, question: "Question", facts: dict[str, Any]) -> Path | None:
+    """The run in whose folder the studies belong: of its best weights, as every run is studied unless one says other.
+
+    A folder of masks is no other data: it says where the objects of the same images are.
+    """
+    other = namespace.data or namespace.split or namespace.size or namespace.method
+    usual = (namespace.images, namespace.batch, namespace.seed) == (IMAGES, BATCH, SEED)
+    best = Path(facts["weights"]).stem == "best"  # a file of a run can be named by itself
+    return question.run if usual and best and not other else None
+
+
+def _head(facts: dict[str, Any]) -> list[str]:
+    """What is measured, in the words of `vitmix eval`."""
+    return [f"Model  {facts['weights']} ({facts['model']})", f"Data   {facts['data']}", *facts["remarks"]]
 
 
 def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
@@ -127,8 +175,6 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         size=namespace.size,
     )
     images, remarks = found.fit_labels(stored.own_images(found, data=namespace.data, split=namespace.split))
-    for remark in remarks:
-        print(remark)
     running = stored.running_of(found, images, cpu=namespace.cpu)
     augmentation = found.augmentation
     masks = None if namespace.masks is None else Path(namespace.masks)
@@ -160,6 +206,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         "batch": namespace.batch,
         "seed": namespace.seed,
         "methods": namespace.method,
+        "remarks": remarks,
         "vitmix": __version__,
     }
     return question, facts

@@ -57,8 +57,9 @@ def analyses_section(groups: Sequence[Group]) -> str:
     if not found:
         return "".join(parts)
     said = (
-        "From <code>vitmix analyze</code>. A share is the partner's part. In brackets: the interval of 95 %; where "
-        "a configuration has several runs, the mean ± the standard deviation over them."
+        "From <code>vitmix analyze</code>. A share is the partner's part. In brackets: the interval of 95 %, in "
+        "which images that were mixed of the same two count as one; where a configuration has several runs, the mean ± "
+        "the standard deviation over them."
     )
     return f'<p class="soft">{said}</p>{html.legend(groups)}{"".join(parts)}'
 
