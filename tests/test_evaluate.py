@@ -204,6 +204,16 @@ def test_timm_name_with_random_weights() -> None:
     assert found["n"] == 24 and "random weights" in found["weights"] and found["images_per_second"] > 0
 
 
+def test_a_file_that_is_named_is_what_is_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", str(run)]) == 0
+    kept = (run / "evaluation.json").read_bytes()
+    capsys.readouterr()
+    assert cli.main(["eval", str(run / "last.safetensors")]) == 0
+    assert "last.safetensors" in capsys.readouterr().out and (run / "evaluation.json").read_bytes() == kept
+    assert cli.main(["eval", str(run / "last.safetensors"), "--suite", "clean"]) == 0
+    assert "Written to" not in capsys.readouterr().out and not (run / "robustness.json").exists()
+
+
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", str(run), "--output", str(tmp_path / "found.json"), "--batch", "7"]) == 0
     said = capsys.readouterr().out

@@ -53,12 +53,13 @@ def _run(namespace: argparse.Namespace) -> int:
     if suite is not None:
         given["workers"] = _robustness.workers(namespace.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
-    own = not (namespace.data or namespace.split or namespace.size) and namespace.weights == "best"
+    best = found.run is not None and Path(found.weights) == found.run / "best.safetensors"
+    own = best and not (namespace.data or namespace.split or namespace.size)
     if suite is not None:
         kept = {"own": own, "cells": namespace.cells, "output": namespace.output}
         return _robustness.run_suite(suite, found, images, running, **kept)
     assert images is not None
-    if found.run is not None and own:
+    if own and found.run is not None:
         evaluation = stored.evaluate_run(found.run, running)
     else:
         evaluation = stored.evaluate(found, images, running)
