@@ -27,10 +27,10 @@ from .corruptions import (
     divisors,
     read_reference,
 )
-from .extras import version_of
+from .extras import NotPossible, version_of
 from .measure import Measurement
 from .occlusion import ORDERS, Dropped, Noise, PatchOrder, saliency_of
-from .settings import PARTS, Robustness
+from .settings import Robustness
 from .shifts import stored_corruptions
 from .subject import Running, Subject
 from .summaries import Found, Summary, accuracies, calibrated, corruption_errors, worst_so_far
@@ -39,7 +39,7 @@ CHOICE = 0x43484F49  # keeps these random numbers apart from others made from th
 
 
 class Part(NamedTuple):
-    """One of `PARTS` or a piece of it: cells, and the numbers that their answers give."""
+    """A part of the suite or a piece of it: cells, and the numbers that their answers give."""
 
     name: str
     cells: list[Cell]
@@ -68,7 +68,7 @@ class Suite:
         self.remarks: list[str] = []
         if settings.needs_images:
             if images is None:
-                raise ValueError(f"{', '.join(settings.parts)} need images of the model's classes; give --data")
+                raise ValueError(f"{', '.join(settings.measured)} need images of the model's classes; give --data")
             images, self.remarks = subject.fit_labels(images)
             if len(np.unique(images.labels)) < 2:
                 raise ValueError(f"{images.description} shows one class only, so nothing can be mistaken; give more")
@@ -76,8 +76,7 @@ class Suite:
             self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
         self.measurer = Measurer(subject, running, folder)
         self.errors: dict[str, list[float]] = {}
-        build: dict[str, Callable[[], list[Part]]] = {name: getattr(self, f"_{name}") for name in PARTS}
-        self.parts = [part for name in PARTS if name in settings.parts for part in build[name]()]
+        self.parts = [part for name in settings.measured for part in self._built(name)]
         self._report, self._before = progress, 0
         self._total = sum(len(cell.images) for part in self.parts for cell in part.cells)
         self.measurer.progress = self._progress
@@ -110,6 +109,16 @@ class Suite:
     def _progress(self, name: str, done: int, images: int) -> None:
         if self._report is not None:
             self._report(name, self._before + done, self._total)
+
+    def _built(self, name: str) -> list[Part]:
+        build: Callable[[], list[Part]] = getattr(self, f"_{name}")
+        try:
+            return build()
+        except NotPossible as problem:
+            if name in self.settings.parts:
+                raise
+            self.remarks.append(f"Note: the suite {name} is left out: {problem}.")
+            return []
 
     def _cell(self, name: str, images: ImageSet, change: Change | None = None, **facts: Any) -> Cell:
         return Cell(name, images, {"seed": self.settings.seed, **facts}, change)
