@@ -34,6 +34,7 @@ from grays import (
 )
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
+from vitmix.commands._robustness import pixels_of
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.evaluate import Measurement, Robustness, Running, calibration_error, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
@@ -41,9 +42,10 @@ from vitmix.evaluate.cells import Answers, Cell, Measurer
 from vitmix.evaluate.corruptions import CorruptedImages
 from vitmix.evaluate.intervals import bootstrap, wilson
 from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
-from vitmix.evaluate.results import read_results
+from vitmix.evaluate.results import read_results, results_of
 from vitmix.evaluate.robustness import Suite, chosen
 from vitmix.evaluate.summaries import calibration
+from vitmix.evaluate.text import describe_suite, pixels_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -170,7 +172,7 @@ def test_suite_of_a_known_model() -> None:
     assert found["noise sigma=0.3"].value < 1
     assert found["occlusion random 100 %"].value == np.mean([gray < 63.5 for gray in GRAYS])  # all is black
     for attack in ("fgsm", "pgd-10 alpha=0.01"):
-        values = [found[f"{attack} eps={whole}/255"].value for whole in (0, 1, 4)]
+        values = [found[f"{attack} eps={bound}"].value for bound in ("0", "1/255", "4/255")]
         assert values[0] == found["attack none"].value == 1
         assert values == pytest.approx([within(GRAYS, bound) for bound in (0, 1, 4)])
     assert (found["clean"].low, found["clean"].high) == wilson(n, n)
@@ -302,6 +304,15 @@ def test_answers_come_back_exactly() -> None:
     assert Answers.parse(answers.text(), 5).done == 0 and Answers.parse("[]", 4).done == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("8/255", "8/255"), ("0.5/255", "0.5/255"), ("0.1", "0.1"), ("0", "0"), ("1", "1")]
+    + [("0.003", "0.003"), ("1.25/255", "1.25/255"), ("1/3", "85/255"), ("1/7", "0.142857")],
+)
+def test_bounds_are_shown_as_they_are_written(text: str, shown: str) -> None:
+    assert pixels_text(pixels_of(text, "epsilons")) == shown
+
+
 def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
     for number, gray in enumerate((10, 250, 10)):
         Image.new("RGB", (8, 8), (gray,) * 3).save(tmp_path / f"{number}.png")
@@ -313,6 +324,8 @@ def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
         found = named(suite)
         assert found["clean"].n == 2 and found["clean"].value == 0.5
         assert len(suite.broken) == 1 and suite.broken[0].startswith("1.png")
+        said = describe_suite(results_of(suite, found.values(), weights_sha256=None, seconds=0.0))
+        assert said.endswith("\n1 image could not be read and is not counted")
 
 
 # Refusals and the command
@@ -399,6 +412,8 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_name = {each["name"]: each for each in found["measurements"]}
     assert by_name["clean"]["n"] == 12 and by_name["pgd-2 alpha=0.01 eps=8/255"]["n"] == 6
     assert by_name["clean"]["value"] == by_name["occlusion salient-first 0 %"]["value"]
+    assert "fgsm eps=0.5/255" in by_name and by_name["occlusion salient-first 0 %"]["of"]["grid"] == [2, 2]
+    assert "Note: patches are dropped on a grid of 2 x 2." in said
     assert found["parts"]["attacks"]["settings"]["epsilons"] == [0, 8 / 255, 0.5 / 255]
     assert "pgd-2 alpha=0.01 eps=8/255" in said and "n = 12" in said and "images  " in said
     kept = {place: place.stat().st_mtime_ns for place in (run / "robustness").iterdir()}
@@ -425,7 +440,7 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     linf = [name.replace(" l2", "") for name in l2]
     assert names() == [*linf, *l2, "clean", "clean calibration error"]
     assert cli.main([*command, "attacks", *attack, "--epsilons", "0.2"]) == 0
-    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=51/255" and linf[1] not in names()
+    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=0.2" and linf[1] not in names()
     before = (output / "robustness.json").read_bytes()
     for other in (["--weights", "last"], ["--split", "train"], ["--size", "16"]):
         assert cli.main([*command, "clean", *other]) == 0

@@ -86,7 +86,7 @@ def settings_of(namespace: argparse.Namespace) -> "Robustness | None":
         given[name] = None if getattr(namespace, name) is None else tuple(getattr(namespace, name))
     for name in ("epsilons", "alphas"):
         texts = getattr(namespace, name)
-        given[name] = None if texts is None else tuple(_number(text, name) for text in texts)
+        given[name] = None if texts is None else tuple(pixels_of(text, name) for text in texts)
     folders = dict(_folder(text) for text in namespace.folders or ())
     parts = tuple(name.strip() for name in namespace.suite.split(","))
     given = {name: value for name, value in given.items() if value is not None}
@@ -144,7 +144,8 @@ def workers(given: int | None) -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) if given is None else given
 
 
-def _number(text: str, name: str) -> float:
+def pixels_of(text: str, name: str) -> float:
+    """A number as people write bounds and steps in pixels."""
     above, _, below = text.partition("/")
     try:
         return float(above) / float(below or 1)
