@@ -127,6 +127,15 @@ def test_what_does_not_compare_is_said(runs: Path, tmp_path: Path) -> None:
     found["parts"]["noise"] = {**found["parts"]["noise"], "data": "others"}
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
     assert "different images, so these do not compare: noise<" in section(folder, tmp_path)
+    text = section(folder, tmp_path)
+    assert "different grids" not in text and text.count("patches of a 2 × 2 grid dropped, %") >= 3
+    for row in found["measurements"]:
+        if row["of"]["part"] == "occlusion":
+            row["of"]["grid"] = [7, 7]
+    (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
+    text = section(folder, tmp_path)
+    assert "Patches are dropped on different grids, so accuracy without them does not compare: 2 × 2, 7 × 7<" in text
+    assert "grid dropped" not in text and "Grid of 2 × 2" in text and "Grid of 7 × 7" in text
     corrupted = dict(found["parts"]["corruptions"])
     corrupted["settings"] = {**corrupted["settings"], "reference": "alexnet"}
     found["parts"]["corruptions"] = corrupted

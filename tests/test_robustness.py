@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import timm
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grays import (
+    CENTERS,
     GRAYS,
     NearestGray,
     classifier_of,
@@ -32,15 +34,18 @@ from grays import (
 )
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
+from vitmix.commands._robustness import pixels_of
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
+from vitmix.evaluate import Measurement, Robustness, Running, calibration_error, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
 from vitmix.evaluate.cells import Answers, Cell, Measurer
 from vitmix.evaluate.corruptions import CorruptedImages
 from vitmix.evaluate.intervals import bootstrap, wilson
 from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
-from vitmix.evaluate.results import read_results
+from vitmix.evaluate.results import read_results, results_of
 from vitmix.evaluate.robustness import Suite, chosen
+from vitmix.evaluate.summaries import calibration
+from vitmix.evaluate.text import describe_suite, pixels_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,6 +74,30 @@ def test_bootstrap_of_a_mean_is_about_the_normal_interval() -> None:
     half = 1.96 * values.std() / 20
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.005)
     assert bootstrap(lambda counts: counts @ np.ones(7) / 7, 7) == (1, 1)
+
+
+def overconfident(n: int, gap: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences, and answers that are right less often than these say by the gap, so that it is the true error."""
+    generator = np.random.default_rng(seed)
+    confidence = generator.uniform(0.5, 1, n).astype(np.float32)
+    return confidence, generator.random(n) < confidence - gap
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.05])
+def test_interval_of_the_calibration_error_covers_the_true_one(gap: float) -> None:
+    found = [calibration("clean", *overconfident(1000, gap, seed)) for seed in range(60)]
+    low, value, high = (np.array([getattr(each, end) for each in found]) for end in ("low", "value", "high"))
+    assert (low >= 0).all() and (low <= value).all() and (value <= high).all()
+    assert np.mean((low <= gap) & (gap <= high)) >= 0.8  # percentiles alone: 0.12 for a gap of 0.02
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_interval_of_the_calibration_error_holds_its_value(seed: int, n: int) -> None:
+    confidence, right = overconfident(n, 0, seed)
+    found = calibration("clean", confidence, right)
+    assert found.low is not None and found.high is not None and 0 <= found.low <= found.value <= found.high
+    assert found.value == pytest.approx(calibration_error(confidence, right))
 
 
 # Noise and occlusion
@@ -138,14 +167,12 @@ def test_suite_of_a_known_model() -> None:
     )
     found = named(robustness(grays_subject(), gray_images(), Running(batch=5), settings))
     n = len(GRAYS)
-    assert all(
-        each.n == n and each.low <= each.value <= each.high for each in found.values() if "calib" not in each.name
-    )
+    assert all(each.n == n and each.low <= each.value <= each.high for each in found.values())
     assert found["clean"].value == found["noise sigma=0"].value == found["occlusion random 0 %"].value == 1
     assert found["noise sigma=0.3"].value < 1
     assert found["occlusion random 100 %"].value == np.mean([gray < 63.5 for gray in GRAYS])  # all is black
     for attack in ("fgsm", "pgd-10 alpha=0.01"):
-        values = [found[f"{attack} eps={whole}/255"].value for whole in (0, 1, 4)]
+        values = [found[f"{attack} eps={bound}"].value for bound in ("0", "1/255", "4/255")]
         assert values[0] == found["attack none"].value == 1
         assert values == pytest.approx([within(GRAYS, bound) for bound in (0, 1, 4)])
     assert (found["clean"].low, found["clean"].high) == wilson(n, n)
@@ -277,6 +304,15 @@ def test_answers_come_back_exactly() -> None:
     assert Answers.parse(answers.text(), 5).done == 0 and Answers.parse("[]", 4).done == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("8/255", "8/255"), ("0.5/255", "0.5/255"), ("0.1", "0.1"), ("0", "0"), ("1", "1")]
+    + [("0.003", "0.003"), ("1.25/255", "1.25/255"), ("1/3", "85/255"), ("1/7", "0.142857")],
+)
+def test_bounds_are_shown_as_they_are_written(text: str, shown: str) -> None:
+    assert pixels_text(pixels_of(text, "epsilons")) == shown
+
+
 def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
     for number, gray in enumerate((10, 250, 10)):
         Image.new("RGB", (8, 8), (gray,) * 3).save(tmp_path / f"{number}.png")
@@ -288,6 +324,8 @@ def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
         found = named(suite)
         assert found["clean"].n == 2 and found["clean"].value == 0.5
         assert len(suite.broken) == 1 and suite.broken[0].startswith("1.png")
+        said = describe_suite(results_of(suite, found.values(), weights_sha256=None, seconds=0.0))
+        assert said.endswith("\n1 image could not be read and is not counted")
 
 
 # Refusals and the command
@@ -320,6 +358,44 @@ def test_missing_package_is_named(part: str, package: str, monkeypatch: pytest.M
         Suite(subject_of(NearestGray(side=32), 4, side=32), gray_images(side=32), Running(), Robustness(parts=(part,)))
 
 
+SMALL = Robustness(sigmas=(0.1,), dropped=(0.5,), epsilons=(8 / 255,), alphas=(0.01,), steps=1)
+
+
+def test_what_is_not_possible_is_left_out_of_the_whole_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images too small for corruptions, too few classes for AutoAttack, and packages that are not there."""
+    subject = subject_of(NearestGray(CENTERS[:3]), 3)
+    grays = gray_images((10, 60, 100, 160))
+    images = ArrayImages(grays.pixels, grays.labels.tolist(), ["a", "b", "c"], "grays")
+    suite = Suite(subject, images, Running(), SMALL)
+    assert {each.of["part"] for each in suite} == {"clean", "noise", "occlusion", "attacks"}
+    said = " ".join(suite.remarks)
+    assert "the suite corruptions is left out: corruptions are made for images of at least 32 pixels" in said
+    assert "the suite autoattack is left out" in said
+    for part in ("corruptions", "autoattack"):
+        with pytest.raises(ValueError, match="32 pixels|4 classes|pyautoattack"):
+            Suite(subject, images, Running(), dataclasses.replace(SMALL, parts=("robustness", part)))
+    for package in ("pyautoattack", "imagecorruptions"):
+        monkeypatch.setitem(sys.modules, package, None)
+    suite = Suite(subject_of(NearestGray(side=32), 4, side=32), gray_images(side=32), Running(), SMALL)
+    assert [part.name for part in suite.parts] == ["clean", "noise", "occlusion", "attacks", "attacks", "attacks"]
+    assert sum('pip install "vitmix[eval]"' in remark for remark in suite.remarks) == 2
+
+
+def test_mistakes_are_refused_in_the_whole_suite_too() -> None:
+    subject, images = subject_of(NearestGray(side=32), 4, side=32), gray_images(side=32)
+    with pytest.raises(ValueError, match="is neither"):
+        Suite(subject, images, Running(), dataclasses.replace(SMALL, reference="nowhere.json"))
+    with pytest.raises(ValueError, match="no folder 'nowhere'"):
+        Suite(subject, images, Running(), dataclasses.replace(SMALL, folders={"c": Path("nowhere")}))
+
+
+def test_parts_of_the_whole_suite() -> None:
+    whole = ("clean", "noise", "occlusion", "corruptions", "attacks", "autoattack")
+    assert Robustness().measured == Robustness(parts=("robustness", "noise")).measured == whole
+    assert set(Robustness(folders={"a": Path("a")}).measured) == {*whole, "shifts"}
+    assert Robustness(parts=("noise", "clean", "noise")).measured == ("clean", "noise")
+
+
 @pytest.fixture(scope="module")
 def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     output = tmp_path_factory.mktemp("runs") / "run"
@@ -336,6 +412,8 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_name = {each["name"]: each for each in found["measurements"]}
     assert by_name["clean"]["n"] == 12 and by_name["pgd-2 alpha=0.01 eps=8/255"]["n"] == 6
     assert by_name["clean"]["value"] == by_name["occlusion salient-first 0 %"]["value"]
+    assert "fgsm eps=0.5/255" in by_name and by_name["occlusion salient-first 0 %"]["of"]["grid"] == [2, 2]
+    assert "Note: patches are dropped on a grid of 2 x 2." in said
     assert found["parts"]["attacks"]["settings"]["epsilons"] == [0, 8 / 255, 0.5 / 255]
     assert "pgd-2 alpha=0.01 eps=8/255" in said and "n = 12" in said and "images  " in said
     kept = {place: place.stat().st_mtime_ns for place in (run / "robustness").iterdir()}
@@ -347,8 +425,8 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     """A further command replaces what it measured; other weights and other data do not get in, nor stay."""
     output = shutil.copytree(run, tmp_path / "run")
     (output / "robustness.json").unlink(missing_ok=True)
-    command = ["eval", str(output), "--limit", "8", "--attack-limit", "4", "--suite"]
-    attack = ["--alphas", "0.1", "--steps", "1", "--epsilons", "0.1"]
+    command = ["eval", str(output), "--limit", "8", "--suite"]
+    attack = ["--attack-limit", "4", "--alphas", "0.1", "--steps", "1", "--epsilons", "0.1"]
 
     def names() -> list[str]:
         found = read_results(output)
@@ -362,7 +440,7 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     linf = [name.replace(" l2", "") for name in l2]
     assert names() == [*linf, *l2, "clean", "clean calibration error"]
     assert cli.main([*command, "attacks", *attack, "--epsilons", "0.2"]) == 0
-    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=51/255" and linf[1] not in names()
+    assert names()[:2] == l2[:2] and names()[-1] == "pgd-1 alpha=0.1 eps=0.2" and linf[1] not in names()
     before = (output / "robustness.json").read_bytes()
     for other in (["--weights", "last"], ["--split", "train"], ["--size", "16"]):
         assert cli.main([*command, "clean", *other]) == 0
@@ -409,6 +487,16 @@ def test_results_belong_to_the_weights_that_were_read(
         (["--limit", "3"], "goes with a suite"),
         (["--suite", "shifts"], "needs folders"),
         (["--suite", "shifts", "--folders", "a"], "written NAME=DIR"),
+        (
+            ["--suite", "noise", "--epsilons", "8/255"],
+            "of the suite attacks or autoattack, which --suite noise does not",
+        ),
+        (["--suite", "autoattack", "--steps", "3"], "--steps is of the suite attacks, which"),
+        (["--suite", "clean,noise", "--attack-limit", "3"], "--attack-limit is of the suite attacks or autoattack"),
+        (["--suite", "attacks", "--orders", "random"], "--orders is of the suite occlusion"),
+        (["--suite", "noise", "--reference", "alexnet"], "--reference is of the suite corruptions"),
+        (["--suite", "noise", "--folders", "c=."], "the folder 'c' is of the suite 'corruptions'"),
+        (["--suite", "corruptions", "--folders", "a=."], "the folder 'a' is of the suite 'shifts'"),
         (["--suite", "shifts", "--folders", "b=."], "unknown folder 'b'"),
         (["--suite", "shifts", "--folders", "a=nowhere"], "no folder 'nowhere'"),
         (["--suite", "corruptions", "--folders", "c=nowhere"], "no folder 'nowhere'"),

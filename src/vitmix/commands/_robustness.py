@@ -14,20 +14,18 @@ if TYPE_CHECKING:
     from vitmix.data.images import ImageSet
     from vitmix.evaluate import Robustness, Running, Subject
 
-WHOLE = "robustness"  # every part that needs no folder
-SETTINGS = (
-    "limit",
-    "attack_limit",
-    "folders",
-    "corruptions",
-    "reference",
-    "orders",
-    "norm",
-    "epsilons",
-    "alphas",
-    "steps",
-    "cells",
-)
+ATTACKS = ("attacks", "autoattack")
+PARTS_OF = {  # options that say something of these parts alone
+    "attack_limit": ATTACKS,
+    "corruptions": ("corruptions",),
+    "reference": ("corruptions",),
+    "orders": ("occlusion",),
+    "norm": ATTACKS,
+    "epsilons": ATTACKS,
+    "alphas": ("attacks",),
+    "steps": ("attacks",),
+}
+SETTINGS = ("limit", "folders", "cells", *PARTS_OF)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--suite",
         metavar="NAME[,NAME]",
-        help="robustness (all that needs no folders), or some of clean, noise, occlusion, corruptions, shifts, "
-        "attacks, autoattack; a command that was stopped goes on where it was when it is run again",
+        help="robustness (all that is possible), or some of clean, noise, occlusion, corruptions, shifts, attacks, "
+        "autoattack; a command that was stopped goes on where it was when it is run again",
     )
     add("--limit", type=int, metavar="N", help="take so many images at random")
     add("--attack-limit", type=int, metavar="N", help="the same for attacks (default: 1000)")
@@ -88,15 +86,18 @@ def settings_of(namespace: argparse.Namespace) -> "Robustness | None":
         given[name] = None if getattr(namespace, name) is None else tuple(getattr(namespace, name))
     for name in ("epsilons", "alphas"):
         texts = getattr(namespace, name)
-        given[name] = None if texts is None else tuple(_number(text, name) for text in texts)
+        given[name] = None if texts is None else tuple(pixels_of(text, name) for text in texts)
     folders = dict(_folder(text) for text in namespace.folders or ())
-    parts: list[str] = []
-    for name in namespace.suite.split(","):
-        whole = [*Robustness().parts] + (["shifts"] if set(folders) - {"c"} else [])
-        parts += whole if name.strip() == WHOLE else [name.strip()]
-    return Robustness(
-        parts=tuple(parts), folders=folders, **{name: value for name, value in given.items() if value is not None}
-    )
+    parts = tuple(name.strip() for name in namespace.suite.split(","))
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = Robustness(parts=parts, folders=folders, **given)
+    for name, owners in PARTS_OF.items():
+        if name in given and not set(owners) & set(settings.measured):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is of the suite {' or '.join(owners)}, which --suite {namespace.suite} "
+                "does not measure; add it there, or leave the option out"
+            )
+    return settings
 
 
 def run_suite(
@@ -143,7 +144,8 @@ def workers(given: int | None) -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) if given is None else given
 
 
-def _number(text: str, name: str) -> float:
+def pixels_of(text: str, name: str) -> float:
+    """A number as people write bounds and steps in pixels."""
     above, _, below = text.partition("/")
     try:
         return float(above) / float(below or 1)

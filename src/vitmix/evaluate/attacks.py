@@ -14,7 +14,7 @@ from vitmix._checks import check_choice, check_count, check_not_negative
 from vitmix.data.augment import global_generators_kept
 from vitmix.draws import generator_for
 
-from .extras import need
+from .extras import NotPossible, need
 
 TINY = 1e-12  # lengths below it count as none
 START = 0x50474453  # keeps these random numbers apart from others made from the same seed
@@ -113,7 +113,7 @@ def auto_attack(
 def check_auto_attack(classes: int) -> None:
     need("pyautoattack")
     if classes < 4:
-        raise ValueError(f"AutoAttack's targeted losses need at least 4 classes, this model has {classes}; use PGD")
+        raise NotPossible(f"AutoAttack's targeted losses need at least 4 classes, this model has {classes}; use PGD")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from vitmix._checks import unknown_name
 from vitmix.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.data.images import ImageSet
 
-from .extras import need
+from .extras import NotPossible, need
 
 COMMON = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -134,9 +134,9 @@ class CorruptedImages(ImageSet):
 
 def check_sides(augmentation: Augmentation) -> None:
     if min(augmentation.sides) < LEAST_SIDE:
-        raise ValueError(
+        raise NotPossible(
             f"corruptions are made for images of at least {LEAST_SIDE} pixels, this model takes "
-            f"{augmentation.sides[0]} x {augmentation.sides[1]}; leave the corruptions out"
+            f"{augmentation.sides[0]} x {augmentation.sides[1]}; give a larger --size"
         )
 
 

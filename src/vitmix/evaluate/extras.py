@@ -1,10 +1,14 @@
-"""Packages that only some measurements need."""
+"""Measurements that are not always possible, and the packages that only some of them need."""
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
 PACKAGES = {"pyautoattack": "pyautoattack", "imagecorruptions": "imagecorruptions-imaug"}
+
+
+class NotPossible(ValueError):
+    """What the model, its images or the installed packages do not allow: no mistake in what was asked for."""
 
 
 def version_of(module: str) -> str:
@@ -17,6 +21,6 @@ def need(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as problem:
-        raise ValueError(
+        raise NotPossible(
             f'this needs the package {PACKAGES[module]} ({problem}); get it with: pip install "vitmix[eval]"'
         ) from None

@@ -36,3 +36,13 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int, *, seed: in
         found.append(statistic(counts.astype(np.float64)))
     low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
     return float(low), float(high)
+
+
+def reflected(value: float, percentiles: Interval) -> Interval:
+    """The basic bootstrap interval of a statistic, from the percentile one; it always holds the value.
+
+    A statistic that scatter makes larger, as a sum of absolute values, is larger again in resamples by about as much,
+    so that the percentile interval is off by this twice. Where the value lies outside of the percentiles, it is an end.
+    """
+    low, high = percentiles
+    return min(value, 2 * value - high), max(value, 2 * value - low)

@@ -97,13 +97,15 @@ def predict(
     return Predictions(*(torch.cat(each).cpu().numpy() for each in zip(*found, strict=True)))
 
 
-def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
-    """Of each of equally wide bins of confidence: images, their mean confidence and their accuracy.
+def bin_numbers(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """The bin of each confidence among equally wide ones: bin i holds those in (i / bins, (i + 1) / bins]."""
+    return np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
 
-    Bin i holds confidences in (i / bins, (i + 1) / bins]; the means of an empty bin are 0.
-    """
+
+def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
+    """Of each of the bins of confidence: images, their mean confidence and their accuracy, both 0 if it is empty."""
     check_count("bins", bins)
-    place = np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
+    place = bin_numbers(confidence, bins)
     count = np.bincount(place, minlength=bins)
     sums = [np.bincount(place, weights=values, minlength=bins) for values in (confidence, correct)]
     means = [total / np.maximum(count, 1) for total in sums]

@@ -27,19 +27,20 @@ from .corruptions import (
     divisors,
     read_reference,
 )
-from .extras import version_of
+from .extras import NotPossible, version_of
 from .measure import Measurement
-from .occlusion import ORDERS, Dropped, Noise, PatchOrder, saliency_of
-from .settings import PARTS, Robustness
+from .occlusion import ORDERS, Dropped, Noise, PatchOrder, grid_of, saliency_of
+from .settings import Robustness
 from .shifts import stored_corruptions
 from .subject import Running, Subject
 from .summaries import Found, Summary, accuracies, calibrated, corruption_errors, worst_so_far
+from .text import pixels_text
 
 CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
 
 
 class Part(NamedTuple):
-    """One of `PARTS` or a piece of it: cells, and the numbers that their answers give."""
+    """A part of the suite or a piece of it: cells, and the numbers that their answers give."""
 
     name: str
     cells: list[Cell]
@@ -68,7 +69,7 @@ class Suite:
         self.remarks: list[str] = []
         if settings.needs_images:
             if images is None:
-                raise ValueError(f"{', '.join(settings.parts)} need images of the model's classes; give --data")
+                raise ValueError(f"{', '.join(settings.measured)} need images of the model's classes; give --data")
             images, self.remarks = subject.fit_labels(images)
             if len(np.unique(images.labels)) < 2:
                 raise ValueError(f"{images.description} shows one class only, so nothing can be mistaken; give more")
@@ -76,8 +77,7 @@ class Suite:
             self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
         self.measurer = Measurer(subject, running, folder)
         self.errors: dict[str, list[float]] = {}
-        build: dict[str, Callable[[], list[Part]]] = {name: getattr(self, f"_{name}") for name in PARTS}
-        self.parts = [part for name in PARTS if name in settings.parts for part in build[name]()]
+        self.parts = [part for name in settings.measured for part in self._built(name)]
         self._report, self._before = progress, 0
         self._total = sum(len(cell.images) for part in self.parts for cell in part.cells)
         self.measurer.progress = self._progress
@@ -111,6 +111,16 @@ class Suite:
         if self._report is not None:
             self._report(name, self._before + done, self._total)
 
+    def _built(self, name: str) -> list[Part]:
+        build: Callable[[], list[Part]] = getattr(self, f"_{name}")
+        try:
+            return build()
+        except NotPossible as problem:
+            if name in self.settings.parts:
+                raise
+            self.remarks.append(f"Note: the suite {name} is left out: {problem}.")
+            return []
+
     def _cell(self, name: str, images: ImageSet, change: Change | None = None, **facts: Any) -> Cell:
         return Cell(name, images, {"seed": self.settings.seed, **facts}, change)
 
@@ -135,6 +145,8 @@ class Suite:
             except ValueError as problem:
                 orders = ("random",)
                 self.remarks.append(f"Note: patches are dropped at random only, not by saliency: {problem}.")
+        rows, columns = grid_of(classifier, sides)
+        self.remarks.append(f"Note: patches are dropped on a grid of {rows} x {columns}.")
         for order in orders:
             ranks = PatchOrder(classifier, sides, order=order, seed=settings.seed)
             facts = {"part": "occlusion", "order": order, "grid": ranks.grid}
@@ -203,9 +215,8 @@ class Suite:
         for kind in (kind for kind in shifts.NAMES if kind in self.settings.folders):
             name, found = shifts.NAMES[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
             if found.left_out:
-                self.remarks.append(
-                    f"Note: {name} has {found.left_out} classes that the model does not know; left out."
-                )
+                count = f"{found.left_out} {'class' if found.left_out == 1 else 'classes'}"
+                self.remarks.append(f"Note: {name} has {count} that the model does not know; left out.")
             images = chosen(found.images, self.settings.limit, self.settings.seed)
             cells.append(dataclasses.replace(self._cell(name, images, part=name), outputs=found.outputs))
         return [Part("shifts", cells, accuracies)]
@@ -237,8 +248,8 @@ class Suite:
         return [Part("autoattack", cells, worst_so_far)]
 
     def _attack(self, attack: str, words: str, bound: float, change: Change, **facts: Any) -> Cell:
-        step = f" alpha={facts['alpha']:g}" if "alpha" in facts else ""
-        name = f"{words}{self._norm}{step} eps={of_255(bound) if self.settings.norm == 'linf' else f'{bound:g}'}"
+        step = f" alpha={pixels_text(facts['alpha'])}" if "alpha" in facts else ""
+        name = f"{words}{self._norm}{step} eps={pixels_text(bound)}"
         return self._cell(name, self.attacked, change, attack=attack, norm=self.settings.norm, epsilon=bound, **facts)
 
     def _untouched(self, found: Found) -> Iterator[Measurement]:
@@ -268,9 +279,3 @@ def chosen(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
         return images
     order = torch.randperm(len(images), generator=generator_for(CHOICE, seed)).numpy()
     return images.subset(np.sort(order[:limit]), f"{images.description}, {limit} of them at random")
-
-
-def of_255(epsilon: float) -> str:
-    """`8/255`, or the number where it is no such fraction."""
-    whole = round(epsilon * 255)
-    return f"{whole}/255" if abs(epsilon * 255 - whole) < 1e-9 else f"{epsilon:g}"

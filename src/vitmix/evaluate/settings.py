@@ -14,6 +14,7 @@ from .shifts import NAMES
 EPSILONS = {"linf": (1 / 255, 4 / 255, 8 / 255), "l2": (0.25, 0.5, 1.0)}
 ALPHAS = {"linf": (0.001, 0.003, 0.01, 0.03), "l2": (0.05, 0.1, 0.2)}
 PARTS = ("clean", "noise", "occlusion", "corruptions", "shifts", "attacks", "autoattack")
+WHOLE = "robustness"  # every part that can be measured; shifts only where there are folders for it
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Robustness:
     """What to measure, and how strongly.
 
     Attributes:
-        parts: some of `PARTS`; `"shifts"` needs `folders`.
+        parts: some of `PARTS`, which are refused where they are not possible, or `WHOLE`, which leaves those out;
+            `"shifts"` needs `folders`.
         limit: at most this many images, chosen at random and the same in every cell.
         attack_limit: the same for attacks, which take many passes.
         reference: errors that corruption errors are relative to, see `read_reference`.
@@ -32,7 +34,7 @@ class Robustness:
             usual ones of the norm if none are given.
     """
 
-    parts: tuple[str, ...] = tuple(part for part in PARTS if part != "shifts")
+    parts: tuple[str, ...] = (WHOLE,)
     limit: int | None = None
     attack_limit: int = 1000
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -49,17 +51,28 @@ class Robustness:
     seed: int = 0
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """The parts that are asked for, in their order."""
+        asked = set(self.parts)
+        if WHOLE in asked:
+            asked |= set(PARTS) - (set() if set(self.folders) & set(NAMES) else {"shifts"})
+        return tuple(part for part in PARTS if part in asked)
+
+    @property
     def needs_images(self) -> bool:
         """Whether anything is measured besides the images in `folders`."""
-        return bool(set(self.parts) - {"shifts"} - ({"corruptions"} if "c" in self.folders else set()))
+        return bool(set(self.measured) - {"shifts"} - ({"corruptions"} if "c" in self.folders else set()))
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            if part not in PARTS:
-                raise unknown_name("suite", part, ("robustness", *PARTS))
+            if part not in (WHOLE, *PARTS):
+                raise unknown_name("suite", part, (WHOLE, *PARTS))
         for key in self.folders:
             if key not in ("c", *NAMES):
                 raise unknown_name("folder", key, ("c", *NAMES))
+            part = "corruptions" if key == "c" else "shifts"
+            if part not in self.measured:
+                raise ValueError(f"the folder {key!r} is of the suite {part!r}, which is not measured; add that suite")
         for order in self.orders or ():
             if order not in ORDERS:
                 raise unknown_name("order of dropped patches", order, ORDERS)

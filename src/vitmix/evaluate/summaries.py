@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from .cells import Answers, Cell
-from .intervals import bootstrap, wilson
-from .measure import Measurement, calibration_error
+from .intervals import bootstrap, reflected, wilson
+from .measure import BINS, Measurement, bin_numbers, calibration_error
 
 Found = list[tuple[Cell, Answers]]
 Summary = Callable[[Found], Iterator[Measurement]]
@@ -36,17 +36,17 @@ def calibrated(found: Found) -> Iterator[Measurement]:
     for cell, answers in found:
         yield accuracy(cell, answers)
         readable = answers.readable
-        yield _calibration(cell.name, answers.confidence[readable], answers.right[readable] == 1)
+        yield calibration(cell.name, answers.confidence[readable], answers.right[readable] == 1)
 
 
-def _calibration(name: str, confidence: np.ndarray, right: np.ndarray) -> Measurement:
-    def resampled(counts: np.ndarray) -> np.ndarray:
-        rows = counts.astype(int)
-        return np.array([calibration_error(np.repeat(confidence, row), np.repeat(right, row)) for row in rows])
-
-    value = calibration_error(confidence, right)
-    interval, of = bootstrap(resampled, len(right)), {"metric": "calibration error"}
-    return Measurement(f"{name} calibration error", value, len(right), *interval, of=of)
+def calibration(name: str, confidence: np.ndarray, right: np.ndarray) -> Measurement:
+    """The expected calibration error. Resampling adds its own scatter to it, so the interval is the reflected one."""
+    n, value = len(right), calibration_error(confidence, right)
+    gaps = np.zeros((n, BINS))  # of each image, in the column of its bin
+    gaps[np.arange(n), bin_numbers(confidence)] = right - confidence.astype(np.float64)
+    low, high = reflected(value, bootstrap(lambda counts: np.abs(counts @ gaps).sum(1) / n, n))
+    of = {"metric": "calibration error"}
+    return Measurement(f"{name} calibration error", value, n, max(0.0, low), high, of=of)
 
 
 def corruption_errors(found: Found, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:

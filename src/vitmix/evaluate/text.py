@@ -1,6 +1,6 @@
 """An evaluation as a table for people."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .measure import Measurement
@@ -23,7 +23,7 @@ def describe_suite(found: dict[str, Any]) -> str:
     lines.append(table(Measurement(**each) for each in found["measurements"]))
     lines.append("Values in brackets are intervals of 95 %.")
     if facts["broken_images"]:
-        lines.append(f"{len(facts['broken_images'])} images could not be read and are not counted")
+        lines.append(_not_read(facts["broken_images"]))
     return "\n".join(lines)
 
 
@@ -47,8 +47,14 @@ def describe(evaluation: dict[str, Any]) -> str:
     ]
     lines += ["", *_confusions(evaluation)]
     if evaluation["broken_images"]:
-        lines.append(f"{len(evaluation['broken_images'])} images could not be read and are not counted")
+        lines.append(_not_read(evaluation["broken_images"]))
     return "\n".join(lines)
+
+
+def pixels_text(value: float) -> str:
+    """A bound or step in pixels of 0..1 as people write it: as a short decimal, or else as `8/255` or `0.5/255`."""
+    short, of_255 = f"{value:g}", f"{value * 255:g}"
+    return f"{of_255}/255" if float(short) != value and abs(float(of_255) - value * 255) < 1e-9 else short
 
 
 def top_confusions(evaluation: dict[str, Any], most: int) -> list[tuple[int, int, int]]:
@@ -64,6 +70,11 @@ def _confusions(evaluation: dict[str, Any], most: int = 5) -> list[str]:
     known = dict(enumerate(names))
     rows = [f"  {known.get(a, a)} taken for {known.get(b, b)}: {count}" for a, b, count in found]
     return ["Most frequent mistakes:", *rows]
+
+
+def _not_read(images: Sequence[str]) -> str:
+    one = len(images) == 1
+    return f"{len(images)} {'image' if one else 'images'} could not be read and {'is' if one else 'are'} not counted"
 
 
 def _shown(each: Measurement) -> str:

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from vitmix.evaluate.results import FILE, part_of
+from vitmix.evaluate.text import pixels_text
 
 from . import html, svg
 from .html import COUNT, NONE, PERCENT, note, number, spread, table
@@ -14,6 +15,7 @@ from .runs import Group, Run
 ATTACKS = {"fgsm": "FGSM", "pgd": "PGD", "autoattack": "AutoAttack"}
 NORMS = {"linf": "largest change", "l2": "Euclidean length"}
 Rows = dict[str, Mapping[str, Any]]  # measurements by name
+Grids = dict[str, list[str]]
 
 
 class Curve(NamedTuple):
@@ -34,13 +36,14 @@ def robustness_section(groups: Sequence[Group]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, row in rows.items():
         kinds.setdefault(_kind(row["of"]), []).append(name)
-    courses = _courses(rows)
+    grids = _grids(seen)
+    courses = _courses(rows, grids)
 
     def charts(*chosen: str) -> str:
         drawn = [_chart(seen, curve, course) for curve, course in courses.items() if curve.kind in chosen]
         return f'<div class="charts small">{"".join(drawn)}</div>' if drawn else ""
 
-    parts = [*map(note, _reservations(groups)), html.legend(seen)]
+    parts = [*map(note, _reservations(groups, grids)), html.legend(seen)]
     if "overview" in kinds:
         said = "Accuracy, where no error is named. mCE: errors relative to those of a reference."
         parts.append(_table(seen, kinds["overview"], said))
@@ -52,7 +55,8 @@ def robustness_section(groups: Sequence[Group]) -> str:
     parts.append(charts("noise", "occlusion", "attacks"))
     for kind, title in (("noise", "Gaussian noise"), ("occlusion", "Dropped patches"), ("attacks", "Attacks")):
         if kind in kinds:
-            parts.append(_details(f"{title}: numbers", _table(seen, kinds[kind])))
+            said = _said_of(grids) if kind == "occlusion" else ""
+            parts.append(_details(f"{title}: numbers", _table(seen, kinds[kind], said)))
     single = all(len(group.runs) == 1 for group in seen)
     words = "In brackets and shaded: intervals of 95 % over the images."
     many = "Mean ± sample standard deviation over the runs; thick: their mean, thin: each run. "
@@ -67,20 +71,37 @@ def _kind(of: Mapping[str, Any]) -> str:
     return {"clean": "overview", "shifts": "overview", "autoattack": "attacks"}.get(part, part)
 
 
-def _courses(rows: Rows) -> dict[Curve, dict[float, str]]:
+def _grids(groups: Sequence[Group]) -> Grids:
+    """Of each grid that patches were dropped on, the groups."""
+    found: Grids = {}
+    for group in groups:
+        rows = (row["of"] for run in group.runs for row in run.measured.values())
+        for rows_columns in sorted({tuple(of["grid"]) for of in rows if "grid" in of}):
+            found.setdefault(" × ".join(map(str, rows_columns)), []).append(group.name)
+    return found
+
+
+def _said_of(grids: Grids) -> str:
+    if len(grids) == 1:
+        return f"Grid of {next(iter(grids))}."
+    return " ".join(f"Grid of {grid}: {', '.join(names)}." for grid, names in grids.items())
+
+
+def _courses(rows: Rows, grids: Grids) -> dict[Curve, dict[float, str]]:
     """Of each curve, which measurement stands at which strength."""
+    patches = f"patches of a {next(iter(grids))} grid" if len(grids) == 1 else "patches"
     found: dict[Curve, dict[float, str]] = {}
     for name, row in rows.items():
         of = row["of"]
         if "sigma" in of:
             found.setdefault(Curve("Accuracy under Gaussian noise", "σ", "noise"), {})[of["sigma"]] = name
         elif "share" in of:
-            curve = Curve(f"Accuracy without patches, {of['order']}", "patches dropped, %", "occlusion")
+            curve = Curve(f"Accuracy without patches, {of['order']}", f"{patches} dropped, %", "occlusion")
             found.setdefault(curve, {})[100 * of["share"]] = name
         elif "severity" in of:
             found.setdefault(Curve(of["corruption"], "severity", "severities"), {})[of["severity"]] = name
         elif of.get("attack") in ATTACKS:
-            steps = f", {of['steps']} steps of {of['alpha']:g}" if "alpha" in of else ""
+            steps = f", {of['steps']} steps of {pixels_text(of['alpha'])}" if "alpha" in of else ""
             scale, unit = (255, "ε × 255") if of["norm"] == "linf" else (1, "ε")
             curve = Curve(f"{ATTACKS[of['attack']]}{steps}", f"{unit}, {NORMS[of['norm']]}", "attacks")
             course = found.setdefault(curve, {})
@@ -143,7 +164,7 @@ def _cell(group: Group, name: str) -> str:
     return f'{shown} <span class="soft interval">[{low}, {high}]</span>'
 
 
-def _reservations(groups: Sequence[Group]) -> list[str]:
+def _reservations(groups: Sequence[Group], grids: Grids) -> list[str]:
     """What a reader must know before comparing."""
     runs = [run for group in groups for run in group.runs]
     measured = [run for run in runs if run.measured]
@@ -164,6 +185,10 @@ def _reservations(groups: Sequence[Group]) -> list[str]:
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
         found.append(f"Measured on different images, so these do not compare: {', '.join(different)}")
+    if len(grids) > 1:
+        found.append(
+            f"Patches are dropped on different grids, so accuracy without them does not compare: {', '.join(grids)}"
+        )
     if len(references) > 1:
         found.append(f"Relative to different references, so mCE does not compare: {', '.join(sorted(references))}")
     return found
