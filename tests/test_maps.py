@@ -470,7 +470,7 @@ def test_unreadable_pictures_have_empty_maps(tmp_path):
     images, _ = blob_images()
     images.broken[4] = "image 4: damaged"
     remarks = making.make_maps(images, BLOBS, tmp_path, batch=3)
-    assert "1 images could not be read" in remarks[0]
+    assert "1 image could not be read" in remarks[0]
     maps = read_label_maps(tmp_path, images)
     assert not maps[4].any() and maps[5].any()
 

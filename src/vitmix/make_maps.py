@@ -80,7 +80,13 @@ def make_maps(
         ready += stop - start
         progress(ready, len(images))
     if index["broken"]:
-        remarks.append(f"{len(index['broken'])} images could not be read and have empty maps: {index['broken'][0]}.")
+        first, count = index["broken"][0], len(index["broken"])
+        what = (
+            "image could not be read and has an empty map"
+            if count == 1
+            else "images could not be read and have empty maps"
+        )
+        remarks.append(f"{count} {what}: {first}.")
     return remarks
 
 
