@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from training import Crash, tiny
 from vitmix.train.engine import Trainer
 
@@ -28,6 +30,7 @@ def main(folder: Path) -> None:
     run(folder / "resumed", method=METHODS[1], fsdp=True)
     if trainer.rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))
+    torch.distributed.destroy_process_group()  # its threads would abort the end of a process that leaves them running
 
 
 def run(output: Path, *, until: int | None = None, **changes: Any) -> Trainer:

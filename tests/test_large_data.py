@@ -308,9 +308,14 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 command, env=environment, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         )
-    for process in running:
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+    try:
+        for process in running:
+            said, _ = process.communicate(timeout=240)
+            assert process.returncode == 0, said
+    finally:
+        for process in running:
+            with process:
+                process.kill()
     return folder
 
 
