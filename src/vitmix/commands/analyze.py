@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitmix.commands import _subject
 from vitmix.commands._bar import bar
 from vitmix.commands._command import Command
 from vitmix.commands._robustness import workers
-from vitmix.commands.evaluate import SPLITS
-from vitmix.commands.train import key_and_value
 
 if TYPE_CHECKING:
     from vitmix.analyze.studies import Question
@@ -29,16 +28,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--study", nargs="+", metavar="NAME", help=f"what to measure: {', '.join(NAMES)}; --list explains them")
     add("--list", action="store_true", help="list the studies")
     add("--method", nargs="+", metavar="METHOD", help="methods to look at; each study has its own if none")
-    add("--data", metavar="TEXT", help="data, as vitmix train takes it; a run's own if none")
-    add("--split", choices=SPLITS, help="split to look at; a run's own, or test")
+    _subject.add_arguments(parser)
     add("--masks", metavar="FOLDER", help="masks of the objects: a .png for each image, at the same place below FOLDER")
     add("--mask-value", type=int, metavar="N", help="gray level of the object in those masks; all but 0 if none")
     add("--images", type=int, default=IMAGES, metavar="N", help=f"images to look at, at most (default: {IMAGES})")
-    add("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
-    add("--model", metavar="NAME", help="timm model that a file of weights belongs to")
-    add("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
-    add("--pretrained", action="store_true", help="timm's published weights of the named model")
-    add("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
     add(
         "--batch",
         type=int,
@@ -67,6 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace) -> int:
     from vitmix._checks import check_choice
     from vitmix.analyze.studies import STUDIES
+    from vitmix.evaluate.text import head
     from vitmix.train.checkpoints import write_file
     from vitmix.train.runs import RunFolder
 
@@ -85,7 +79,7 @@ def _run(namespace: argparse.Namespace) -> int:
         raise ValueError("this folder is a run, whose analysis is of its own weights and data; add --output FOLDER")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
-    print("\n".join([*_head(facts), ""]), flush=True)
+    print("\n".join([*head(facts, facts), ""]), flush=True)
     left_out, written = [], []
     try:
         for name in dict.fromkeys(namespace.study or STUDIES):
@@ -130,11 +124,6 @@ def _own(namespace: argparse.Namespace, question: "Question", facts: dict[str, A
     return question.run if usual and best and not other else None
 
 
-def _head(facts: dict[str, Any]) -> list[str]:
-    """What is measured, in the words of `vitmix eval`."""
-    return [f"Model  {facts['weights']} ({facts['model']})", f"Data   {facts['data']}", *facts["remarks"]]
-
-
 def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
     """What a study's files hold, by their endings, and its tables as text."""
     from vitmix.analyze.figures import figure_bytes
@@ -157,7 +146,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     from vitmix._checks import check_count
     from vitmix.analyze.objects import object_finder
     from vitmix.analyze.studies import Batches, Question
-    from vitmix.evaluate import stored, subject
+    from vitmix.evaluate import stored
     from vitmix.spec import create
 
     check_count("images", namespace.images, least=2)
@@ -166,14 +155,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         check_count("workers", namespace.workers, least=0)
     for method in namespace.method or ():
         create(method, 2)  # a typo should show before a model is built
-    found = subject.open_subject(
-        namespace.what,
-        model=namespace.model,
-        model_args=dict(map(key_and_value, namespace.model_args)),
-        pretrained=namespace.pretrained,
-        weights=namespace.weights,
-        size=namespace.size,
-    )
+    found = _subject.open_named(namespace)
     images, remarks = found.fit_labels(stored.own_images(found, data=namespace.data, split=namespace.split))
     running = stored.running_of(found, images, cpu=namespace.cpu)
     augmentation = found.augmentation

@@ -6,22 +6,13 @@ import json
 from pathlib import Path
 
 from vitmix._checks import check_output_file
-from vitmix.commands import _robustness
+from vitmix.commands import _robustness, _subject
 from vitmix.commands._command import Command
-from vitmix.commands.train import key_and_value
-
-SPLITS = ("train", "val", "test")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="RUN|FILE|NAME", help="run folder, file of weights, or name of a timm model")
-    parser.add_argument("--data", metavar="TEXT", help="data, as vitmix train takes it; a run's own if none")
-    parser.add_argument("--split", choices=SPLITS, help="split to evaluate on; a run's own, or test")
-    parser.add_argument("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
-    parser.add_argument("--model", metavar="NAME", help="timm model that a file of weights belongs to")
-    parser.add_argument("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
-    parser.add_argument("--pretrained", action="store_true", help="timm's published weights of the named model")
-    parser.add_argument("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
+    _subject.add_arguments(parser)
     parser.add_argument("--batch", type=int, metavar="N", help="images per step")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that load images")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), help="a run's own on a GPU, or fp32")
@@ -32,20 +23,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
-    from vitmix.evaluate import stored, subject, text
+    from vitmix.evaluate import stored, text
     from vitmix.train.checkpoints import write_file
 
     suite = _robustness.settings_of(namespace)
     if namespace.output:
         check_output_file(namespace.output)
-    found = subject.open_subject(
-        namespace.what,
-        model=namespace.model,
-        model_args=dict(map(key_and_value, namespace.model_args)),
-        pretrained=namespace.pretrained,
-        weights=namespace.weights,
-        size=namespace.size,
-    )
+    found = _subject.open_named(namespace)
     needs_images = suite is None or suite.needs_images
     images = stored.own_images(found, data=namespace.data, split=namespace.split) if needs_images else None
     running = stored.running_of(found, images, cpu=namespace.cpu)

@@ -16,10 +16,15 @@ def table(measurements: Iterable[Measurement]) -> str:
     return "\n".join(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {n}" for name, value, n in rows)
 
 
+def head(model: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    """Which weights were measured, on what, and what there is to say about that."""
+    return [f"Model  {model['weights']} ({model['model']})", f"Data   {data['data']}", *data["remarks"]]
+
+
 def describe_suite(found: dict[str, Any]) -> str:
     """What `vitmix eval --suite` found, in short."""
     facts = next(iter(found["parts"].values()))  # of one command
-    lines = [f"Model  {found['weights']} ({found['model']})", f"Data   {facts['data']}", *facts["remarks"], ""]
+    lines = [*head(found, facts), ""]
     lines.append(table(Measurement(**each) for each in found["measurements"]))
     lines.append("Values in brackets are intervals of 95 %.")
     if facts["broken_images"]:
@@ -34,9 +39,7 @@ def describe(evaluation: dict[str, Any]) -> str:
     flops, size = evaluation["flops"], evaluation["size"]
     batch, passes, where = evaluation["batch"], evaluation["passes_timed"], evaluation["device"]
     lines = [
-        f"Model  {evaluation['weights']} ({evaluation['model']})",
-        f"Data   {evaluation['data']}",
-        *evaluation["remarks"],
+        *head(evaluation, evaluation),
         "",
         table(measured),
         "",
