@@ -17,11 +17,12 @@ SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--step
 
 
 def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["--methods", "cutmix", "bare model", "tl_align", "cutmix + htm", "--modes", "eager", "--against"]
+    methods = ["--methods", "cutmix", "bare model", "tl_align", "cutmix + htm", "--modes", "eager", "--against", "--easy", "0.5"]
     growth = ["--tokens", "8", "16", "--batches", "1", "2"]
     assert main(["bench", *SMALL, *methods, *growth, "--output", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "torch" in printed and "materialized" in printed and "carried share" in printed
+    assert "cutmix + htm, 50.0 % easy" in printed
     found = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert [row["method"] for row in found["steps"]] == ["cutmix", "bare model", "tl_align", "cutmix + htm"] * 2
     assert all(row["median"] > 0 for row in found["steps"])
@@ -60,15 +61,14 @@ def test_the_materialized_path_computes_the_same(text: str) -> None:
     close(found.loss, expected.loss.detach(), 1e-5)
 
 
-def test_as_many_samples_are_easy_as_asked_for() -> None:
+@pytest.mark.parametrize("text", ["none + htm", "cutmix + htm", "cutmix + htm | mixup + htm(block=3)"])
+def test_as_many_samples_are_easy_as_asked_for(text: str) -> None:
     images, labels = torch.randn(20, 3, 32, 32), torch.arange(20) % 10
-    work = Workload("vit_lite_7_8_32", 20, None, torch.device("cpu"), torch.float32, 0.25, False)
-    step = Step("none + htm", "eager", work, images, labels)
-    step()
-    assert isinstance(step.module, vitmix.Learner)
-    recorder = step.module.mixing._recorder
-    assert recorder is not None and recorder.tape is not None
-    assert int(recorder.tape.actors[0].decision.easy.sum()) == 5
+    work = Workload("vit_tiny_patch16_224", 20, 32, torch.device("cpu"), torch.float32, 0.25, False)  # no dropout
+    step = Step(text, "eager", work, images, labels)
+    for _ in range(4):
+        step()
+        assert step.easy is not None and float(step.easy) == 0.25
 
 
 def test_ratios() -> None:

@@ -25,7 +25,8 @@ def step_table(rows: Sequence[StepRow], batch: int) -> str:
         memory = "" if row.memory is None else f"{row.memory:8.2f}{row.memory / (base.memory or 1):8.3f}"
         rate = batch / row.median * 1e3
         ratio = row.median / base.median
-        lines.append(f"{row.mode:14}{row.method:30}{row.median:9.2f}{rate:11,.0f}{ratio:8.3f}{memory}")
+        method = row.method if row.easy is None else f"{row.method}, {row.easy:.1%} easy".replace("%", " %")
+        lines.append(f"{row.mode:14}{method:30}{row.median:9.2f}{rate:11,.0f}{ratio:8.3f}{memory}")
     return "\n".join(lines)
 
 

@@ -58,12 +58,13 @@ class Workload:
 
 @dataclass
 class StepRow:
-    """The times of one method in one mode; `memory` in GiB, the model's own included."""
+    """The times of one method in one mode; `memory` in GiB, the model's own included; `easy` what HTM found so."""
 
     method: str
     mode: str
     times: list[float] = field(default_factory=list)
     memory: float | None = None
+    easy: float | None = None
 
     @property
     def median(self) -> float:
@@ -71,7 +72,7 @@ class StepRow:
 
 
 class Step:
-    """One method's model, optimizer and step. The learning rate is zero: what is easy stays easy."""
+    """One method's model, optimizer and step. Neither weights nor choices change: what is easy stays easy."""
 
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels, self.work = images, labels, work
@@ -86,26 +87,34 @@ class Step:
             module.compile(**compiling)
         self.module = module
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
-
         self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
+        self.easy: Tensor | None = None
 
     def __call__(self) -> None:
         with self.work.autocast():
-            drawn = {"draw": self._next(self.module)} if len(self.taken) > 1 else {}
-            loss = self.module(self.images, self.labels, **drawn).loss
-        loss.backward()
+            if isinstance(self.module, Learner):
+                output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, self._turn()))
+                self.easy = output.counts.get("htm_samples", self.easy)
+            else:
+                output = self.module(self.images, self.labels)
+        output.loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _next(self, learner: Any) -> Draw:
+    def _turn(self) -> int:
         """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
-        switch: Switch = learner.mixer
-        number, total = sum(self.taken), sum(switch.weights)
-        due = [(number + 1) * weight / total - taken for weight, taken in zip(switch.weights, self.taken, strict=True)]
+        assert isinstance(self.module, Learner)
+        mixer, number = self.module.mixer, sum(self.taken)
+        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
+        due = [(number + 1) * weight / sum(weights) - n for weight, n in zip(weights, self.taken, strict=True)]
         choice = due.index(max(due))
         self.taken[choice] += 1
-        frame = learner.mixing.frame(self.images)
-        return Draw(choice, switch.choices[choice].draw(frame, generator_for(0, number)).values)
+        return choice
+
+
+def _draw(learner: Learner, images: Tensor, choice: int) -> Draw:
+    mixer = learner.mixer.mixers[choice]
+    return Draw(choice, mixer.draw(learner.mixing.frame(images), generator_for(0)).values)
 
 
 class _Loss(NamedTuple):
@@ -158,26 +167,27 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
     """The mixer with HTM's threshold where a given part of the samples is easy."""
     learner = Learner(model, mixer)
-    with torch.no_grad(), work.autocast():
-        learner(images, labels)
-    recorder = learner.mixing._recorder
-    assert recorder is not None and recorder.tape is not None
     thresholds = {}
-    for actor in recorder.tape.actors:
-        if isinstance(actor, Horizontal):
-            assert actor.scored is not None and actor.incoming is not None
-            with torch.no_grad(), work.autocast():
-                difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
-            thresholds[actor.settings] = float(difficulty.float().quantile(work.easy))
+    for choice in range(len(mixer.mixers)):
+        with torch.no_grad(), work.autocast():
+            learner(images, labels, draw=_draw(learner, images, choice))
+            recorder = learner.mixing._recorder
+            assert recorder is not None and recorder.tape is not None
+            for actor in recorder.tape.actors:
+                if isinstance(actor, Horizontal):
+                    assert actor.scored is not None and actor.incoming is not None
+                    difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
+                    thresholds[choice, actor.settings] = float(difficulty.float().quantile(work.easy))
     learner.mixing.close()
 
-    def eased(each: Mixer) -> Mixer:
-        inner = tuple(replace(part, tau=thresholds[part]) if isinstance(part, HTM) else part for part in each.inner)
+    def eased(choice: int, each: Mixer) -> Mixer:
+        inner = tuple(
+            replace(part, tau=thresholds[choice, part]) if isinstance(part, HTM) else part for part in each.inner
+        )
         return replace(each, inner=inner)
 
-    if isinstance(mixer, Switch):
-        return replace(mixer, choices=tuple(map(eased, mixer.choices)))
-    return eased(mixer)
+    choices = tuple(eased(choice, each) for choice, each in enumerate(mixer.mixers))
+    return replace(mixer, choices=choices) if isinstance(mixer, Switch) else choices[0]
 
 
 def measure_steps(
@@ -227,6 +237,7 @@ def _measure_mode(
         if not work.graphs:  # whose memory is not counted
             row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
         running.append((step, row))
+        row.easy = None if step.easy is None else float(step.easy)
         tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
     for number in range(repeats):
         for step, row in running:

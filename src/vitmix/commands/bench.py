@@ -58,6 +58,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.output is not None:
         given.output.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True  # as in training: convolutions are chosen by trying them
     return _measure(given, device, given.precision or ("bf16" if device.type == "cuda" else "fp32"))
 
 

@@ -34,6 +34,7 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     # An earlier training in this process had its own; the group of processes is one for all trainings.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.backends.cudnn.benchmark = True  # the first choice for a 16 x 16 patch embedding is a slow convolution
     trackers = [] if config.track == "none" else config.track.replace(" ", "").split(",")
     if config.track == "auto":
         trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
