@@ -13,6 +13,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -173,19 +174,19 @@ def _decode(path: Path) -> tuple[np.ndarray, dict[int, str]]:
 
 def _decode_strips(path: Path) -> np.ndarray:
     data, offset = _array(path, "webp"), _array(path, "offset")
-    strips = []
-    for number, (start, end) in enumerate(zip(offset[:-1], offset[1:], strict=True)):
+
+    def decode(number: int) -> np.ndarray:
         try:
-            strip = Image.open(io.BytesIO(data[start:end].tobytes()))
+            strip = Image.open(io.BytesIO(data[offset[number] : offset[number + 1]].tobytes()))
             check_pixels(strip)
-            strips.append(np.asarray(strip.convert("RGB")).reshape(-1, strip.width, strip.width, 3))
-        except (
-            Exception
-        ) as problem:  # a strip holds hundreds of images: without it the data is not what it claims to be
+            return np.asarray(strip.convert("RGB")).reshape(-1, strip.width, strip.width, 3)
+        except Exception as problem:  # a strip holds hundreds of images: without it the data is not what it claims
             raise ValueError(
                 f"npz: strip {number} of {str(path)!r} cannot be read ({problem}); get the file again"
             ) from None
-    return np.concatenate(strips)
+
+    with ThreadPoolExecutor() as threads:
+        return np.concatenate(list(threads.map(decode, range(len(offset) - 1))))
 
 
 def _decode_scans(path: Path) -> tuple[np.ndarray, dict[int, str]]:
