@@ -32,7 +32,7 @@ def fit(query: Tensor, key: Tensor, scale: float | None) -> bool:
 
 
 def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `torch.compile` for a step that carries shares: where it can, it attends and carries in one go."""
+    """The settings of `torch.compile` for steps that carry shares: on a GPU one kernel then attends and carries."""
     if not HAS_TRITON or torch.version.cuda is None or not torch.cuda.is_available():
         return settings
     try:

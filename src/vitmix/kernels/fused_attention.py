@@ -74,11 +74,13 @@ def attend_kernel(
         next_key = _whole_tile(key, columns, key_row, DEPTH, BLOCK_D)
         next_value = _whole_tile(value, columns, value_row, DEPTH, BLOCK_D)
         best, total, moved, result = _add_tile(
-            tile, next_key, next_value, share, best, total, moved, result, first, scale, TOKENS, BLOCK_K, True, PRECISION
+            tile, next_key, next_value, share, best, total, moved, result, first, scale,
+            TOKENS, BLOCK_K, True, PRECISION,
         )  # fmt: skip
     if LAST > 0:
         best, total, moved, result = _add_tile(
-            tile, last_key, last_value, share, best, total, moved, result, whole, scale, TOKENS, LAST, False, PRECISION
+            tile, last_key, last_value, share, best, total, moved, result, whole, scale,
+            TOKENS, LAST, False, PRECISION,
         )  # fmt: skip
     depth = tl.arange(0, BLOCK_D)
     place = out + ((batch * TOKENS + rows[:, None]) * heads + head) * DEPTH + depth[None, :]
@@ -104,7 +106,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: floa
     batch, heads, tokens, depth = query.shape
     out = query.new_empty(batch, tokens, heads, depth).transpose(1, 2)
     sums = query.new_empty(batch, heads, tokens, dtype=torch.float32)
-    carried = torch.empty_like(sums)
+    carried = sums.new_empty(sums.shape)
     share = share.float().contiguous()
     rest = tokens % BLOCK_K
     attend_kernel[(triton.cdiv(tokens, BLOCK_Q) * batch * heads,)](

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import config, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from vitmix import kernels
@@ -62,10 +63,10 @@ def with_fusion(settings: dict[str, Any]) -> dict[str, Any]:
     mode, options = settings.get("mode"), settings.get("options")
     if settings.get("backend", "inductor") != "inductor" or (mode is not None and options is not None):
         return settings  # of mode and options torch takes one, and says so
-    if torch._inductor.config.post_grad_custom_pre_pass is not None:
+    if config.post_grad_custom_pre_pass is not None:
         return settings
     if mode is not None:
-        options = torch._inductor.list_mode_options(mode, settings.get("dynamic"))
+        options = list_mode_options(mode, settings.get("dynamic"))
     return settings | {"mode": None, "options": {"post_grad_custom_pre_pass": FuseCarriedShares()} | (options or {})}
 
 
@@ -112,47 +113,54 @@ def _is_plain(given: dict[str, Any], scale: float) -> bool:
 def _replace(graph: fx.Graph, carry: fx.Node, attention: fx.Node, inputs: tuple[Any, ...]) -> None:
     order = {node: place for place, node in enumerate(graph.nodes)}
     first = min(carry, attention, key=order.__getitem__)
+    out, sums, _ = torch.ops.vitmix.attend.default(*_values(inputs))
     if any(order[each] > order[first] for each in inputs if isinstance(each, fx.Node)):
+        return
+    if not all(_can_replace(result, out, sums) for result in attention.users if result.users):
         return
     with graph.inserting_before(first):
         attend = _call(graph, torch.ops.vitmix.attend.default, *inputs)
         out, sums, carried = (_call(graph, operator.getitem, attend, number) for number in range(3))
-        instead = {carry: carried}
+        carry.replace_all_uses_with(carried)
         for result in attention.users:
-            if result.target is not operator.getitem:
-                return
-            made = _instead_of(graph, result, out, sums)
-            if made is None:
-                return
-            instead[result] = made
-    for old, new in instead.items():
-        old.replace_all_uses_with(new)
+            if result.users:
+                result.replace_all_uses_with(_instead_of(graph, result, out, sums))
+    for old in (carry, *attention.users, attention):
         graph.erase_node(old)
-    graph.erase_node(attention)
 
 
-def _instead_of(graph: fx.Graph, result: fx.Node, out: fx.Node, sums: fx.Node) -> fx.Node | None:
-    """What takes the place of one of attention's results; None if nothing can."""
+def _can_replace(result: fx.Node, out: Tensor, sums: Tensor) -> bool:
+    wanted = result.meta.get("val")
+    if result.target is not operator.getitem or not isinstance(wanted, Tensor):
+        return False
+    if result.args[1] == 0:
+        return _layout(wanted) == _layout(out)
+    if result.args[1] == 1:  # cuDNN's has another axis
+        return wanted.dtype == sums.dtype and wanted.shape in (sums.shape, (*sums.shape, 1))
+    return wanted.device.type != "meta"
+
+
+def _instead_of(graph: fx.Graph, result: fx.Node, out: fx.Node, sums: fx.Node) -> fx.Node:
     number, wanted = result.args[1], result.meta["val"]
-    if not isinstance(wanted, Tensor):
-        return None
     if number == 0:
-        return out if _layout(wanted) == _layout(out.meta["val"]) else None
+        return out
     if number == 1:
-        if wanted.ndim == 4:  # cuDNN's
-            sums = _call(graph, _aten.unsqueeze.default, sums, -1)
-        return sums if wanted.shape == sums.meta["val"].shape and wanted.dtype == torch.float32 else None
-    # States of random numbers, which attention's backward takes and, without dropout, does not read.
+        return sums if wanted.ndim == 3 else _call(graph, _aten.unsqueeze.default, sums, -1)
+    # The state of random numbers, which attention's backward takes and, without dropout, does not read.
     kind = {"dtype": wanted.dtype, "layout": torch.strided, "device": wanted.device, "pin_memory": False}
-    return _call(graph, _aten.full.default, list(wanted.shape), 0, **kind)
-
-
-def _call(graph: fx.Graph, target: Any, *args: Any, **settings: Any) -> fx.Node:
-    """A new call, with the fake value that Inductor reads."""
-    node = graph.call_function(target, args, settings)
-    values = fx.map_arg(args, lambda each: each.meta["val"])
-    with torch._inductor.virtualized.V.fake_mode:
-        node.meta["val"] = target(*values, **settings)
-    if isinstance(target, torch._ops.OpOverload):
-        node.meta["eager_input_vals"] = values, settings  # whose strides Inductor keeps
+    node = graph.call_function(_aten.full.default, (list(wanted.shape), 0), kind)
+    node.meta["val"] = wanted
     return node
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A new call, with the fake value that Inductor reads."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*_values(args))
+    if target is not operator.getitem:
+        node.meta["eager_input_vals"] = _values(args), {}  # whose strides Inductor keeps
+    return node
+
+
+def _values(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.meta["val"] if isinstance(each, fx.Node) else each for each in args)
