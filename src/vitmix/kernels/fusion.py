@@ -52,7 +52,7 @@ class FuseCarriedShares(CustomGraphPass):
         for name in self.attention:
             for attention in _calls(graph, getattr(_aten, name).default):
                 given = _arguments(attention)
-                same = all(_origin(given[name]) is _origin(wanted[name]) for name in ("query", "key"))
+                same = all(_origin(given[each]) is _origin(wanted[each]) for each in ("query", "key"))
                 if same and wanted["bias"] is None and _is_plain(given, wanted["scale"]):
                     inputs = given["query"], given["key"], given["value"], wanted["share"], wanted["scale"]
                     return _replace(graph, carry, attention, inputs)
