@@ -232,6 +232,58 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     assert "2 of 3" in said and "best epoch" in said and "Not all trainings are finished" in said
 
 
+def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows in several calls: the baseline comes along once it is done, and what is published is what was asked for."""
+    rows = {"CutMix": "cutmix", "no mixing": "none", "MixUp": "mixup", "TransMix": "transmix"}
+    path, output, published = write(tmp_path, rows=rows), tmp_path / "out", tmp_path / "published"
+    cells = {cell.row: cell for cell in read_matrix(str(path)).cells(output)}
+
+    def compare(*arguments: str) -> tuple[str, list[str]]:
+        command = ["compare", str(path), "--output", str(output), "--publish", str(published), *arguments]
+        assert cli.main(command) == 0
+        compared = json.loads((published / "compare.json").read_text())["rows"]
+        assert (published / "compare.csv").read_text() == (output / "compare.csv").read_text()
+        return capfd.readouterr().out, [row["row"] for row in compared]
+
+    said, compared = compare("--rows", "no mixing")  # trains it
+    assert "The baseline 'CutMix' is neither finished nor among --rows; 'no mixing' is in its place" in said
+    assert compared == ["no mixing"] and is_done(cells["no mixing"]) and not cells["CutMix"].folder.exists
+    for row in ("CutMix", "MixUp"):
+        shutil.copytree(cells["no mixing"].folder.path, cells[row].folder.path)
+        cells[row].folder.config.write_text(to_yaml(cells[row].config))
+    said, compared = compare("--rows", "MixUp", "no mixing", "MixUp")
+    assert "3 trainings: 3 done" in said and compared == ["CutMix", "MixUp", "no mixing"]
+    assert "| to CutMix |" in (published / "README.md").read_text()
+    assert list(read_matrix(str(published / "matrix.yaml")).rows) == compared
+    said, compared = compare("--no-train")
+    assert compared == list(rows) and "TransMix   0 of 1  -" in said
+    assert {path.name for path in (published / "runs").iterdir()} == {
+        cells[row].name for row in rows if row != "TransMix"
+    }
+    readme = (published / "README.md").read_text()
+    assert "| TransMix | 0 of 1 | - |" in readme and "Not all trainings are finished" in readme
+    assert "Not finished, and left out: TransMix" in (output / "compare.html").read_text()
+
+
+def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, rows={"CutMix": "cutmix", "SMMix": "smmix", "no mixing": "none"})
+    for arguments, sentence in (
+        (["--rows", "smmix"], "unknown row 'smmix', known: CutMix, SMMix, 'no mixing'; did you mean 'SMMix'?"),
+        (["--rows", "SMMix", "--method", "smmix"], "--rows chooses among the rows that --method would replace"),
+        (["--rows", "SMMix", "--baseline", "no mixing"], "the baseline 'no mixing' is not finished; name it among"),
+        (["--rows", "SMMix", "--baseline", "nothing"], "unknown baseline 'nothing'"),
+    ):
+        assert cli.main(["compare", str(path), "--output", str(tmp_path / "out"), *arguments]) == 2
+        said = capsys.readouterr()
+        assert sentence in said.err and said.err.count("\n") == 1 and not said.out
+    assert cli.main(["compare", "--rows", "SMMix"]) == 2
+    assert "name a matrix" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    command = ["compare", str(path), "--output", str(tmp_path / "out"), "--rows", "no mixing", "CutMix", "--dry-run"]
+    assert cli.main(command) == 0
+    assert [line.split()[2][:6] for line in capsys.readouterr().out.splitlines()] == ["no_mix", "CutMix"]
+
+
 @pytest.mark.parametrize("how", ["--dry-run", "--no-train"])
 def test_runs_of_another_configuration_are_no_results(how: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path, output = write(tmp_path), tmp_path / "out"
