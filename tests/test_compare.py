@@ -18,20 +18,14 @@ import pytest
 import torch
 import yaml
 
-from training import TINY
+from comparing import SETTINGS, finish, write
 from vitmix import cli
 from vitmix.compare import list_matrices, matrix, paired_difference, read_matrix, runner
 from vitmix.compare.matrix import Cell, Matrix, changed, parse_matrix
 from vitmix.compare.results import compare_cells, text
 from vitmix.compare.runner import is_busy, is_done
-from vitmix.evaluate.stored import evaluate_run
 from vitmix.spec import create
 from vitmix.train.config import to_yaml
-from vitmix.train.engine import Trainer
-
-SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
-SETTINGS |= {"epochs": 1, "model_args": dict(TINY["model_args"])}
-
 
 # Statistics
 
@@ -142,13 +136,6 @@ def test_unknown_matrix() -> None:
 # Running
 
 
-def write(tmp_path: Path, **changes: Any) -> Path:
-    content = {"rows": {"CutMix": "cutmix", "none": "none"}, "seeds": [0], "settings": SETTINGS} | changes
-    path = tmp_path / "matrix.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
-
-
 def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, settings=SETTINGS | {"epochs": 4, "checkpoint_every": "1 steps", "log_every": 1})
     output = tmp_path / "out"
@@ -207,12 +194,6 @@ def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.Cap
     assert cli.main(["compare", str(path), "--output", str(output), "--dry-run"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("done") and "to run  broken" in said
-
-
-def finish(cell: Cell) -> None:
-    """What a process of the comparison would do."""
-    assert Trainer(cell.config).run() == 0
-    evaluate_run(cell.folder.path)
 
 
 def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

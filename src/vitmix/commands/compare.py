@@ -121,7 +121,7 @@ def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None)
 def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str, *, publish: str | None) -> None:
     import yaml
 
-    from vitmix.compare import page, results
+    from vitmix.compare import measured, page, results
     from vitmix.compare import publish as publishing
     from vitmix.train.checkpoints import write_file
 
@@ -129,7 +129,8 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str,
     if not any(entry.runs for entry in found.entries):
         print("No training is finished yet, so there is nothing to compare.")
         return
-    content = {"about": matrix.about, "matrix": matrix.plain(), **results.plain(found)}
+    panels = measured.read_panels(found)
+    content = publishing.content(matrix, found, panels)
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
@@ -137,7 +138,7 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str,
     print(results.text(found))
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
-        publishing.publish(matrix, found, Path(publish))
+        publishing.publish(matrix, found, panels, Path(publish))
         print(f"{publish}: README.md, compare.csv, compare.json, matrix.yaml, runs")
 
 
