@@ -39,13 +39,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cells(measured: Path, tmp_path: Path) -> list[Cell]:
     """Rows of three seeds each, every number of every run another one."""
     found = read_matrix(str(write(tmp_path, rows=ROWS, seeds=[0, 1, 2], settings=SMALL))).cells(tmp_path / "out")
-    for number, cell in enumerate(found):
+    make_up(found, measured)
+    return found
+
+
+def make_up(cells: list[Cell], measured: Path) -> None:
+    for number, cell in enumerate(cells):
         shutil.copytree(measured, cell.folder.path)
         cell.folder.config.write_text(to_yaml(cell.config))
         change(cell, "robustness.json", lambda content, number=number: _move(content["measurements"], "value", number))
         for path in (cell.folder.path / "analysis").glob("*.json"):
             change(cell, f"analysis/{path.name}", lambda content, number=number: _move(content, "mean", number))
-    return found
 
 
 def _move(content: Any, name: str, number: int) -> None:
@@ -98,9 +102,8 @@ def study(cell: Cell, name: str, column: str, **where: str) -> float:
     return [row[column]["mean"] for row in rows if where.items() <= row.items()][-1]
 
 
-def shown(values: list[float], scale: float = 100, decimals: int = 2) -> str:
-    mean, std = scale * statistics.fmean(values), scale * statistics.stdev(values)
-    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+def shown(values: list[float], scale: float = 100, form: str = ".2f") -> str:
+    return f"{scale * statistics.fmean(values):{form}} ± {scale * statistics.stdev(values):{form}}"
 
 
 def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> None:
@@ -132,8 +135,8 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
             assert found["Attention between regions"][row][place] == shown(values, 1000)
         aligned = [study(cell, "fluctuation", "correlation", block="1", rule="aligned") for cell in own]
         rmse = [study(cell, "fluctuation", "of shares") for cell in own]
-        assert found["Token fluctuation"][row][1] == shown(rmse, 1, 4)
-        assert found["Token fluctuation"][row][-1] == shown(aligned, 1, 4)
+        assert found["Token fluctuation"][row][1] == shown(rmse, 1, ".3g")
+        assert found["Token fluctuation"][row][-1] == shown(aligned, 1, ".3g")
     assert "24 images" in readme and UNLIKE not in readme
 
 
@@ -198,6 +201,22 @@ def test_only_what_was_measured_alike_is_tested(cells: list[Cell], tmp_path: Pat
     assert readme.count(UNLIKE) == 4  # noise, and three orders of occlusion
     assert tables(readme)["Differences to CutMix"]["no mixing"][0] == "2 or 3"
     assert tables(readme)["Mixed images, top-1"]["mixup | cutmix"][0] == "2"
+
+
+def test_rows_are_compared_within_model_and_data(measured: Path, tmp_path: Path) -> None:
+    data = {name: {"data": SMALL["data"]} for name in ("here", "there")}
+    rows = {"CutMix": "cutmix", "none": "none"}
+    cells = read_matrix(str(write(tmp_path, rows=rows, data=data, seeds=[0, 1, 2], settings=SMALL))).cells(
+        tmp_path / "out"
+    )
+    make_up(cells, measured)  # CutMix here, none here, CutMix there, none there
+    readme = publish(tmp_path)
+    lines = re.findall(r"\| none \| (here|there) \| 3 \| ([+-][\d.]+) ", readme.split("### Differences")[1])
+    noise = [statistics.fmean(robustness(cell, f"noise sigma={sigma}") for sigma in SIGMAS[1:]) for cell in cells]
+    means = [statistics.fmean(noise[first : first + 3]) for first in range(0, 12, 3)]
+    own, other = (f"{100 * (means[place + 1] - means[place]):+.2f}" for place in (0, 2))
+    assert lines == [("here", own), ("there", other)] and own != f"{100 * (means[3] - means[0]):+.2f}"
+    assert "|  | data | seeds | σ = 0 |" in readme
 
 
 def test_the_published_folder_says_it_again_and_nothing_of_where(cells: list[Cell], tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Panel:
     conditions: Callable[[Run], Conditions | None]
     tested: str | None = None
     scale: float = 100
-    decimals: int = 2
+    form: str = ".2f"
 
 
 def read_panels(comparison: Comparison) -> list[Panel]:
@@ -159,7 +159,7 @@ def _fluctuation(studies: Mapping[Path, Study]) -> Panel | None:
     columns |= {
         f"correlation, {rule}": _number(studies, "correlation", rule=rule) for rule in (AREA, TRANSMIX, ALIGNED)
     }
-    return Panel("Token fluctuation", note, columns, _studied(studies), scale=1, decimals=4)
+    return Panel("Token fluctuation", note, columns, _studied(studies), scale=1, form=".3g")
 
 
 def _names(studies: Mapping[Path, Study], key: str) -> list[str]:

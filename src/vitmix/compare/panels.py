@@ -109,8 +109,8 @@ def sections(comparison: Comparison, panels: Sequence[Panel]) -> list[str]:
         return []
     parts = [
         "## Besides accuracy",
-        "Mean ± sample standard deviation over the seeds, with the weights of each run's best epoch, which is chosen on "
-        "the images that the run is evaluated on. *Seeds* counts the runs that were measured.",
+        "Mean ± sample standard deviation over the seeds, with the weights of each run's best epoch, which is chosen "
+        "on the images that the run is evaluated on. *Seeds* counts the runs that were measured.",
     ]
     for panel in panels:
         parts += _section(panel, comparison)
@@ -138,9 +138,9 @@ def _section(panel: Panel, comparison: Comparison) -> list[str]:
 def _cell(panel: Panel, own: dict[int, float]) -> str:
     if not own:
         return "-"
-    std, decimals = _std(own), panel.decimals
-    shown = f"{panel.scale * statistics.fmean(own.values()):.{decimals}f}"
-    return shown if std is None else f"{shown} ± {panel.scale * std:.{decimals}f}"
+    std = _std(own)
+    shown = f"{panel.scale * statistics.fmean(own.values()):{panel.form}}"
+    return shown if std is None else f"{shown} ± {panel.scale * std:{panel.form}}"
 
 
 def _difference_section(found: Sequence[Difference], comparison: Comparison) -> list[str]:
