@@ -17,18 +17,7 @@ SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--step
 
 
 def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    methods = [
-        "--methods",
-        "cutmix",
-        "bare model",
-        "tl_align",
-        "cutmix + htm",
-        "--modes",
-        "eager",
-        "--against",
-        "--easy",
-        "0.5",
-    ]
+    methods = ["--methods", "cutmix", "bare model", "tl_align", "cutmix + htm", "--modes", "eager", "--against", "--easy", "0.5"]
     growth = ["--tokens", "8", "16", "--batches", "1", "2"]
     assert main(["bench", *SMALL, *methods, *growth, "--output", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out

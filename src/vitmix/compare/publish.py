@@ -56,8 +56,8 @@ def _publish_run(run: Run, folder: Path) -> None:
     for path in sorted(path for pattern in KEPT for path in run.folder.glob(pattern)):
         place = folder / path.relative_to(run.folder)
         place.parent.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes().replace(f"{run.folder.parent}/".encode(), b"")
-        write_file(place, elsewhere.sub(rb"\1", content))
+        held = path.read_bytes().replace(f"{run.folder.parent}/".encode(), b"")
+        write_file(place, elsewhere.sub(rb"\1", held))
     write_file(folder / "config.yaml", to_yaml(replace(run.config, output=None)).encode())
 
 
