@@ -31,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finish(cell)
     run = str(cell.folder.path)
     assert cli.main(["eval", run, "--suite", "noise,occlusion"]) == 0
-    assert cli.main(["analyze", run, "--study", "accuracy", "regions", "fluctuation"]) == 0
+    assert cli.main(["analyze", run, "--study", "accuracy", "regions", "fluctuation", "labels"]) == 0
     return cell.folder.path
 
 
@@ -102,6 +102,12 @@ def study(cell: Cell, name: str, column: str, **where: str) -> float:
     return [row[column]["mean"] for row in rows if where.items() <= row.items()][-1]
 
 
+def label_error(cell: Cell, rule: str) -> float:
+    """Of all pairs, which is the first table; the second has them by how much is cut."""
+    rows = json.loads((cell.folder.path / "analysis" / "labels.json").read_text())["tables"][0]["rows"]
+    return next(row["error"]["mean"] for row in rows if row["rule"] == rule)
+
+
 def shown(values: list[float], scale: float = 100, form: str = ".2f") -> str:
     return f"{scale * statistics.fmean(values):{form}} ± {scale * statistics.stdev(values):{form}}"
 
@@ -112,7 +118,7 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
     assert list(found) == [
         *("Gaussian noise", "Occlusion, random", "Occlusion, salient-first", "Occlusion, salient-last"),
         *("Mixed images, top-1", "Mixed images, top-2", "Attention between regions", "Token fluctuation"),
-        "Differences to CutMix",
+        *("Label error, CutMix box", "Label error, blocks", "Label error, salient window", "Differences to CutMix"),
     ]
     assert found["Gaussian noise"][""] == ["seeds", *(f"σ = {sigma}" for sigma in SIGMAS), "mean"]
     shares = [f"{share} %" for share in range(0, 100, 10)]
@@ -137,6 +143,9 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
         rmse = [study(cell, "fluctuation", "of shares") for cell in own]
         assert found["Token fluctuation"][row][1] == shown(rmse, 1, ".3g")
         assert found["Token fluctuation"][row][-1] == shown(aligned, 1, ".3g")
+        for place, rule in enumerate(found["Label error, salient window"][""][1:], 1):
+            values = [label_error(cell, f"salient window, {rule}") for cell in own]
+            assert found["Label error, salient window"][row][place] == shown(values, 1, ".3f")
     assert "24 images" in readme and UNLIKE not in readme
 
 

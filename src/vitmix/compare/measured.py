@@ -57,6 +57,7 @@ def read_panels(comparison: Comparison) -> list[Panel]:
     panels = [_noise(runs), *(_occlusion(runs, order) for order in ORDERS)]
     panels += [_mixed(studies.get("accuracy", {}), top) for top in ("top-1", "top-2")]
     panels += [_regions(studies.get("regions", {})), _fluctuation(studies.get("fluctuation", {}))]
+    panels += _labels(studies.get("labels", {}))
     return [panel for panel in panels if panel is not None]
 
 
@@ -162,12 +163,28 @@ def _fluctuation(studies: Mapping[Path, Study]) -> Panel | None:
     return Panel("Token fluctuation", note, columns, _studied(studies), scale=1, form=".3g")
 
 
+def _labels(studies: Mapping[Path, Study]) -> list[Panel]:
+    """A table for each mask, whose columns are label rules."""
+    note = (
+        "Mean distance between the partner's share by this rule and what the image shows of it: visible partner object "
+        "over visible objects, in pixels. analysis/labels.json has the bias, and errors by how much is cut."
+    )
+    rules = [rule for rule in _names(studies, "rule") if ", " in rule]
+    masks = dict.fromkeys(rule.split(", ")[0] for rule in rules)
+    panels = []
+    for mask in masks:
+        own = {rule.removeprefix(f"{mask}, "): rule for rule in rules if rule.startswith(f"{mask}, ")}
+        columns = {name: _number(studies, "error", rule=rule, cut=None) for name, rule in own.items()}
+        panels.append(Panel(f"Label error, {mask}", note, columns, _studied(studies), scale=1, form=".3f"))
+    return panels
+
+
 def _names(studies: Mapping[Path, Study], key: str) -> list[str]:
     rows = [row for study in studies.values() for table in study["tables"] for row in table["rows"]]
     return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
-def _number(studies: Mapping[Path, Study], column: str, **where: str) -> Measure:
+def _number(studies: Mapping[Path, Study], column: str, **where: str | None) -> Measure:
     """The mean in the last row that has the column and these names: where rows go along the blocks, the last block."""
 
     def number(run: Run) -> float | None:
