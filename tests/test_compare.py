@@ -123,9 +123,10 @@ def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_
         parse_matrix(content, "it").cells(tmp_path)
 
 
-def test_the_matrix_among_the_examples() -> None:
-    example = read_matrix(str(Path(__file__).parents[1] / "examples" / "small_images.yaml"))
-    assert len(example.cells(Path("out"))) == 3 * len(example.rows) == 36
+@pytest.mark.parametrize(("name", "cells", "epochs"), [("small_images", 12 * 3, 100), ("cifar10_short", 4 * 2, 100)])
+def test_the_matrices_among_the_examples(name: str, cells: int, epochs: int) -> None:
+    found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).cells(Path("out"))
+    assert len(found) == cells and {cell.config.epochs for cell in found} == {epochs}
 
 
 def test_unknown_matrix() -> None:
