@@ -123,10 +123,11 @@ def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_
         parse_matrix(content, "it").cells(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "cells", "epochs"), [("small_images", 12 * 3, 100), ("cifar10_short", 4 * 2, 100)])
-def test_the_matrices_among_the_examples(name: str, cells: int, epochs: int) -> None:
+@pytest.mark.parametrize(("name", "cells", "off"), [("small_images", 12 * 3, None), ("cifar10_short", 4 * 2, 58)])
+def test_the_matrices_among_the_examples(name: str, cells: int, off: int | None) -> None:
     found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).cells(Path("out"))
-    assert len(found) == cells and {cell.config.epochs for cell in found} == {epochs}
+    assert len(found) == cells
+    assert {(cell.config.epochs, cell.config.mixing_off_epoch) for cell in found} == {(100, off)}
 
 
 def test_unknown_matrix() -> None:
@@ -298,6 +299,7 @@ def test_list_and_wrong_arguments(
     assert "SMMix table 7" in capsys.readouterr().out
     for arguments, sentence in (
         ([], "nothing to compare"),
+        (["--rows", "CutMix", "some.yaml"], "name the matrix before it"),
         (["example", "--jobs", "0"], "jobs must be"),
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),

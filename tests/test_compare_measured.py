@@ -56,7 +56,7 @@ def _move(content: Any, name: str, number: int) -> None:
     """Gives every number of this name a value of its own, with effects of the row and of the seed."""
     row, seed = divmod(number, 3)
     for place, each in enumerate(_holders(content, name)):
-        each[name] = 0.2 + 0.01 * (place % 7) + 0.1 * row + 0.02 * seed + 0.003 * row * seed**2
+        each[name] = 0.2 + 0.001 * place + 0.1 * row + 0.02 * seed + 0.003 * row * seed**2
 
 
 def _holders(content: Any, name: str) -> list[dict[str, Any]]:
@@ -130,9 +130,10 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
         noise = [[robustness(cell, f"noise sigma={sigma}") for cell in own] for sigma in SIGMAS]
         mean = [statistics.fmean(each) for each in zip(*noise[1:], strict=True)]  # the images as they are do not count
         assert found["Gaussian noise"][row] == ["3", *map(shown, noise), shown(mean)]
-        dropped = [[robustness(cell, f"occlusion salient-last {share}") for cell in own] for share in shares]
-        mean = [statistics.fmean(each) for each in zip(*dropped[1:], strict=True)]
-        assert found["Occlusion, salient-last"][row] == ["3", *map(shown, dropped), shown(mean)]
+        for order in ("random", "salient-first", "salient-last"):
+            dropped = [[robustness(cell, f"occlusion {order} {share}") for cell in own] for share in shares]
+            mean = [statistics.fmean(each) for each in zip(*dropped[1:], strict=True)]
+            assert found[f"Occlusion, {order}"][row] == ["3", *map(shown, dropped), shown(mean)]
         mixed = [[study(cell, "accuracy", "top-2", method=method) for cell in own] for method in methods]
         mean = [statistics.fmean(each) for each in zip(*mixed, strict=True)]
         assert found["Mixed images, top-2"][row] == ["3", *map(shown, mixed), shown(mean)]
@@ -143,9 +144,11 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
         rmse = [study(cell, "fluctuation", "of shares") for cell in own]
         assert found["Token fluctuation"][row][1] == shown(rmse, 1, ".3g")
         assert found["Token fluctuation"][row][-1] == shown(aligned, 1, ".3g")
-        for place, rule in enumerate(found["Label error, salient window"][""][1:], 1):
-            values = [label_error(cell, f"salient window, {rule}") for cell in own]
-            assert found["Label error, salient window"][row][place] == shown(values, 1, ".3f")
+        for mask in ("CutMix box", "blocks", "salient window"):
+            table = found[f"Label error, {mask}"]
+            for place, rule in enumerate(table[""][1:], 1):
+                values = [label_error(cell, f"{mask}, {rule}") for cell in own]
+                assert table[row][place] == shown(values, 1, ".3f")
     assert "24 images" in readme and UNLIKE not in readme
 
 
@@ -199,7 +202,9 @@ def test_what_is_missing_is_left_out(cells: list[Cell], tmp_path: Path) -> None:
     assert "measured" not in json.loads((tmp_path / "published" / "compare.json").read_text())
 
 
-def test_only_what_was_measured_alike_is_tested(cells: list[Cell], tmp_path: Path) -> None:
+def test_only_what_was_measured_alike_is_tested(
+    cells: list[Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fewer(content: Any) -> None:
         for part in content["parts"].values():
             part["settings"]["limit"] = 10
@@ -207,6 +212,7 @@ def test_only_what_was_measured_alike_is_tested(cells: list[Cell], tmp_path: Pat
     change(cells[3], "robustness.json", fewer)
     change(cells[6], "analysis/accuracy.json", lambda content: content.update(weights_sha256="of other weights"))
     readme = publish(tmp_path)
+    assert "accuracy.json is about other weights" in capsys.readouterr().out
     assert readme.count(UNLIKE) == 4  # noise, and three orders of occlusion
     assert tables(readme)["Differences to CutMix"]["no mixing"][0] == "2 or 3"
     assert tables(readme)["Mixed images, top-1"]["mixup | cutmix"][0] == "2"

@@ -59,6 +59,8 @@ def _run(namespace: argparse.Namespace) -> int:
     check_count("jobs", namespace.jobs)
     if namespace.minutes is not None:
         check_positive("minutes", namespace.minutes)
+    if namespace.matrix is None and namespace.rows:
+        raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if namespace.matrix is None and not namespace.method:
         raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
     if namespace.rows and namespace.method:
@@ -114,7 +116,8 @@ def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None)
         return matrix.only([baseline, *rows])
     if asked is not None:
         raise ValueError(f"the baseline {asked!r} is not finished; name it among --rows too")
-    print(f"The baseline {baseline!r} is neither finished nor among --rows; {chosen.reference!r} is in its place.")
+    instead = f"{chosen.reference!r} is in its place" if len(rows) > 1 else "there is nothing to compare with yet"
+    print(f"The baseline {baseline!r} is neither finished nor among --rows; {instead}.")
     return chosen
 
 
@@ -129,13 +132,15 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str,
     if not any(entry.runs for entry in found.entries):
         print("No training is finished yet, so there is nothing to compare.")
         return
-    panels = measured.read_panels(found)
+    panels, notes = measured.read_panels(found)
     content = publishing.content(matrix, found, panels)
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(results.text(found))
+    for note in notes:
+        print(f"Left out: {note}.")
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
         publishing.publish(matrix, found, panels, Path(publish))

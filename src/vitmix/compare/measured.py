@@ -48,17 +48,18 @@ class Panel:
     form: str = ".2f"
 
 
-def read_panels(comparison: Comparison) -> list[Panel]:
-    """The tables of everything that at least one run has."""
+def read_panels(comparison: Comparison) -> tuple[list[Panel], list[str]]:
+    """The tables of everything that at least one run has, and a sentence for each study that cannot be shown."""
     runs = [run for entry in comparison.entries for run in entry.runs.values()]
     studies: dict[str, dict[Path, Study]] = {}
-    for found in read_analyses([Group(runs)])[0]:
+    analyses, notes = read_analyses([Group(runs)])
+    for found in analyses:
         studies.setdefault(found.content["study"], {})[found.run.folder] = found.content
     panels = [_noise(runs), *(_occlusion(runs, order) for order in ORDERS)]
     panels += [_mixed(studies.get("accuracy", {}), top) for top in ("top-1", "top-2")]
     panels += [_regions(studies.get("regions", {})), _fluctuation(studies.get("fluctuation", {}))]
     panels += _labels(studies.get("labels", {}))
-    return [panel for panel in panels if panel is not None]
+    return [panel for panel in panels if panel is not None], notes
 
 
 # Changed images

@@ -182,9 +182,20 @@ class ArrayImages(ImageSet):
         """`(n, H, W)` bool: where the objects of these pictures are; None if that is not known."""
         if self.boxes is None:
             return None
+        self._check_boxes(self.boxes)
         left, top, right, bottom = self.boxes[list(indices)].astype(np.int64).T[:, :, None, None]
         row, column = np.ogrid[: self.pixels.shape[1], : self.pixels.shape[2]]
         return (top <= row) & (row <= bottom) & (left <= column) & (column <= right)
+
+    def _check_boxes(self, boxes: np.ndarray) -> None:
+        count, height, width = self.pixels.shape[:3]
+        wanted = f"boxes of {self.description} must be whole pixels (N, 4) with 0 <= left <= right < {width} and "
+        wanted += f"0 <= top <= bottom < {height}"
+        if boxes.dtype.kind not in "iu" or boxes.shape != (count, 4):
+            raise ValueError(f"{wanted}, got {boxes.dtype} {boxes.shape}")
+        wrong = (boxes[:, :2] > boxes[:, 2:]).any(1) | (boxes < 0).any(1) | (boxes[:, 2:] >= (width, height)).any(1)
+        if wrong.any():
+            raise ValueError(f"{wanted}, got {boxes[wrong][0].tolist()} for {self.name(int(wrong.argmax()))}")
 
     def subset(self, rows: np.ndarray, description: str) -> "ArrayImages":
         place = {int(row): index for index, row in enumerate(rows)}

@@ -133,14 +133,7 @@ def _read(split: str, paths: list[Path], classes: list[str], location: str) -> A
         pixels.append(part)
         labels.append(part_labels)
         with _open(path) as stored:
-            has_boxes = "box" in stored.files
-        if has_boxes:
-            boxes.append(_array(path, "box"))
-            if boxes[-1].shape != (len(part), 4):
-                raise ValueError(
-                    f"npz: box of {str(path)!r} must be ({len(part)}, 4), left, top, right and bottom of each image's "
-                    f"object, got {boxes[-1].shape}"
-                )
+            boxes += [stored["box"]] if "box" in stored.files else []
         names.append((path.name, start))
     whole = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     return ArrayImages(
@@ -150,8 +143,15 @@ def _read(split: str, paths: list[Path], classes: list[str], location: str) -> A
         f"npz:{location} ({split})",
         broken=broken,
         name_of=_PartNames(names),
-        boxes=np.concatenate(boxes) if len(boxes) == len(paths) else None,
+        boxes=_joined_boxes(boxes, len(paths)),
     )
+
+
+def _joined_boxes(parts: list[np.ndarray], count: int) -> np.ndarray | None:
+    """The boxes of all parts, unlooked at; None where a part has none or they do not fit together."""
+    if len(parts) < count or len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+        return None
+    return np.concatenate(parts)
 
 
 class _PartNames:
