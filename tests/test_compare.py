@@ -229,7 +229,7 @@ def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.Cap
         return capfd.readouterr().out, [row["row"] for row in compared]
 
     said, compared = compare("--rows", "no mixing")  # trains it
-    assert "The baseline 'CutMix' is neither finished nor among --rows; 'no mixing' is in its place" in said
+    assert "The baseline 'CutMix' is neither finished nor among --rows; there is nothing to compare with yet" in said
     assert compared == ["no mixing"] and is_done(cells["no mixing"]) and not cells["CutMix"].folder.exists
     for row in ("CutMix", "MixUp"):
         shutil.copytree(cells["no mixing"].folder.path, cells[row].folder.path)
@@ -260,7 +260,7 @@ def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixtur
         said = capsys.readouterr()
         assert sentence in said.err and said.err.count("\n") == 1 and not said.out
     assert cli.main(["compare", "--rows", "SMMix"]) == 2
-    assert "name a matrix" in capsys.readouterr().err
+    assert "name the matrix before it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     command = ["compare", str(path), "--output", str(tmp_path / "out"), "--rows", "no mixing", "CutMix", "--dry-run"]
     assert cli.main(command) == 0

@@ -58,7 +58,7 @@ class Workload:
 
 @dataclass
 class StepRow:
-    """The times of one method in one mode; `memory` in GiB with the model's own, `easy` what HTM found so on average."""
+    """The times of one method in one mode; `memory` in GiB with the model's own, `easy` HTM's mean."""
 
     method: str
     mode: str
