@@ -61,6 +61,11 @@ def test_label_error_of_known_rules() -> None:
     for name in ("cutmix", "mixup", "smmix"):
         assert errors[name].error < 1e-6 and errors[name].pairs == 18
     assert errors["tl_align"].error > 0 and errors["activation"].error > 0
+    # Beside the area, which is exact here, on the same images: all of the error.
+    assert errors["cutmix"].to_area is None and errors["smmix"].to_area is None
+    for name in ("tl_align", "transmix", "activation"):
+        less = errors[name].to_area
+        assert less is not None and float(less.mean()) == pytest.approx(errors[name].error, abs=1e-6)
     assert model.training and not model._forward_pre_hooks
     # Of two objects of one size, MixUp shows share and 1 - share: no error. Only the partner's: truth is 1.
     first = everything.clone()

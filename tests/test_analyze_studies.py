@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from vitmix.analyze.studies import STUDIES, Batches
 from vitmix.commands.analyze import NAMES
 from vitmix.data import Shapes
 from vitmix.data.augment import Augmentation
+from vitmix.data.npz import npz_splits
 from vitmix.data.sources import open_images
 from vitmix.flow import Given
 from vitmix.shares import AlignedShare, Weights
@@ -460,7 +462,40 @@ def test_batches_are_shuffled_and_keep_their_objects() -> None:
     assert batches._kept is not None  # the second time nothing was read
     assert first == again == images.labels[batches.rows].tolist() and sorted(batches.rows) != batches.rows.tolist()
     masks = torch.cat([each.objects for each in batches if each.objects is not None])
-    close(masks.float(), images.objects(batches.rows.tolist()).float(), 0)
+    assert torch.equal(masks, torch.from_numpy(images.objects(batches.rows.tolist())))
+
+
+def test_boxes_of_arrays_mark_the_objects(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 16, 16, 3), np.uint8)
+    boxes = np.array([[0, 0, 15, 15], [4, 8, 7, 13], [15, 0, 15, 0]], np.uint8)
+    np.savez(tmp_path / "train.npz", images=pixels, labels=np.array([0, 1, 0]))
+    np.savez(tmp_path / "val_0.npz", images=pixels[:2], labels=np.array([0, 1]), box=boxes[:2])
+    np.savez(tmp_path / "val_1.npz", images=pixels[2:], labels=np.array([0]), box=boxes[2:])
+    images = open_images(f"npz:{tmp_path}", "val")
+    finder = objects.object_finder(images, AUGMENTATION)
+    assert finder is not None
+    found = finder([2, 1, 0])
+    assert found.sum((1, 2)).tolist() == [1, 4 * 6, 16 * 16]
+    assert found[1, 8:14, 4:8].all() and found[0, 0, 15]
+    part = images.subset(np.array([1]), "part")
+    assert torch.equal(finder([1]), objects.object_finder(part, AUGMENTATION)([0]))  # type: ignore[misc]
+    assert objects.object_finder(open_images(f"npz:{tmp_path}", "train"), AUGMENTATION) is None
+
+
+@pytest.mark.parametrize(
+    ("box", "sentence"),
+    [
+        (np.array([[0.0, 0, 1, 1]] * 3), "float64"),
+        (np.array([[0, 0, 5]] * 3), "(3, 3)"),
+        (np.array([[0, 0, 15, 15], [4, 0, 3, 5], [0, 0, 1, 1]]), "[4, 0, 3, 5] for train.npz[1]"),
+        (np.array([[0, 0, 15, 15], [0, 0, 1, 1], [0, 0, 1, 16]]), "[0, 0, 1, 16] for train.npz[2]"),
+    ],
+)
+def test_wrong_boxes_are_no_objects(box: np.ndarray, sentence: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", images=np.zeros((3, 16, 16, 3), np.uint8), labels=np.array([0, 1, 0]), box=box)
+    images = npz_splits(str(tmp_path))["train"]()  # as pictures they are good enough
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        objects.object_finder(images, AUGMENTATION)
 
 
 def test_a_folder_of_masks(tmp_path: Path) -> None:

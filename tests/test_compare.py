@@ -18,20 +18,14 @@ import pytest
 import torch
 import yaml
 
-from training import TINY
+from comparing import SETTINGS, finish, write
 from vitmix import cli
 from vitmix.compare import list_matrices, matrix, paired_difference, read_matrix, runner
 from vitmix.compare.matrix import Cell, Matrix, changed, parse_matrix
 from vitmix.compare.results import compare_cells, text
 from vitmix.compare.runner import is_busy, is_done
-from vitmix.evaluate.stored import evaluate_run
 from vitmix.spec import create
 from vitmix.train.config import to_yaml
-from vitmix.train.engine import Trainer
-
-SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
-SETTINGS |= {"epochs": 1, "model_args": dict(TINY["model_args"])}
-
 
 # Statistics
 
@@ -129,9 +123,11 @@ def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_
         parse_matrix(content, "it").cells(tmp_path)
 
 
-def test_the_matrix_among_the_examples() -> None:
-    example = read_matrix(str(Path(__file__).parents[1] / "examples" / "small_images.yaml"))
-    assert len(example.cells(Path("out"))) == 3 * len(example.rows) == 36
+@pytest.mark.parametrize(("name", "cells", "off"), [("small_images", 12 * 3, None), ("cifar10_short", 4 * 2, 58)])
+def test_the_matrices_among_the_examples(name: str, cells: int, off: int | None) -> None:
+    found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).cells(Path("out"))
+    assert len(found) == cells
+    assert {(cell.config.epochs, cell.config.mixing_off_epoch) for cell in found} == {(100, off)}
 
 
 def test_unknown_matrix() -> None:
@@ -140,13 +136,6 @@ def test_unknown_matrix() -> None:
 
 
 # Running
-
-
-def write(tmp_path: Path, **changes: Any) -> Path:
-    content = {"rows": {"CutMix": "cutmix", "none": "none"}, "seeds": [0], "settings": SETTINGS} | changes
-    path = tmp_path / "matrix.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
 
 
 def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -209,12 +198,6 @@ def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.Cap
     assert said.startswith("done") and "to run  broken" in said
 
 
-def finish(cell: Cell) -> None:
-    """What a process of the comparison would do."""
-    assert Trainer(cell.config).run() == 0
-    evaluate_run(cell.folder.path)
-
-
 def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = SETTINGS | {"lr": 0.01, "epochs": 2, "data": "shapes(size=16, length=96, test_length=240)"}
     path, output = write(tmp_path, seeds=[0, 1, 2], settings=settings), tmp_path / "out"
@@ -230,6 +213,58 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--measure", "best"]) == 0
     said = capfd.readouterr().out
     assert "2 of 3" in said and "best epoch" in said and "Not all trainings are finished" in said
+
+
+def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows in several calls: the baseline comes along once it is done, and what is published is what was asked for."""
+    rows = {"CutMix": "cutmix", "no mixing": "none", "MixUp": "mixup", "TransMix": "transmix"}
+    path, output, published = write(tmp_path, rows=rows), tmp_path / "out", tmp_path / "published"
+    cells = {cell.row: cell for cell in read_matrix(str(path)).cells(output)}
+
+    def compare(*arguments: str) -> tuple[str, list[str]]:
+        command = ["compare", str(path), "--output", str(output), "--publish", str(published), *arguments]
+        assert cli.main(command) == 0
+        compared = json.loads((published / "compare.json").read_text())["rows"]
+        assert (published / "compare.csv").read_text() == (output / "compare.csv").read_text()
+        return capfd.readouterr().out, [row["row"] for row in compared]
+
+    said, compared = compare("--rows", "no mixing")  # trains it
+    assert "The baseline 'CutMix' is neither finished nor among --rows; there is nothing to compare with yet" in said
+    assert compared == ["no mixing"] and is_done(cells["no mixing"]) and not cells["CutMix"].folder.exists
+    for row in ("CutMix", "MixUp"):
+        shutil.copytree(cells["no mixing"].folder.path, cells[row].folder.path)
+        cells[row].folder.config.write_text(to_yaml(cells[row].config))
+    said, compared = compare("--rows", "MixUp", "no mixing", "MixUp")
+    assert "3 trainings: 3 done" in said and compared == ["CutMix", "MixUp", "no mixing"]
+    assert "| to CutMix |" in (published / "README.md").read_text()
+    assert list(read_matrix(str(published / "matrix.yaml")).rows) == compared
+    said, compared = compare("--no-train")
+    assert compared == list(rows) and "TransMix   0 of 1  -" in said
+    assert {path.name for path in (published / "runs").iterdir()} == {
+        cells[row].name for row in rows if row != "TransMix"
+    }
+    readme = (published / "README.md").read_text()
+    assert "| TransMix | 0 of 1 | - |" in readme and "Not all trainings are finished" in readme
+    assert "Not finished, and left out: TransMix" in (output / "compare.html").read_text()
+
+
+def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, rows={"CutMix": "cutmix", "SMMix": "smmix", "no mixing": "none"})
+    for arguments, sentence in (
+        (["--rows", "smmix"], "unknown row 'smmix', known: CutMix, SMMix, 'no mixing'; did you mean 'SMMix'?"),
+        (["--rows", "SMMix", "--method", "smmix"], "--rows chooses among the rows that --method would replace"),
+        (["--rows", "SMMix", "--baseline", "no mixing"], "the baseline 'no mixing' is not finished; name it among"),
+        (["--rows", "SMMix", "--baseline", "nothing"], "unknown baseline 'nothing'"),
+    ):
+        assert cli.main(["compare", str(path), "--output", str(tmp_path / "out"), *arguments]) == 2
+        said = capsys.readouterr()
+        assert sentence in said.err and said.err.count("\n") == 1 and not said.out
+    assert cli.main(["compare", "--rows", "SMMix"]) == 2
+    assert "name the matrix before it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    command = ["compare", str(path), "--output", str(tmp_path / "out"), "--rows", "no mixing", "CutMix", "--dry-run"]
+    assert cli.main(command) == 0
+    assert [line.split()[2][:6] for line in capsys.readouterr().out.splitlines()] == ["no_mix", "CutMix"]
 
 
 @pytest.mark.parametrize("how", ["--dry-run", "--no-train"])
@@ -264,6 +299,7 @@ def test_list_and_wrong_arguments(
     assert "SMMix table 7" in capsys.readouterr().out
     for arguments, sentence in (
         ([], "nothing to compare"),
+        (["--rows", "CutMix", "some.yaml"], "name the matrix before it"),
         (["example", "--jobs", "0"], "jobs must be"),
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),

@@ -74,9 +74,11 @@ def check_output_file(path: str | Path) -> None:
 def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:
     """The error for a name outside `known`: lists the known ones and suggests the nearest."""
     known = tuple(known)
-    close = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return ValueError(f"unknown {kind} {value!r}, known: {', '.join(known)}{hint}")
+    by_letters = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(value).lower(), by_letters, n=1)
+    hint = f"; did you mean {by_letters[close[0]]!r}?" if close else ""
+    listed = ", ".join(repr(each) if " " in each else each for each in known)
+    return ValueError(f"unknown {kind} {value!r}, known: {listed}{hint}")
 
 
 def _is_number(value: object) -> bool:

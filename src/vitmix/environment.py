@@ -1,10 +1,18 @@
-"""Where a number was measured: the device, and the versions of what ran on it."""
+"""The device: what it is, with the versions of what runs on it, and how its libraries choose."""
 
 import platform
 
 import torch
 
 from vitmix import __version__
+
+
+def try_convolutions() -> None:
+    """Lets cuDNN choose convolutions by trying them, unless a program asked for deterministic ones.
+
+    What it takes unasked for a patch embedding of 16 x 16 pixels is the slowest kernel of a training step.
+    """
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from vitmix.mix import Mix, expand_mask, mix_images
 from vitmix.mixer import AnyMixer
 from vitmix.mixing import Evaluating
-from vitmix.shares import Weights
+from vitmix.shares import AreaShare, Weights
 
 from .pairs import activation_maps, couples, joined, need_masks, need_objects, needs_maps, paired
 from .results import Spread, Table, spread
@@ -38,7 +39,8 @@ class LabelError:
     """How far a rule's shares lie from the visible object shares, over `pairs` mixed images.
 
     `error` is the mean absolute difference, `bias` the mean signed one (positive: the partner gets too much),
-    `by_cut` the absolute difference where that much of the two objects is out of sight.
+    `by_cut` the absolute difference where that much of the two objects is out of sight, `to_area` the absolute
+    difference less that of the area on the same mixed images, where a rule of the same mask and pairing has it.
     """
 
     error: float
@@ -47,6 +49,7 @@ class LabelError:
     differences: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     by_cut: dict[str, Spread] = field(default_factory=dict)
     couples: Tensor | None = field(default=None, repr=False)
+    to_area: Tensor | None = field(default=None, repr=False)
 
 
 def visible_share(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
@@ -139,7 +142,24 @@ def label_error(
         difference, cut, every = torch.cat(differences), torch.cat(cuts), joined(shared)
         error, bias = float(difference.abs().mean()), float(difference.mean())
         results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cut, every), every)
+    for name, base in _area_rules(rules).items():
+        less = results[name].differences.abs() - results[base].differences.abs()
+        results[name] = replace(results[name], to_area=less)
     return results
+
+
+def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
+    """For rules that look further than the area, the one by area that sees the same mixed images."""
+
+    def mixed(rule: AnyMixer) -> list[tuple[Any, Any]]:
+        return [(each.mask, each.pairing) for each in rule.mixers]
+
+    by_area = [name for name, rule in rules.items() if all(isinstance(each.share, AreaShare) for each in rule.mixers)]
+    found = {}
+    for name in rules.keys() - by_area:
+        same = [base for base in by_area if mixed(rules[base]) == mixed(rules[name])]
+        found |= {name: same[0]} if same else {}
+    return found
 
 
 def label_error_tables(errors: Mapping[str, LabelError]) -> list[Table]:
@@ -150,6 +170,7 @@ def label_error_tables(errors: Mapping[str, LabelError]) -> list[Table]:
             {
                 "error": spread(found.differences.abs(), found.couples),
                 "bias": spread(found.differences, found.couples),
+                **({} if found.to_area is None else {"to area": spread(found.to_area, found.couples)}),
             },
         )
         for name, found in errors.items()
@@ -157,7 +178,8 @@ def label_error_tables(errors: Mapping[str, LabelError]) -> list[Table]:
     cuts = [((name, cut), {"error": value}) for name, found in errors.items() for cut, value in found.by_cut.items()]
     note = (
         "error: |share - visible partner object / visible objects|; bias: the same with its sign, negative where the "
-        "partner gets too little. n: pairs that show an object."
+        "partner gets too little; to area: the error less that of the area on the same images. n: pairs that show an "
+        "object."
     )
     return [
         Table("Label error", ("rule",), overall, (note,)),

@@ -1,4 +1,4 @@
-"""Where the objects are: the built-in data knows, and other data may come with a folder of masks."""
+"""Where the objects are: the built-in data knows, arrays may have boxes, and files come with a folder of masks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix.data.augment import Augmentation, eval_pixels
-from vitmix.data.images import FileImages, ImageSet, check_pixels, reason_of
-from vitmix.data.sources import ShapesImages
+from vitmix.data.images import ArrayImages, FileImages, ImageSet, check_pixels, reason_of
 
 Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
 
@@ -42,9 +41,15 @@ def object_finder(
         return lambda indices: torch.stack([seen(read(images.name(index))) for index in indices])
     if value is not None:
         raise ValueError("a gray level of masks goes with a folder of them; give --masks FOLDER")
-    if isinstance(images, ShapesImages):
-        return lambda indices: torch.stack([seen(mask.numpy()) for mask in images.objects(indices)])
-    return None
+    if not isinstance(images, ArrayImages) or images.objects([0]) is None:
+        return None
+
+    def find(indices: Sequence[int]) -> Tensor:
+        found = images.objects(indices)
+        assert found is not None
+        return torch.stack([seen(mask) for mask in found])
+
+    return find
 
 
 @dataclass(frozen=True)

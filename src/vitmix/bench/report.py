@@ -19,14 +19,15 @@ def base_of(rows: Sequence[StepRow], mode: str) -> StepRow:
 
 
 def step_table(rows: Sequence[StepRow], batch: int) -> str:
-    lines = [f"{'':14}{'':30}{'ms':>9}{'images/s':>11}{'ratio':>8}{'GiB':>8}{'ratio':>8}"]
-    for row in rows:
+    names = [row.method if row.easy is None else f"{row.method}, {100 * row.easy:.1f} % easy" for row in rows]
+    width = max(30, *(len(name) + 1 for name in names))
+    lines = [f"{'':14}{'':{width}}{'ms':>9}{'images/s':>11}{'ratio':>8}{'GiB':>8}{'ratio':>8}"]
+    for row, name in zip(rows, names, strict=True):
         base = base_of(rows, row.mode)
         memory = "" if row.memory is None else f"{row.memory:8.2f}{row.memory / (base.memory or 1):8.3f}"
         rate = batch / row.median * 1e3
         ratio = row.median / base.median
-        method = row.method if row.easy is None else f"{row.method}, {row.easy:.1%} easy".replace("%", " %")
-        lines.append(f"{row.mode:14}{method:30}{row.median:9.2f}{rate:11,.0f}{ratio:8.3f}{memory}")
+        lines.append(f"{row.mode:14}{name:{width}}{row.median:9.2f}{rate:11,.0f}{ratio:8.3f}{memory}")
     return "\n".join(lines)
 
 

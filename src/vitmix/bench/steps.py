@@ -58,7 +58,7 @@ class Workload:
 
 @dataclass
 class StepRow:
-    """The times of one method in one mode; `memory` in GiB, the model's own included; `easy` what HTM found so."""
+    """The times of one method in one mode; `memory` in GiB with the model's own, `easy` HTM's mean."""
 
     method: str
     mode: str
@@ -72,7 +72,10 @@ class StepRow:
 
 
 class Step:
-    """One method's model, optimizer and step. Neither weights nor choices change: what is easy stays easy."""
+    """One method's model, optimizer and step. Neither weights nor choices change: without dropout, easy stays easy.
+
+    `easy` has the part of the samples that HTM found easy in each step.
+    """
 
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels, self.work = images, labels, work
@@ -88,13 +91,14 @@ class Step:
         self.module = module
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
         self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
-        self.easy: Tensor | None = None
+        self.easy: list[Tensor] = []
 
     def __call__(self) -> None:
         with self.work.autocast():
             if isinstance(self.module, Learner):
                 output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, self._turn()))
-                self.easy = output.counts.get("htm_samples", self.easy)
+                if "htm_samples" in output.counts:
+                    self.easy.append(output.counts["htm_samples"].clone())  # which CUDA graphs write again
             else:
                 output = self.module(self.images, self.labels)
         output.loss.backward()
@@ -237,11 +241,12 @@ def _measure_mode(
         if not work.graphs:  # whose memory is not counted
             row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
         running.append((step, row))
-        row.easy = None if step.easy is None else float(step.easy)
         tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
     for number in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again
             row.times.append(milliseconds(step, steps, work.device))
         tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
+    for step, row in running:
+        row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
     return [row for _, row in running]

@@ -43,6 +43,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     import torch
 
+    from vitmix.environment import try_convolutions
+
     device = torch.device("cuda" if torch.cuda.is_available() and not given.cpu else "cpu")
     for name, value in (ON_GPU if device.type == "cuda" else ON_CPU).items():
         if getattr(given, name) is None:
@@ -58,7 +60,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.output is not None:
         given.output.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True  # as in training: convolutions are chosen by trying them
+    try_convolutions()
     return _measure(given, device, given.precision or ("bf16" if device.type == "cuda" else "fp32"))
 
 

@@ -22,7 +22,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("matrix", nargs="?", metavar="MATRIX", help="YAML file of a matrix, or the name of a ready one")
     add("--list", action="store_true", help="list the ready matrices: the papers' tables")
-    add("--method", nargs="+", metavar="METHOD", default=[], help="rows, instead of the matrix's own")
+    add(
+        "--rows",
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help="train and compare only these rows of the matrix, in this order; the baseline stays beside them once all "
+        "of its trainings are done",
+    )
+    add("--method", nargs="+", metavar="METHOD", default=[], help="methods as rows, instead of the matrix's own")
     add("--model", nargs="+", metavar="NAME", default=[], help="timm models, instead of the matrix's own")
     add("--data", nargs="+", metavar="TEXT", default=[], help="data sets, instead of the matrix's own")
     add("--seeds", nargs="+", type=int, metavar="N", default=[], help="seeds, instead of the matrix's own")
@@ -51,8 +59,12 @@ def _run(namespace: argparse.Namespace) -> int:
     check_count("jobs", namespace.jobs)
     if namespace.minutes is not None:
         check_positive("minutes", namespace.minutes)
+    if namespace.matrix is None and namespace.rows:
+        raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if namespace.matrix is None and not namespace.method:
         raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
+    if namespace.rows and namespace.method:
+        raise ValueError("--rows chooses among the rows that --method would replace; give one of the two")
     matrix = matrices.changed(
         None if namespace.matrix is None else matrices.read_matrix(namespace.matrix),
         methods=namespace.method,
@@ -63,6 +75,8 @@ def _run(namespace: argparse.Namespace) -> int:
         baseline=namespace.baseline,
     )
     output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
+    if namespace.rows:
+        matrix = _only(matrix, namespace.rows, output, asked=namespace.baseline)
     cells = matrix.cells(output)
     check_cells(cells)
     if namespace.dry_run:
@@ -91,10 +105,26 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0 if namespace.no_train or all(map(is_done, cells)) else UNFINISHED
 
 
+def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None) -> "Matrix":
+    """These rows of the matrix, behind its baseline where that is done; `asked` is a baseline that was named."""
+    from vitmix.compare.runner import is_done
+
+    chosen, baseline = matrix.only(rows), matrix.reference
+    if baseline in rows:
+        return chosen
+    if all(map(is_done, matrix.only([baseline]).cells(output))):
+        return matrix.only([baseline, *rows])
+    if asked is not None:
+        raise ValueError(f"the baseline {asked!r} is not finished; name it among --rows too")
+    instead = f"{chosen.reference!r} is in its place" if len(rows) > 1 else "there is nothing to compare with yet"
+    print(f"The baseline {baseline!r} is neither finished nor among --rows; {instead}.")
+    return chosen
+
+
 def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str, *, publish: str | None) -> None:
     import yaml
 
-    from vitmix.compare import page, results
+    from vitmix.compare import measured, page, results
     from vitmix.compare import publish as publishing
     from vitmix.train.checkpoints import write_file
 
@@ -102,15 +132,18 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str,
     if not any(entry.runs for entry in found.entries):
         print("No training is finished yet, so there is nothing to compare.")
         return
-    content = {"about": matrix.about, "matrix": matrix.plain(), **results.plain(found)}
+    panels, notes = measured.read_panels(found)
+    content = publishing.content(matrix, found, panels)
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(results.text(found))
+    for note in notes:
+        print(f"Left out: {note}.")
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
-        publishing.publish(matrix, found, Path(publish))
+        publishing.publish(matrix, found, panels, Path(publish))
         print(f"{publish}: README.md, compare.csv, compare.json, matrix.yaml, runs")
 
 

@@ -93,6 +93,13 @@ class Matrix:
         named = [row for row in self.rows if row.lower() == "cutmix"]
         return self.baseline or (named or list(self.rows))[0]
 
+    def only(self, rows: Sequence[str]) -> "Matrix":
+        """The matrix of these rows, in the order given, with the same baseline where that is among them."""
+        for row in rows:
+            check_choice("row", row, self.rows)
+        baseline = self.reference if self.reference in rows else None
+        return dataclasses.replace(self, rows={row: self.rows[row] for row in rows}, baseline=baseline)
+
     def cells(self, output: Path) -> list[Cell]:
         """The trainings in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
 

@@ -9,7 +9,7 @@ from vitmix.report.html import NONE, PERCENT, TIME, spread, table
 from vitmix.report.page import Section, render
 from vitmix.report.runs import Group
 
-from .results import SECONDS, Comparison, Entry, notes
+from .results import SECONDS, Comparison, Entry, notes, several
 
 
 def _points(value: float) -> str:
@@ -34,8 +34,7 @@ def comparison_page(comparison: Comparison, about: str) -> str:
 
 
 def _name(entry: Entry, comparison: Comparison) -> str:
-    several = [name for name in ("model", "data") if len({getattr(each, name) for each in comparison.entries}) > 1]
-    return ", ".join([entry.row, *(getattr(entry, name) for name in several)])
+    return ", ".join([entry.row, *(getattr(entry, axis) for axis in several(comparison))])
 
 
 def _table(comparison: Comparison, shown: Sequence[Entry], groups: Sequence[Group]) -> str:

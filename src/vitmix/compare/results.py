@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitmix._checks import check_choice
@@ -37,6 +37,7 @@ class Entry:
     planned: int
     difference: Paired | None = None
     slowdown: float | None = None
+    column: tuple[str, str] = ("", "")  # of its cells: rows are compared within one
 
     def values(self, source: str) -> list[float]:
         return [value for run in self.runs.values() if (value := run.value(source)) is not None]
@@ -58,6 +59,11 @@ class Comparison:
     def complete(self) -> bool:
         return all(len(entry.runs) == entry.planned for entry in self.entries)
 
+    def beside(self, entry: Entry) -> Entry | None:
+        """The baseline's entry of the same model and data; None for the baseline itself."""
+        fitting = [each for each in self.entries if each.row == self.reference and each.column == entry.column]
+        return None if entry.row == self.reference or not fitting else fitting[0]
+
     @property
     def tests(self) -> int:
         """How many paired tests there are."""
@@ -71,7 +77,7 @@ def compare_cells(matrix: Matrix, cells: Sequence[Cell], *, measure: str = "last
     for place in dict.fromkeys((cell.row, cell.column) for cell in cells):
         own = [cell for cell in cells if (cell.row, cell.column) == place]
         runs = {cell.seed: _read(cell) for cell in own if is_done(cell)}
-        found[place] = Entry(own[0].row, own[0].model, own[0].data, runs, len(own))
+        found[place] = Entry(own[0].row, own[0].model, own[0].data, runs, len(own), column=own[0].column)
     entries = [
         entry if row == matrix.reference else _beside(entry, found[matrix.reference, column], MEASURES[measure])
         for (row, column), entry in found.items()
@@ -92,7 +98,7 @@ def _beside(entry: Entry, reference: Entry, source: str) -> Entry:
     sides = [[float(each.runs[seed].value(source) or 0) for seed in seeds] for each in (entry, reference)]
     times = [[float(each.runs[seed].value(SECONDS) or 0) for seed in seeds] for each in (entry, reference)]
     slowdown = sum(times[0]) / sum(times[1]) if sum(times[1]) else None
-    return Entry(entry.row, entry.model, entry.data, entry.runs, entry.planned, paired_difference(*sides), slowdown)
+    return replace(entry, difference=paired_difference(*sides), slowdown=slowdown)
 
 
 # Text and JSON
@@ -151,15 +157,20 @@ def text(comparison: Comparison) -> str:
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """The table as texts, its head first."""
-    models, data = ({getattr(entry, name) for entry in comparison.entries} for name in ("model", "data"))
-    head = ["", *["model"] * (len(models) > 1), *["data"] * (len(data) > 1), "seeds", "top-1, %"]
+    axes = several(comparison)
+    head = ["", *axes, "seeds", "top-1, %"]
     head += [f"to {comparison.reference}", "95 % interval", "p", "", "time", "× time", "parameters", "GFLOPs"]
     rows = [head]
     for entry in comparison.entries:
-        names = [entry.row, *[entry.model] * (len(models) > 1), *[entry.data] * (len(data) > 1)]
+        names = [entry.row, *(getattr(entry, axis) for axis in axes)]
         seeds = f"{len(entry.runs)}" + (f" of {entry.planned}" if len(entry.runs) < entry.planned else "")
         rows.append([*names, seeds, *_numbers(entry, comparison)])
     return rows
+
+
+def several(comparison: Comparison) -> list[str]:
+    """Of model and data, what a table must name in each row, since there is more than one."""
+    return [axis for axis in ("model", "data") if len({getattr(entry, axis) for entry in comparison.entries}) > 1]
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -167,14 +178,14 @@ def notes(comparison: Comparison) -> list[str]:
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
     said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
-        count = f"{comparison.tests} test{'s' * (comparison.tests > 1)}"
-        said.append(
-            f"Differences are paired by seed; interval and p of the paired t-test. "
-            f"{count}: at 95 % one in twenty calls a difference that is none."
-        )
+        said.append(f"Differences are paired by seed; interval and p of the paired t-test. {warning(comparison.tests)}")
     if not comparison.complete:
         said.append("Not all trainings are finished; the same command goes on.")
     return said
+
+
+def warning(tests: int) -> str:
+    return f"{tests} test{'s' * (tests > 1)}: at 95 % one in twenty calls a difference that is none."
 
 
 def _numbers(entry: Entry, comparison: Comparison) -> list[str]:

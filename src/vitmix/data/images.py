@@ -147,6 +147,7 @@ class ArrayImages(ImageSet):
     Args:
         broken: pictures that could not be decoded when the array was filled.
         name_of: what to call a picture; its number when not given.
+        boxes: `(N, 4)` the object of each picture as left, top, right, bottom, the last row and column included.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class ArrayImages(ImageSet):
         *,
         broken: dict[int, str] | None = None,
         name_of: Callable[[int], str] | None = None,
+        boxes: np.ndarray | None = None,
     ) -> None:
         super().__init__(labels, classes, description)
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or len(pixels) != len(self.labels):
@@ -167,6 +169,7 @@ class ArrayImages(ImageSet):
             )
         self.pixels = pixels
         self.name_of = name_of
+        self.boxes = boxes
         self.note_broken(broken or {})
 
     def name(self, index: int) -> str:
@@ -175,11 +178,35 @@ class ArrayImages(ImageSet):
     def read(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index])
 
+    def objects(self, indices: Sequence[int]) -> np.ndarray | None:
+        """`(n, H, W)` bool: where the objects of these pictures are; None if that is not known."""
+        if self.boxes is None:
+            return None
+        self._check_boxes(self.boxes)
+        left, top, right, bottom = self.boxes[list(indices)].astype(np.int64).T[:, :, None, None]
+        row, column = np.ogrid[: self.pixels.shape[1], : self.pixels.shape[2]]
+        return (top <= row) & (row <= bottom) & (left <= column) & (column <= right)
+
+    def _check_boxes(self, boxes: np.ndarray) -> None:
+        count, height, width = self.pixels.shape[:3]
+        wanted = f"boxes of {self.description} must be whole pixels (N, 4) with 0 <= left <= right < {width} and "
+        wanted += f"0 <= top <= bottom < {height}"
+        if boxes.dtype.kind not in "iu" or boxes.shape != (count, 4):
+            raise ValueError(f"{wanted}, got {boxes.dtype} {boxes.shape}")
+        wrong = (boxes[:, :2] > boxes[:, 2:]).any(1) | (boxes < 0).any(1) | (boxes[:, 2:] >= (width, height)).any(1)
+        if wrong.any():
+            raise ValueError(f"{wanted}, got {boxes[wrong][0].tolist()} for {self.name(int(wrong.argmax()))}")
+
     def subset(self, rows: np.ndarray, description: str) -> "ArrayImages":
         place = {int(row): index for index, row in enumerate(rows)}
         broken = {place[row]: reason for row, reason in self.broken.items() if row in place}
         subset = ArrayImages(
-            self.pixels[rows], self.labels[rows], self.classes, description, name_of=_Renamed(self.name_of, rows)
+            self.pixels[rows],
+            self.labels[rows],
+            self.classes,
+            description,
+            name_of=_Renamed(self.name_of, rows),
+            boxes=None if self.boxes is None else self.boxes[rows],
         )
         subset.broken.update(broken)  # already logged
         return subset

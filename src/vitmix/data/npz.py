@@ -6,6 +6,8 @@ may hold `classes.json`. A single file is data without splits. Everything is dec
     images (N, H, W, 3) or (N, H, W) uint8, labels (N,)
     webp, offset, label                         lossless WebP files end to end, each a column of square images
     scan, offset, gray, header_rgb, header_gray, label      JPEG files end to end without their header
+
+Any of them may have `box` (N, 4): left, top, right and bottom of each picture's object, the last pixel included.
 """
 
 import io
@@ -115,7 +117,7 @@ def class_names(folder: Path, count: int) -> list[str]:
 
 
 def _read(split: str, paths: list[Path], classes: list[str], location: str) -> ArrayImages:
-    pixels, labels, names, broken = [], [], [], {}
+    pixels, labels, boxes, names, broken = [], [], [], [], {}
     for path in paths:
         part, part_broken = _decode(path)
         part_labels = _labels(path)
@@ -130,6 +132,8 @@ def _read(split: str, paths: list[Path], classes: list[str], location: str) -> A
         broken |= {start + index: f"{path.name}[{index}]: {reason}" for index, reason in part_broken.items()}
         pixels.append(part)
         labels.append(part_labels)
+        with _open(path) as stored:
+            boxes += [stored["box"]] if "box" in stored.files else []
         names.append((path.name, start))
     whole = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     return ArrayImages(
@@ -139,7 +143,15 @@ def _read(split: str, paths: list[Path], classes: list[str], location: str) -> A
         f"npz:{location} ({split})",
         broken=broken,
         name_of=_PartNames(names),
+        boxes=_joined_boxes(boxes, len(paths)),
     )
+
+
+def _joined_boxes(parts: list[np.ndarray], count: int) -> np.ndarray | None:
+    """The boxes of all parts, unlooked at; None where a part has none or they do not fit together."""
+    if len(parts) < count or len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+        return None
+    return np.concatenate(parts)
 
 
 class _PartNames:

@@ -139,9 +139,8 @@ class ShapesImages(ArrayImages):
     def name(self, index: int) -> str:
         return f"image {self.rows[index]}"
 
-    def objects(self, indices: Sequence[int]) -> torch.Tensor:
-        """`(n, H, W)` bool: where the objects of these pictures are."""
-        return self.dataset.batch(self.rows[list(indices)].tolist()).masks
+    def objects(self, indices: Sequence[int]) -> np.ndarray:
+        return self.dataset.batch(self.rows[list(indices)].tolist()).masks.numpy()
 
 
 def _shapes_splits(argument: str) -> Openers:

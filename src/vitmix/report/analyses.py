@@ -46,7 +46,7 @@ def analyses_section(groups: Sequence[Group]) -> str:
     """Every study that a run has in its folder; nothing where there is none."""
     found, notes = read_analyses(groups)
     parts = [html.note(each) for each in notes]
-    alike = len({_measured(each.content) for each in found}) == 1
+    alike = len({measured_how(each.content) for each in found}) == 1
     parts += [_facts(found)] if alike else []
     for name, study in STUDIES.items():
         members = [each for each in found if each.content["study"] == name]
@@ -98,14 +98,14 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _facts(members: Sequence[Found]) -> str:
     """On what studies were measured; a warning where the runs differ in it."""
-    every = {str(each.run.folder): _measured(each.content) for each in members}
+    every = {str(each.run.folder): measured_how(each.content) for each in members}
     if len(set(every.values())) == 1:
         return f'<p class="soft">{escape(next(iter(every.values())))}.</p>'
     listed = "; ".join(f"{folder}: {said}" for folder, said in every.items())
     return html.note(f"Not measured alike, so these numbers do not compare. {listed}")
 
 
-def _measured(content: dict[str, Any]) -> str:
+def measured_how(content: dict[str, Any]) -> str:
     which = f"weights of the {'last' if Path(content['weights']).stem == 'last' else 'best'} epoch"
     methods = "" if content["methods"] is None else f", methods {', '.join(content['methods'])}"
     how = f"batch {content['batch']}, seed {content['seed']}{methods}"

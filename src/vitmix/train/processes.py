@@ -22,6 +22,7 @@ from accelerate.utils import (
 )
 from torch import Tensor
 
+from vitmix.environment import try_convolutions
 from vitmix.train.checkpoints import pack, unpack
 from vitmix.train.config import TrainConfig
 
@@ -34,7 +35,7 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     # An earlier training in this process had its own; the group of processes is one for all trainings.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    torch.backends.cudnn.benchmark = True  # the first choice for a 16 x 16 patch embedding is a slow convolution
+    try_convolutions()
     trackers = [] if config.track == "none" else config.track.replace(" ", "").split(",")
     if config.track == "auto":
         trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []

@@ -1,0 +1,27 @@
+"""Comparisons small enough for tests."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from training import TINY
+from vitmix.compare.matrix import Cell
+from vitmix.evaluate.stored import evaluate_run
+from vitmix.train.engine import Trainer
+
+SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
+SETTINGS |= {"epochs": 1, "model_args": dict(TINY["model_args"])}
+
+
+def write(tmp_path: Path, **changes: Any) -> Path:
+    content = {"rows": {"CutMix": "cutmix", "none": "none"}, "seeds": [0], "settings": SETTINGS} | changes
+    path = tmp_path / "matrix.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def finish(cell: Cell) -> None:
+    """What a process of the comparison would do."""
+    assert Trainer(cell.config).run() == 0
+    evaluate_run(cell.folder.path)
