@@ -181,7 +181,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     )
     facts = {
         "weights": found.weights,
-        "weights_sha256": stored.checksum(file) if (file := Path(found.weights)).is_file() else None,
+        "weights_sha256": found.sha256,
         "model": found.config.model,
         "data": images.description,
         "images": len(batches.rows),

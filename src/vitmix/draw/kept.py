@@ -25,11 +25,11 @@ class Kept:
     current: bool
 
 
-def keep_picture(run: Path, name: str, png: bytes, words: str) -> Path:
-    """Stores a picture with a run, in the place of an earlier one of the same name."""
+def keep_picture(run: Path, name: str, png: bytes, words: str, weights: str | None) -> Path:
+    """Stores a picture with a run, in the place of an earlier one of the same name; `weights` is what it is of."""
     texts = PngInfo()
     texts.add_itxt(WORDS, words)
-    texts.add_itxt(WEIGHTS, _weights(run))
+    texts.add_itxt(WEIGHTS, weights or "")
     file = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(file, format="PNG", pnginfo=texts, optimize=True)
     path = run / FOLDER / f"{name}.png"
