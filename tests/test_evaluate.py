@@ -18,6 +18,7 @@ from training import one_thread, train  # noqa: F401
 from vitmix import cli
 from vitmix.data import ArrayImages, EvalLoader
 from vitmix.data.loader import Batch
+from vitmix.data.sources import open_images
 from vitmix.evaluate import (
     Running,
     calibration_bins,
@@ -27,6 +28,7 @@ from vitmix.evaluate import (
     open_subject,
     predict,
     read_evaluation,
+    stored,
 )
 from vitmix.evaluate.cost import count_flops, count_parameters
 from vitmix.evaluate.measure import check_finite, top_predictions
@@ -261,6 +263,14 @@ def test_wrong_input(
 
 
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+
+
+def test_the_command_opens_the_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "run")
+    opened: list[str] = []
+    monkeypatch.setattr(stored, "open_images", lambda *names: opened.append(names[0]) or open_images(*names))
+    assert cli.main(["eval", str(tmp_path / "run")]) == 0
+    assert len(opened) == 1 and stored.read_evaluation(tmp_path / "run") is not None
 
 
 def test_predicting_waits_for_the_device_once() -> None:

@@ -19,7 +19,7 @@ from .subject import Running, Subject, checksum, open_subject
 
 FILE = "evaluation.json"
 NEEDED = {"weights", "data", "n", "accuracy", "accuracy5", "loss", "ece", "classes", "bins", "confusion"}
-NEEDED |= {"parameters", "flops", "images_per_second"}  # what its readers look up
+NEEDED |= {"parameters", "flops", "images_per_second", "device", "precision", "batch"}  # what its readers look up
 Evaluation = dict[str, Any]
 
 
@@ -67,9 +67,15 @@ def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
     subject = open_subject(folder)
     images = own_images(subject)
     found = evaluate(subject, images, running or running_of(subject, images))
-    found["weights_sha256"] = subject.sha256
-    write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
+    keep_evaluation(subject, found)
     return found
+
+
+def keep_evaluation(subject: Subject, found: Evaluation) -> None:
+    """Writes the evaluation of a run's best weights into its folder."""
+    assert subject.run is not None
+    found["weights_sha256"] = subject.sha256
+    write_file(subject.run / FILE, json.dumps(found, allow_nan=False).encode())
 
 
 def own_images(subject: Subject, *, data: str | None = None, split: str | None = None) -> ImageSet:

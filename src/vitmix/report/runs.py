@@ -16,8 +16,6 @@ from vitmix.train.measure import MEASURES
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
 
-NEEDED = {"data", "classes", "confusion", "bins", "ece", "device", "precision", "batch"}  # of an evaluation
-
 
 @dataclass
 class Run:
@@ -177,8 +175,6 @@ def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], 
     """Reads each run's stored evaluation; where there is none, evaluates its best weights and stores the result."""
     for run in runs:
         run.evaluation = read_evaluation(run.folder)
-        if run.evaluation is not None and not NEEDED <= run.evaluation.keys():
-            run.evaluation = None  # of another version, or of somebody's own making
         if run.evaluation is None and compute:
             say(f"Evaluating {run.folder}")
             try:
