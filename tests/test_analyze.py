@@ -5,8 +5,10 @@ import torch
 
 import vitmix
 from support import close, tiny_vit
-from vitmix import analyze
+from vitmix import analyze, create
 from vitmix import functional as F
+from vitmix.analyze.labels import _area_rules
+from vitmix.mixer import Switch
 
 
 def test_visible_share_by_hand() -> None:
@@ -94,3 +96,15 @@ def test_label_error_leaves_the_model_as_it_was() -> None:
         analyze.label_error(model, rules, [])
     assert modes == [module.training for module in model.modules()]
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_switches_of_other_weights_see_other_images() -> None:
+    area, aligned = (
+        create(text, 12).mixers for text in ("cutmix | tokenmix", "tl_align | mix(mask=block, share=aligned)")
+    )
+    rules = {
+        "area": Switch(area, (0.5, 0.5)),
+        "same": Switch(aligned, (0.5, 0.5)),
+        "other": Switch(aligned, (0.9, 0.1)),
+    }
+    assert _area_rules(rules) == {"same": "area"}

@@ -1,6 +1,7 @@
 """Attacks: the optimum of a linear model, bounds and steps in both norms, the model as it was trained."""
 
 import pytest
+import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +9,10 @@ from torch import Tensor, nn
 
 from grays import CENTERS, GRAYS, classifier_of, gray_images, grays_subject, subject_of, tiny_vit, within
 from training import one_thread  # noqa: F401
+from vitmix.data import Augmentation
 from vitmix.evaluate.attacks import auto_attack, fgsm, pgd, random_start
 from vitmix.evaluate.attacks import within as within_bound
+from vitmix.evaluate.cells import PixelClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -145,3 +148,18 @@ def test_auto_attack_finds_the_optimum_of_a_linear_model(norm: str) -> None:
         assert (classifier(found).argmax(1) == labels).tolist() == [True, False, False, False]
         change = (found - pixels).flatten(1)
         assert float((change.abs().amax(1) if norm == "linf" else change.norm(dim=1)).max()) <= epsilon + 1e-6
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+
+
+def test_sure_answers_are_attacked_in_half_precision_too() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", **(SMALL_VIT | {"depth": 3, "embed_dim": 64})).eval()
+    with torch.no_grad():
+        model.head.weight.normal_(0, 1.6)
+    pixels = torch.rand(256, 3, 32, 32)
+    classifier = PixelClassifier(model, Augmentation(32), torch.device("cpu"), torch.float16)
+    labels = classifier(pixels).argmax(1)
+    found = pgd(classifier, pixels, labels, epsilon=8 / 255, alpha=0.01, steps=10)
+    assert float((classifier(found).argmax(1) == labels).float().mean()) < 0.01

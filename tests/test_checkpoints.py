@@ -1,10 +1,12 @@
 """Checkpoints: complete or absent, whatever happens; and weights of other origin."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import vitmix  # noqa: F401  registers models with timm
 from training import same_weights
 from vitmix.train import checkpoints
-from vitmix.train.checkpoints import Checkpoint
+from vitmix.train.checkpoints import Checkpoint, write_file
 
 LEAVES = (
     st.none()
@@ -182,3 +184,22 @@ def test_a_checkpoint_written_but_not_renamed_is_put_in_place(tmp_path: Path) ->
     half = tmp_path / f".{checkpoints.PREFIX}000000009{checkpoints.PARTIAL}"
     half.mkdir()
     assert checkpoints.settle_partial(tmp_path) == [f"{checkpoints.PREFIX}000000009"] and not half.exists()
+
+
+def _write(path: Path, failed: Any) -> None:
+    for _ in range(200):
+        try:
+            write_file(path, b"x" * 20000)
+        except OSError:
+            failed.value += 1
+
+
+def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    failed = context.Value("i", 0)
+    both = [context.Process(target=_write, args=(tmp_path / "cell.json", failed)) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert failed.value == 0 and [each.name for each in tmp_path.iterdir()] == ["cell.json"]

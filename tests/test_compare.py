@@ -439,12 +439,13 @@ def when(condition: Any, action: Any) -> None:
 def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(runner, "_cores", lambda: 8)
-    say = f"import os; print(os.environ.get({runner.THREADS!r}))"
+    say = f"import os; print(*(os.environ.get(name) for name in {runner.THREADS!r}))"
     monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", say])
-    for jobs, given, expected in ((1, None, "None"), (4, None, "2"), (16, None, "1"), (4, "3", "3")):
-        monkeypatch.delenv(runner.THREADS, raising=False)
+    for jobs, given, expected in ((1, None, "None None"), (4, None, "2 2"), (16, None, "1 1"), (4, "3", "3 2")):
+        for name in runner.THREADS:
+            monkeypatch.delenv(name, raising=False)
         if given is not None:
-            monkeypatch.setenv(runner.THREADS, given)
+            monkeypatch.setenv(runner.THREADS[0], given)
         (failure,) = runner.run_cells(cells[:1], jobs=jobs)  # it ended without having trained
         assert failure.reason == expected
 
@@ -541,3 +542,17 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
             assert float(line[f"difference_{name}"]) == row["difference"][name]
             assert on_page(group, of) == [row["difference"][name]]
         assert line["difference_verdict"] == "better" and float(line["slowdown"]) == row["slowdown"]
+
+
+def test_two_comparisons_start_a_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", "input()"])
+    cells = read_matrix(str(write(tmp_path))).cells(tmp_path / "out")
+    one, other = (runner._Crew(jobs, lambda text: None) for jobs in (1, 2))
+    try:
+        assert one.start(cells) == cells[1:]
+        assert other.start(cells) == cells[:1]
+    finally:
+        for crew in (one, other):
+            crew._stop()
+    assert one.start(cells) == cells[1:]
+    one._stop()

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import vitmix
-from training import TINY
+from training import TINY, tiny
 from vitmix.masks import NoMask
 from vitmix.train.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
 from vitmix.train.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
@@ -180,3 +180,8 @@ def test_settings_of_recipes() -> None:
 
 def test_recipes_are_safe_yaml() -> None:
     assert all(isinstance(yaml.safe_load(recipe_text(name)), dict) for name in list_recipes())
+
+
+def test_cuda_graphs_do_not_accumulate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="CUDA graphs"):
+        tiny(tmp_path, compile=True, compile_mode="reduce-overhead", accumulate=2)

@@ -20,7 +20,8 @@ from grays import (
 )
 from training import one_thread  # noqa: F401
 from vitmix.data.augment import global_generators_kept, seed_global_generators
-from vitmix.evaluate import Measurement, Robustness, Running, robustness
+from vitmix.data.images import ArrayImages
+from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
 from vitmix.evaluate.cells import Answers, Cell, Measurer
 from vitmix.evaluate.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
 from vitmix.evaluate.intervals import wilson
@@ -272,3 +273,20 @@ def test_wrong_cifar_c(tmp_path: Path, spoil: Any, sentence: str) -> None:
     settings = Robustness(parts=("corruptions",), corruptions=("fog",), folders={"c": tmp_path})
     with pytest.raises(ValueError, match=sentence):
         Suite(subject_of(NearestGray(side=32), 4, side=32), None, Running(), settings)
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+
+
+def test_cifar_c_is_seen_as_the_test_set_is(tmp_path: Path) -> None:
+    smooth = torch.nn.functional.interpolate(torch.rand(20, 3, 8, 8), (32, 32), mode="bilinear")
+    pixels, labels = (smooth * 255).byte().permute(0, 2, 3, 1).numpy().copy(), np.arange(20) % 10
+    np.save(tmp_path / "labels.npy", np.tile(labels, 5))
+    np.save(tmp_path / "fog.npy", np.tile(pixels, (5, 1, 1, 1)))
+    subject = open_subject("vit_tiny_patch16_224", model_args=SMALL_VIT, size=32)
+    assert subject.augmentation.crop_pct < 1
+    images = ArrayImages(pixels, labels, list(map(str, range(10))), "x")
+    settings = Robustness(parts=("clean", "corruptions"), corruptions=("fog",), folders={"c": tmp_path})
+    suite = Suite(subject, images, Running(batch=20), settings)
+    found = [suite.measurer.answers(cell).confidence for part in suite.parts for cell in part.cells]
+    assert all(np.array_equal(each, found[0]) for each in found)

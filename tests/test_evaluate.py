@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training import one_thread, train  # noqa: F401
 from vitmix import cli
 from vitmix.data import ArrayImages, EvalLoader
+from vitmix.data.loader import Batch
+from vitmix.data.sources import open_images
 from vitmix.evaluate import (
     Running,
     calibration_bins,
@@ -25,9 +28,10 @@ from vitmix.evaluate import (
     open_subject,
     predict,
     read_evaluation,
+    stored,
 )
 from vitmix.evaluate.cost import count_flops, count_parameters
-from vitmix.evaluate.measure import top_predictions
+from vitmix.evaluate.measure import check_finite, top_predictions
 from vitmix.evaluate.subject import weights_facts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,7 +91,7 @@ def test_mixed_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="mixed target"):
         top_predictions(torch.randn(4, 3), torch.rand(4, 3))
     with pytest.raises(ValueError, match="not finite"):
-        top_predictions(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))
+        check_finite(top_predictions(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))[1].numpy())
 
 
 def test_the_last_incomplete_batch_counts_once(run: Path) -> None:
@@ -256,3 +260,29 @@ def test_wrong_input(
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+
+
+def test_the_command_opens_the_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "run")
+    opened: list[str] = []
+    monkeypatch.setattr(stored, "open_images", lambda *names: opened.append(names[0]) or open_images(*names))
+    assert cli.main(["eval", str(tmp_path / "run")]) == 0
+    assert len(opened) == 1 and stored.read_evaluation(tmp_path / "run") is not None
+
+
+def test_predicting_waits_for_the_device_once() -> None:
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    model = timm.create_model("vit_tiny_patch16_224", **SMALL_VIT).eval()
+    batches = [Batch(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]), torch.arange(2)) for _ in range(4)]
+    with Waits() as waits:
+        predict(model, batches, torch.device("cpu"))
+    assert waits.count == 0

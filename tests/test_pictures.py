@@ -533,3 +533,20 @@ def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys
     (place / "pictures").write_text("in the way")
     assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
     assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+
+
+def test_curves_of_different_classes_say_so() -> None:
+    sights = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = timm.create_model("vit_tiny_patch16_224", **(SMALL_VIT | {"num_classes": 12})).eval()
+        torch.nn.init.zeros_(model.head.weight)
+        with torch.no_grad():
+            model.head.bias[seed] = 9
+        sights.append(Sight(f"m{seed}", model, Augmentation(32, crop_pct=1.0), outputs=12))
+    (band,) = KINDS["occlusion"](Subjects(sights, [read_picture("shapes:1", 32)])).bands
+    assert "class 0" not in band.axes[1]
+    assert [curve.name for curve in band.curves] == ["m0: class 0", "m1: class 1"]

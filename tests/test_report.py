@@ -25,7 +25,8 @@ from vitmix.evaluate.subject import open_subject
 from vitmix.report import svg, write_report
 from vitmix.report.examples import Example, Part, draw_examples
 from vitmix.report.pictures import tile
-from vitmix.report.runs import find_runs, group_runs
+from vitmix.report.runs import Run, find_runs, group_runs
+from vitmix.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = {"aligned": "mixup(alpha=0.8) | tl_align", "cut": "cutmix"}
@@ -474,3 +475,12 @@ def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.Captu
     sentence = f"Left out: {folder / 'new'} has no evaluated epoch yet"
     assert sentence in capsys.readouterr().out and sentence in output.read_text()
     assert [run.folder.name for run in find_runs([folder])[0]] == ["cut-0"]
+
+
+def test_best_epoch_is_of_the_weights_kept() -> None:
+    config = TrainConfig(best="ema_accuracy", ema=0.9)
+    row = {"epoch": 1, "accuracy": 0.1, "accuracy5": 0.5, "eval_loss": 2.0}
+    row |= {"ema_accuracy": 0.2, "ema_accuracy5": 0.6, "ema_eval_loss": 1.0}
+    run = Run(Path(), config, [row], None)
+    assert [run.value(f"metrics.jsonl:best.{n}") for n in ("accuracy", "accuracy5", "eval_loss")] == [0.2, 0.6, 1.0]
+    assert run.value("metrics.jsonl:last.accuracy") == 0.1 and run.value("metrics.jsonl:best.epoch") == 1

@@ -126,7 +126,12 @@ def test_what_does_not_compare_is_said(runs: Path, tmp_path: Path) -> None:
     found = json.loads((folder / "b-0" / "robustness.json").read_text())
     found["parts"]["noise"] = {**found["parts"]["noise"], "data": "others"}
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
-    assert "different images, so these do not compare: noise<" in section(folder, tmp_path)
+    assert "different images or bounds, so these do not compare: noise<" in section(folder, tmp_path)
+    attack = next(name for name in found["parts"] if name.startswith("attacks"))
+    settings = found["parts"][attack]["settings"]
+    found["parts"][attack] = {**found["parts"][attack], "settings": {**settings, "epsilons": [0.5]}}
+    (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
+    assert f"so these do not compare: noise, {attack}<" in section(folder, tmp_path)
     text = section(folder, tmp_path)
     assert "different grids" not in text and text.count("patches of a 2 × 2 grid dropped, %") >= 3
     for row in found["measurements"]:

@@ -34,7 +34,7 @@ from grays import (
 )
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap, cli
-from vitmix.commands._robustness import pixels_of
+from vitmix.commands._robustness import pixels_of, run_suite
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.evaluate import Measurement, Robustness, Running, calibration_error, open_subject, robustness
 from vitmix.evaluate import cells as cells_module
@@ -44,6 +44,7 @@ from vitmix.evaluate.intervals import bootstrap, wilson
 from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
 from vitmix.evaluate.results import read_results, results_of
 from vitmix.evaluate.robustness import Suite, chosen
+from vitmix.evaluate.stored import own_images
 from vitmix.evaluate.summaries import calibration
 from vitmix.evaluate.text import describe_suite, pixels_text
 
@@ -324,7 +325,7 @@ def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
         found = named(suite)
         assert found["clean"].n == 2 and found["clean"].value == 0.5
         assert len(suite.broken) == 1 and suite.broken[0].startswith("1.png")
-        said = describe_suite(results_of(suite, found.values(), weights_sha256=None, seconds=0.0))
+        said = describe_suite(results_of(suite, found.values(), seconds=0.0))
         assert said.endswith("\n1 image could not be read and is not counted")
 
 
@@ -514,3 +515,21 @@ def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pyt
     assert cli.main(["eval", str(run), *arguments]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+def test_results_name_the_weights_that_were_read(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    run = tmp_path / "run"
+    subject = open_subject(run)
+    other = (run / "best.safetensors").read_bytes()
+    (run / "best.safetensors").write_bytes(other[:-4] + b"\0\0\0\1")  # a training goes on meanwhile
+    run_suite(Robustness(parts=("clean",)), subject, own_images(subject), Running(), own=True, cells=None, output=None)
+    assert read_results(run) is None
+
+
+def test_a_damaged_cell_is_measured_again(tmp_path: Path) -> None:
+    subject, images = grays_subject(), gray_images()
+    once = list(Suite(subject, images, Running(), Robustness(parts=("clean",)), folder=tmp_path))
+    (cell,) = tmp_path.glob("*.json")
+    cell.write_bytes(b"\xff" + cell.read_bytes())
+    assert list(Suite(subject, images, Running(), Robustness(parts=("clean",)), folder=tmp_path)) == once

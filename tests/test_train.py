@@ -553,3 +553,50 @@ def test_another_model_guides(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=sentence):
             Trainer(tiny(tmp_path / "other", guide=str(tmp_path / "guide"), **changes))
     assert not (tmp_path / "other").exists()
+
+
+def _signal_after(monkeypatch: pytest.MonkeyPatch, update: int, pause: float = 0.0) -> None:
+    learn = Trainer._learn
+
+    def stopped(self: Trainer, *arguments: object) -> None:
+        learn(self, *arguments)  # pyright: ignore
+        time.sleep(pause)
+        if self.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "_learn", stopped)
+
+
+def test_a_second_sigterm_does_not_end_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a scheduler and a launcher both pass it on. In a process: unpatched it would end pytest."""
+    sent = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sent.append(number))
+    write = checkpoints._write
+
+    def slow(path: Path, content: bytes) -> None:
+        if checkpoints.PREFIX in path.parent.name:
+            os.kill(os.getpid(), signal.SIGTERM)
+        write(path, content)
+
+    _signal_after(monkeypatch, 3)
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="9 epochs"))
+    monkeypatch.setattr(checkpoints, "_write", slow)
+    try:
+        assert trainer.run() == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sent == []
+
+
+def test_time_of_updates_before_a_stop_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(tmp_path / "run", epochs=1, log_every=50)  # 6 updates
+    _signal_after(monkeypatch, 5, pause=0.1)
+    assert Trainer(config).run() == 143
+    trainer = Trainer(config)
+    assert trainer.run() == 0 and trainer.position.seconds > 0.6
+
+
+def test_what_follows_the_end_of_mixing_is_one_mixer(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", method="mixup(alpha=0.8) | cutmix", mixing_off_epoch=1))
+    assert len(trainer.core.mixer.mixers) == 3
+    trainer.folder.close()

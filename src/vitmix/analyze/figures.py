@@ -1,10 +1,8 @@
 """The figures of the studies, drawn from their tables alone."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -21,16 +19,6 @@ COLORS = {
     ACTIVATION: "#CC79A7",
     ALIGNED: "#E69F00",
 }
-SUFFIXES = ("png", "svg", "pdf")
-
-
-def figure_bytes(figure: Figure, suffix: str, dpi: int = 150) -> bytes:
-    """A figure as the bytes of a file; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix"}):
-        figure.savefig(buffer, format=suffix, dpi=dpi, metadata=dates.get(suffix, {}))
-    return buffer.getvalue()
 
 
 def draw_fluctuation(tables: Sequence[Table]) -> Figure:

@@ -151,8 +151,8 @@ def label_error(
 def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
     """For rules that look further than the area, the one by area that sees the same mixed images."""
 
-    def mixed(rule: AnyMixer) -> list[tuple[Any, Any]]:
-        return [(each.mask, each.pairing) for each in rule.mixers]
+    def mixed(rule: AnyMixer) -> tuple[Any, ...]:
+        return getattr(rule, "weights", None), *((each.mask, each.pairing) for each in rule.mixers)
 
     by_area = [name for name, rule in rules.items() if all(isinstance(each.share, AreaShare) for each in rule.mixers)]
     found = {}

@@ -112,14 +112,14 @@ def run_suite(
 ) -> int:
     """`own`: a run's best weights are measured on its own data, so that the result belongs into its folder."""
     from vitmix.evaluate import text
-    from vitmix.evaluate.results import file_checksum, keep_in_run, results_of
+    from vitmix.evaluate.results import keep_in_run, results_of
     from vitmix.evaluate.robustness import Suite
     from vitmix.train.checkpoints import write_file
 
     folder = Path(cells or (subject.run or Path()) / "robustness")
     if folder.is_file():
         raise ValueError(f"--cells keeps answers in a folder, and {str(folder)!r} is a file; name a folder")
-    start, weights = time.monotonic(), file_checksum(subject)
+    start = time.monotonic()
     try:
         with bar() as report:
             suite = Suite(subject, images, running, settings, folder=folder, progress=report)
@@ -127,7 +127,7 @@ def run_suite(
     except KeyboardInterrupt:
         print(f"Stopped. What was measured is kept in {folder}; the same command goes on from there.", file=sys.stderr)
         return 130
-    found = results_of(suite, measurements, weights_sha256=weights, seconds=time.monotonic() - start)
+    found = results_of(suite, measurements, seconds=time.monotonic() - start)
     print(text.describe_suite(found))  # first: a disk may be full by now
     written = []
     if subject.run is not None and own:

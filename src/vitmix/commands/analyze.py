@@ -126,8 +126,8 @@ def _own(namespace: argparse.Namespace, question: "Question", facts: dict[str, A
 
 def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
     """What a study's files hold, by their endings, and its tables as text."""
-    from vitmix.analyze.figures import figure_bytes
     from vitmix.analyze.studies import STUDIES
+    from vitmix.show.figure import figure_bytes
 
     study = STUDIES[name]
     with bar() as report:
@@ -137,7 +137,7 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
     return {
         "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
         "txt": f"{text}\n".encode(),
-        suffix: figure_bytes(study.draw(tables), suffix),
+        suffix: figure_bytes(study.draw(tables), suffix=f".{suffix}", dpi=150),
     }, text
 
 
@@ -181,7 +181,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     )
     facts = {
         "weights": found.weights,
-        "weights_sha256": stored.checksum(file) if (file := Path(found.weights)).is_file() else None,
+        "weights_sha256": found.sha256,
         "model": found.config.model,
         "data": images.description,
         "images": len(batches.rows),

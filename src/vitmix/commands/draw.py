@@ -94,7 +94,7 @@ def _run(namespace: argparse.Namespace) -> int:
     sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)
     write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=namespace.dpi))
     print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
-    _keep(namespace, output.stem, sheet, sights)
+    _keep(namespace, output.stem, sheet, subjects, sights)
     for remark in remarks_on([picture.name for picture in pictures]):
         print(remark)
     if not all(sight.trained for sight in sights):
@@ -102,20 +102,23 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _keep(namespace: argparse.Namespace, name: str, sheet: "Sheet", sights: list["Sight"]) -> None:
+def _keep(
+    namespace: argparse.Namespace, name: str, sheet: "Sheet", subjects: list["Subject"], sights: list["Sight"]
+) -> None:
     """A copy for the reports of each run that is drawn."""
     from vitmix.draw import draw_sheet
     from vitmix.draw.kept import DPI, keep_picture
 
-    runs = [Path(place) for place in namespace.models if Path(place).is_dir()]
+    runs = [(Path(place), each.sha256) for place, each in zip(namespace.models, subjects, strict=False)]
+    runs = [(place, weights) for place, weights in runs if place.is_dir()]
     if not runs:
         return
     what = KINDS[namespace.kind].split(" (")[0]
     words = f"{what[0].upper()}{what[1:]}: {', '.join(sight.name for sight in sights)}."
     png = draw_sheet(sheet, dpi=DPI)
-    for run in runs:
+    for run, weights in runs:
         try:
-            keep_picture(run, name, png, words)
+            keep_picture(run, name, png, words, weights)
         except OSError as error:
             print(f"No copy for reports could be kept in {run}: {error.strerror}.")
 

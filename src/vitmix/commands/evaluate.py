@@ -43,10 +43,9 @@ def _run(namespace: argparse.Namespace) -> int:
         kept = {"own": own, "cells": namespace.cells, "output": namespace.output}
         return _robustness.run_suite(suite, found, images, running, **kept)
     assert images is not None
-    if own and found.run is not None:
-        evaluation = stored.evaluate_run(found.run, running)
-    else:
-        evaluation = stored.evaluate(found, images, running)
+    evaluation = stored.evaluate(found, images, running)
+    if own:
+        stored.keep_evaluation(found, evaluation)
     print(text.describe(evaluation))  # first: a disk may be full by now
     if namespace.output:
         write_file(Path(namespace.output), json.dumps(evaluation, allow_nan=False).encode())

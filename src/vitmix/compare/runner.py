@@ -25,7 +25,8 @@ except ImportError:  # Windows
     fcntl = None
 
 LOOK_SECONDS = 0.3
-THREADS = "OMP_NUM_THREADS"
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each training has its part
+CLAIM = ".claim"  # locked by the comparison that has a process for the cell, from before its start to its end
 SETTINGS = ".cell.yaml"  # hidden: a run folder must look empty before its training begins
 
 
@@ -100,6 +101,7 @@ class _Crew:
         self.working: list[tuple[Cell, subprocess.Popen[bytes], float]] = []
         self.failures: list[Failure] = []
         self.received = 0
+        self._claims: dict[str, int] = {}
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "_Crew":
@@ -124,20 +126,35 @@ class _Crew:
         for cell in waiting:
             if is_done(cell):  # by another comparison, meanwhile
                 continue
-            if len(self.working) >= self.jobs or self.received or is_busy(cell.folder):
+            if len(self.working) >= self.jobs or self.received or not self._claim(cell):
                 left.append(cell)
             else:
                 self.say(f"{cell.name} {'goes on' if cell.folder.exists else 'begins'}")
                 self.working.append((cell, self._process(cell), time.monotonic()))
         return left
 
+    def _claim(self, cell: Cell) -> bool:
+        """Makes a cell this comparison's, unless another process has it.
+
+        A training locks its folder only once it is built, and frees it before its weights are evaluated.
+        """
+        try:
+            claim = take(cell.folder.path / CLAIM)
+        except BlockingIOError:
+            return False
+        if is_done(cell) or is_busy(cell.folder):  # done meanwhile, or in a training that no comparison started
+            os.close(claim)
+            return False
+        self._claims[cell.name] = claim
+        return True
+
     def _process(self, cell: Cell) -> "subprocess.Popen[bytes]":
         settings = cell.folder.path / SETTINGS
-        settings.parent.mkdir(parents=True, exist_ok=True)
         write_file(settings, to_yaml(cell.config).encode())
         environment = dict(os.environ)
         if self.jobs > 1:
-            environment.setdefault(THREADS, str(max(1, _cores() // self.jobs)))
+            for name in THREADS:
+                environment.setdefault(name, str(max(1, _cores() // self.jobs)))
         with open(cell.folder.log, "ab") as log:
             # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
             return subprocess.Popen(
@@ -155,6 +172,7 @@ class _Crew:
         self.working = [each for each in self.working if each not in ended]
         again = []
         for cell, process, begun in ended:
+            os.close(self._claims.pop(cell.name))
             if is_done(cell):
                 self.say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
             elif is_busy(cell.folder):  # another comparison was a moment faster
@@ -172,10 +190,26 @@ class _Crew:
         for _, process, _ in self.working:
             process.wait()
         self.working.clear()
+        for claim in self._claims.values():
+            os.close(claim)
+        self._claims.clear()
 
 
 def training_command(settings: Path) -> list[str]:
     return [sys.executable, "-m", "vitmix.compare.cell", str(os.getpid()), str(settings)]
+
+
+def take(file: Path) -> int:
+    """Locks a file, which is made if need be, until the number returned is closed; BlockingIOError if it is taken."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT)
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+    return handle
 
 
 def is_busy(folder: RunFolder) -> bool:

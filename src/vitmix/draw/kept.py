@@ -1,6 +1,5 @@
 """Pictures that stay with the runs they are of: RUN/pictures/NAME.png, which `vitmix report` shows."""
 
-import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitmix.evaluate.subject import checksum
 from vitmix.train.checkpoints import write_file
 
 FOLDER = "pictures"
@@ -25,11 +25,11 @@ class Kept:
     current: bool
 
 
-def keep_picture(run: Path, name: str, png: bytes, words: str) -> Path:
-    """Stores a picture with a run, in the place of an earlier one of the same name."""
+def keep_picture(run: Path, name: str, png: bytes, words: str, weights: str | None) -> Path:
+    """Stores a picture with a run, in the place of an earlier one of the same name; `weights` is what it is of."""
     texts = PngInfo()
     texts.add_itxt(WORDS, words)
-    texts.add_itxt(WEIGHTS, _weights(run))
+    texts.add_itxt(WEIGHTS, weights or "")
     file = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(file, format="PNG", pnginfo=texts, optimize=True)
     path = run / FOLDER / f"{name}.png"
@@ -56,7 +56,6 @@ def kept_pictures(run: Path) -> list[Kept]:
 
 def _weights(run: Path) -> str:
     try:
-        with open(run / "best.safetensors", "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return checksum(run / "best.safetensors")
     except OSError:
         return ""

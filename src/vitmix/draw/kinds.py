@@ -116,21 +116,25 @@ def draw_occlusion(subjects: Subjects) -> Sheet:
     bands = []
     for picture in subjects.pictures:
         curves = []
+        labels = [sight.labels([picture])[0] for sight in subjects.sights]
+        seen = [sight.class_name(label) for sight, label in zip(subjects.sights, labels, strict=True)]
+        alike = len(set(seen)) == 1
         grid = _occlusion_grid(subjects.sights[0])
         orders = cell_orders(grid, ORDERS, subjects.seed)
-        for sight in subjects.sights:
-            pixels, label = sight.pixels([picture])[0], sight.labels([picture])[0]
+        for sight, label, words in zip(subjects.sights, labels, seen, strict=True):
+            pixels = sight.pixels([picture])[0]
             copies = torch.stack([occluded(pixels, order, part, grid) for order in orders for part in PARTS])
             values = confidence(sight.model, sight.images(copies), label).view(ORDERS, len(PARTS))
             mean, spread = values.mean(0), values.std(0)
             low, high = (mean - spread).clamp_min(0), (mean + spread).clamp_max(1)
-            curves.append(Curve(sight.name, mean.tolist(), low.tolist(), high.tolist()))
+            name = sight.name if alike else f"{sight.name}: {words}"
+            curves.append(Curve(name, mean.tolist(), low.tolist(), high.tolist()))
         first = subjects.sights[0]
         shown = first.pixels([picture])[0]
         strip = tuple(Panel(as_pixels(occluded(shown, orders[0], part, grid))) for part in PARTS)
         heads = tuple(f"{part:.0%}" for part in PARTS)
-        label = first.class_name(first.labels([picture])[0])
-        bands.append(Band(heads, (Row(strip),), curves=tuple(curves), axes=("occluded", f"probability\n“{label}”")))
+        said = f"probability\n“{seen[0]}”" if alike else "probability\nof the class"
+        bands.append(Band(heads, (Row(strip),), curves=tuple(curves), axes=("occluded", said)))
     rows, columns = _occlusion_grid(subjects.sights[0])
     said = f"Mean and standard deviation over {ORDERS} random orders of {rows} x {columns} cells; shown is the first."
     return Sheet(tuple(bands), subjects.footer((), said))

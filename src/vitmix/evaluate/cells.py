@@ -29,10 +29,10 @@ from vitmix.teachers import weights_checksum
 from vitmix.train.checkpoints import write_file
 
 from .cifar_c import NpyImages
-from .measure import top_predictions
+from .measure import check_finite, top_predictions
 from .subject import Running, Subject
 
-FORMAT = 1  # of the files; raised when the same settings would give other answers
+FORMAT = 2  # of the files; raised when the same settings would give other answers
 SAVE_SECONDS = 10.0
 SAMPLED = 64  # pictures read for the checksum of a data set that has neither files nor an array
 
@@ -60,7 +60,9 @@ class PixelClassifier(nn.Module):
         self.mean, self.std = (per_channel(values, device) for values in (augmentation.mean, augmentation.std))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        with torch.autocast(pixels.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        # The gradients of sure answers are too small for fp16, and an attack without them would not succeed.
+        dtype = None if pixels.requires_grad and self.autocast is torch.float16 else self.autocast
+        with torch.autocast(pixels.device.type, dtype=dtype, enabled=dtype is not None):
             logits = logits_of(self.model((pixels - self.mean) / self.std))
         return logits.float()
 
@@ -121,7 +123,7 @@ class Answers:
         return json.dumps(values)
 
     @classmethod
-    def parse(cls, text: str, images: int) -> "Answers":
+    def parse(cls, text: str | bytes, images: int) -> "Answers":
         """What a file holds; nothing yet where it is damaged."""
         found = cls.none_yet(images)
         try:
@@ -165,7 +167,7 @@ class Measurer:
         place = None if self.folder is None else self.folder / f"{self.key(cell)}.json"
         found = Answers.none_yet(len(cell.images))
         if place is not None and place.is_file():
-            found = Answers.parse(place.read_text(encoding="utf-8"), len(cell.images))
+            found = Answers.parse(place.read_bytes(), len(cell.images))
             for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found out by the stopped process
                 cell.images.broken.setdefault(row, f"{cell.images.name(row)}: could not be read")
         if found.done < len(cell.images):
@@ -185,6 +187,7 @@ class Measurer:
             right, confidence = self._answer(cell, each.images, each.labels, each.indices)
             rows = each.indices.cpu().numpy()
             found.right[rows], found.confidence[rows] = right.cpu().numpy(), confidence.cpu().numpy()
+            check_finite(found.confidence[rows])
             # A whole number of batches: a resumed cell must see the batches of an uninterrupted one.
             batches = (int(rows.max()) - start) // batch + 1
             found.done = min(total, start + batches * batch)

@@ -72,12 +72,17 @@ def top_predictions(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
             "a mixed target has no single right answer to count"
         )
     logits = logits.float()
-    if not torch.isfinite(logits).all():
-        raise ValueError("the model's logits are not finite; its weights are damaged, or the precision is too low")
     ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
     confidence = logits.softmax(1).amax(1)
     losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+    # A confidence that is no number tells later, on the host: to look here would wait for the device.
+    confidence = torch.where(logits.isfinite().all(1), confidence, torch.nan)
     return ranked[:, 0], confidence, losses, (ranked == labels.unsqueeze(1)).any(1)
+
+
+def check_finite(confidence: np.ndarray) -> None:
+    if not np.isfinite(confidence).all():
+        raise ValueError("the model's logits are not finite; its weights are damaged, or the precision is too low")
 
 
 @torch.no_grad()
@@ -94,7 +99,9 @@ def predict(
         found.append((batch.labels, *top_predictions(logits, batch.labels)))
     if not found:
         raise ValueError("none of the images to evaluate on could be read")
-    return Predictions(*(torch.cat(each).cpu().numpy() for each in zip(*found, strict=True)))
+    predictions = Predictions(*(torch.cat(each).cpu().numpy() for each in zip(*found, strict=True)))
+    check_finite(predictions.confidence)
+    return predictions
 
 
 def bin_numbers(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:

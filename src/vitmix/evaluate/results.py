@@ -14,22 +14,14 @@ from vitmix.train.checkpoints import write_file
 
 from .measure import Measurement
 from .robustness import Suite
-from .stored import checksum, checksums
-from .subject import Subject
+from .stored import checksums
 
 FILE = "robustness.json"
 ROW = {"name", "value", "n", "low", "high", "of"}
 Results = dict[str, Any]
 
 
-def file_checksum(subject: Subject) -> str | None:
-    """Of a run's file of weights; to be asked before measuring, since a training may go on meanwhile."""
-    return None if subject.run is None else checksum(Path(subject.weights))
-
-
-def results_of(
-    suite: Suite, measurements: Iterable[Measurement], *, weights_sha256: str | None, seconds: float
-) -> Results:
+def results_of(suite: Suite, measurements: Iterable[Measurement], *, seconds: float) -> Results:
     """Everything that `vitmix eval --suite` says, as JSON holds it."""
     settings, subject = suite.settings, suite.subject
     rows = [{**each._asdict(), "of": dict(each.of)} for each in measurements]
@@ -38,7 +30,7 @@ def results_of(
     facts |= {"remarks": suite.remarks, "broken_images": suite.broken, "vitmix": __version__}
     return {
         "weights": subject.weights,
-        "weights_sha256": weights_sha256,
+        "weights_sha256": subject.sha256,
         "model": subject.config.model,
         "measurements": rows,
         "corruption_errors": suite.errors,

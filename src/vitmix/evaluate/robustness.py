@@ -165,17 +165,18 @@ class Suite:
         divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
         kinds = list(itertools.product(settings.corruptions, settings.severities))
         if "c" in settings.folders:
-            package, images = None, self._stored_corruptions(Path(settings.folders["c"]), kinds)
+            root = Path(settings.folders["c"])
+            package, images, cropped = None, self._stored_corruptions(root, kinds), not is_cifar_c(root)
         else:
             own, seed = self.measurer.augmentation, settings.seed
             check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
-            package = version_of("imagecorruptions")
+            package, cropped = version_of("imagecorruptions"), True
         cells = []
         for (name, severity), each in images.items():
             facts = {"corruption": name, "severity": severity, "package": package}
             cell = self._cell(f"corruption {name} {severity}", each, **facts)
-            cells.append(dataclasses.replace(cell, cropped=True))
+            cells.append(dataclasses.replace(cell, cropped=cropped))
         return [Part("corruptions", cells, partial(self._corruption_summary, reference))]
 
     def _stored_corruptions(self, root: Path, kinds: list[tuple[str, int]]) -> dict[tuple[str, int], ImageSet]:

@@ -1,6 +1,5 @@
 """A whole evaluation as plain values, and the one that belongs to a run: RUN/evaluation.json."""
 
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -16,11 +15,11 @@ from vitmix.train.checkpoints import write_file
 
 from .cost import count_flops, count_parameters, throughput
 from .measure import calibration_bins, predict
-from .subject import Running, Subject, open_subject
+from .subject import Running, Subject, checksum, open_subject
 
 FILE = "evaluation.json"
 NEEDED = {"weights", "data", "n", "accuracy", "accuracy5", "loss", "ece", "classes", "bins", "confusion"}
-NEEDED |= {"parameters", "flops", "images_per_second"}  # what its readers look up
+NEEDED |= {"parameters", "flops", "images_per_second", "device", "precision", "batch"}  # what its readers look up
 Evaluation = dict[str, Any]
 
 
@@ -65,13 +64,18 @@ def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation
 
 def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
     """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder."""
-    weights = checksum(folder / "best.safetensors")  # first: a training may replace them meanwhile
     subject = open_subject(folder)
     images = own_images(subject)
     found = evaluate(subject, images, running or running_of(subject, images))
-    found["weights_sha256"] = weights
-    write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
+    keep_evaluation(subject, found)
     return found
+
+
+def keep_evaluation(subject: Subject, found: Evaluation) -> None:
+    """Writes the evaluation of a run's best weights into its folder."""
+    assert subject.run is not None
+    found["weights_sha256"] = subject.sha256
+    write_file(subject.run / FILE, json.dumps(found, allow_nan=False).encode())
 
 
 def own_images(subject: Subject, *, data: str | None = None, split: str | None = None) -> ImageSet:
@@ -103,12 +107,6 @@ def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) 
         config.eval_batch or min(config.batch, 256),
         0 if isinstance(images, ArrayImages) else config.workers,  # pixels in memory need no help
     )
-
-
-def checksum(path: Path) -> str:
-    """What tells one file of weights from another."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(folder: Path, *names: str) -> set[str]:

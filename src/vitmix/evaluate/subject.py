@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Subject:
         classes: the names of the outputs, where they are known.
         run: the run folder that it comes from, if any.
         trained: whether its weights are somebody's, not random.
+        sha256: of the file of weights, taken before it was read: a training may replace it at any time.
     """
 
     model: nn.Module
@@ -63,6 +65,7 @@ class Subject:
     classes: tuple[str, ...] | None = None
     run: Path | None = None
     trained: bool = True
+    sha256: str | None = None
 
     @property
     def augmentation(self) -> Augmentation:
@@ -145,6 +148,12 @@ def weights_facts(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def checksum(path: Path) -> str:
+    """What tells one file of weights from another."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     check_choice("weights", weights, ("best", "last"))
     run = RunFolder(folder)
@@ -153,7 +162,7 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     path = run.best if weights == "best" else run.last
     if not path.is_file():
         raise ValueError(f"{folder} has no {path.name} yet; it is written when the training gets that far")
-    config = resolve(file=run.config)
+    config, sha256 = resolve(file=run.config), checksum(path)
     facts = weights_facts(path)
     settings = facts.get("model_settings")
     if settings is None:
@@ -164,11 +173,11 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     config = dataclasses.replace(config, model=facts["model"], model_args=own, size=size or config.size)
     subject = _built(config, settings["num_classes"], str(path), facts.get("classes"))
     load_weights(subject.model, path)
-    return dataclasses.replace(subject, run=folder)
+    return dataclasses.replace(subject, run=folder, sha256=sha256)
 
 
 def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: int | None) -> Subject:
-    facts = {} if model is not None else weights_facts(path)
+    sha256, facts = checksum(path), {} if model is not None else weights_facts(path)
     name = model or facts.get("model")
     if name is None:
         read_weights(path)  # says so if it is damaged
@@ -182,7 +191,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     replaced = load_weights(subject.model, path)
     if replaced:
         raise ValueError(f"{path} is no classifier of {outputs} classes ({replaced[0]} differs); give num_classes")
-    return subject
+    return dataclasses.replace(subject, sha256=sha256)
 
 
 def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int | None) -> Subject:

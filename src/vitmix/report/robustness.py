@@ -179,12 +179,12 @@ def _reservations(groups: Sequence[Group], grids: Grids) -> list[str]:
     for run in measured:
         parts = (run.robustness or {})["parts"]
         for part in dict.fromkeys(map(part_of, run.measured.values())):
-            sets.setdefault(part, set()).add(parts[part]["data"])
+            sets.setdefault(part, set()).add(parts[part]["data"] + _attacked(parts[part]["settings"], part))
         if "mCE" in run.measured:
             references.add(str(parts["corruptions"]["settings"]["reference"]))
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
-        found.append(f"Measured on different images, so these do not compare: {', '.join(different)}")
+        found.append(f"Measured on different images or bounds, so these do not compare: {', '.join(different)}")
     if len(grids) > 1:
         found.append(
             f"Patches are dropped on different grids, so accuracy without them does not compare: {', '.join(grids)}"
@@ -192,6 +192,13 @@ def _reservations(groups: Sequence[Group], grids: Grids) -> list[str]:
     if len(references) > 1:
         found.append(f"Relative to different references, so mCE does not compare: {', '.join(sorted(references))}")
     return found
+
+
+def _attacked(settings: dict[str, Any], part: str) -> str:
+    """The images and bounds of an attack: what succeeded within one bound counts within those after it."""
+    if part.split()[0] not in ("attacks", "autoattack"):
+        return ""
+    return f" {settings['attack_limit']} {settings['epsilons']}"
 
 
 def _details(title: str, content: str) -> str:

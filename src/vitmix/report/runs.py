@@ -12,10 +12,9 @@ from typing import Any
 from vitmix.evaluate import results
 from vitmix.evaluate.stored import evaluate_run, read_evaluation
 from vitmix.train.config import FIELDS, TrainConfig, resolve
+from vitmix.train.measure import MEASURES
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
-
-NEEDED = {"data", "classes", "confusion", "bins", "ece", "device", "precision", "batch"}  # of an evaluation
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Run:
         """The number at `"metrics.jsonl:ROW.NAME"`, `"evaluation.json:NAME"` or of a function of them, below.
 
         `metrics.jsonl:best.NAME` and `:last.NAME` are rows by their meaning, `metrics.jsonl:median.NAME` a median.
+        The best row's measures are those of the weights that were kept, which may be the averaged ones.
         """
         file, _, place = source.partition(":")
         first, _, name = place.partition(".")
@@ -56,6 +56,8 @@ class Run:
             if first == "median":
                 found = [row[name] for row in self.rows if row.get(name) is not None]
                 return statistics.median(found) if found else None
+            if first == "best" and name in MEASURES and self.config.best.startswith("ema_"):
+                name = f"ema_{name}"  # of the weights that were kept
             index = {"best": self.best_row, "last": len(self.rows) - 1}.get(first)
             return self.rows[int(first) if index is None else index].get(name)
         if file == "summary.json":
@@ -173,8 +175,6 @@ def add_evaluations(runs: Sequence[Run], *, compute: bool, say: Callable[[str], 
     """Reads each run's stored evaluation; where there is none, evaluates its best weights and stores the result."""
     for run in runs:
         run.evaluation = read_evaluation(run.folder)
-        if run.evaluation is not None and not NEEDED <= run.evaluation.keys():
-            run.evaluation = None  # of another version, or of somebody's own making
         if run.evaluation is None and compute:
             say(f"Evaluating {run.folder}")
             try:

@@ -40,7 +40,7 @@ class Checkpoint:
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes a file so that it is either complete or not there, or as it was before."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")  # another process may write the same file
     try:
         _write(partial, content)
         partial.replace(path)

@@ -184,6 +184,11 @@ class TrainConfig:
             raise ValueError(f"best is {self.best!r} but there is no averaged copy; set ema, for example to 0.9999")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("pretrained and checkpoint both name initial weights; give one of them")
+        if self.compile and self.accumulate > 1 and self.compile_mode in ("reduce-overhead", "max-autotune"):
+            raise ValueError(
+                f"compile_mode {self.compile_mode!r} uses CUDA graphs, which overwrite the gradients that accumulate="
+                f"{self.accumulate} adds up; use compile_mode 'default' or 'max-autotune-no-cudagraphs'"
+            )
         checkpoint_interval(self.checkpoint_every)
 
     @property

@@ -127,21 +127,21 @@ class Trainer:
                 tracker.finish()
 
     def _run(self) -> int:
-        try:
-            summary = processes.on_main(self.accelerator, self.folder.read_summary)
-            if summary is not None:
-                self.reporter.say(f"This run is finished.\n{summary['text']}")
-                return 0
-            self._start()
-            with self.stopper:
+        summary = processes.on_main(self.accelerator, self.folder.read_summary)
+        if summary is not None:
+            self.reporter.say(f"This run is finished.\n{summary['text']}")
+            return 0
+        self._start()
+        with self.stopper:
+            try:
                 for epoch in range(self.position.epoch, self.config.total_epochs):
                     self._train_epoch(epoch)
                     self._finish_epoch(epoch)
-            return self._finish()
-        except processes.Stopped as stopped:
-            saved = self._save()
-            self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
-            return stopped.exit_code
+            except processes.Stopped as stopped:
+                saved = self._save()  # in here, where a second SIGTERM does not end it half-way
+                self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
+                return stopped.exit_code
+        return self._finish()
 
     def _train_epoch(self, epoch: int) -> None:
         self.learner.train()
@@ -199,8 +199,9 @@ class Trainer:
         frame, seed = self.core.mixing.frame(images), self.config.seed
         off = self.config.mixing_off_epoch is not None and epoch >= self.config.mixing_off_epoch
         own, shared = generator_for(seed, step, 1 + self.rank), generator_for(seed, step, 0)
-        draw = (self.quiet if off else self.method).draw(frame, own, shared=shared)
-        return dataclasses.replace(draw, choice=draw.choice + len(self.method.mixers)) if off else draw
+        method = self.quiet if off else self.method
+        draw = method.draw(frame, own, shared=shared)
+        return dataclasses.replace(draw, choice=self.core.mixer.mixers.index(method.mixers[draw.choice]))
 
     def _usable(self, loss: Tensor) -> bool:
         """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
@@ -228,10 +229,7 @@ class Trainer:
         means = self.tally.means(self.accelerator)
         self._check_finite()
         self.position.overflowed += self.stepper.take_overflows()
-        now = time.perf_counter()
-        elapsed, updates = now - self._reported[0], self.update - self._reported[1]
-        self._reported = now, self.update
-        self.position.seconds += elapsed
+        elapsed, updates = self._count_training()
         per_update = elapsed / max(updates, 1)
         if self.world > 1:  # looking for signals takes a message and waits for the device
             slowest = max(processes.gather(self.accelerator, per_update))
@@ -314,6 +312,8 @@ class Trainer:
         """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
         self._check_finite()
         self.position.overflowed += self.stepper.take_overflows()
+        if self.update > self._reported[1]:  # updates that no report has counted; a resumed run will not
+            self._count_training()
         self._saved = self._count_time()
         captured, update = state.capture(self), self.update
 
@@ -344,6 +344,14 @@ class Trainer:
         self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
+
+    def _count_training(self) -> tuple[float, int]:
+        """Adds the time since this was called last to that of training; returns it and the updates made in it."""
+        now = time.perf_counter()
+        elapsed, updates = now - self._reported[0], self.update - self._reported[1]
+        self._reported = now, self.update
+        self.position.seconds += elapsed
+        return elapsed, updates
 
     def _count_time(self) -> float:
         now = time.perf_counter()

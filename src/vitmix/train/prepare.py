@@ -170,7 +170,9 @@ def all_mixers(config: TrainConfig, method: AnyMixer, quiet: AnyMixer) -> AnyMix
     """What the learner must know: the method's mixers, then those of `quiet` where mixing is switched off one day."""
     if config.mixing_off_epoch is None:
         return method
-    mixers = (*method.mixers, *quiet.mixers)
+    mixers = tuple(dict.fromkeys((*method.mixers, *quiet.mixers)))  # each once: every one is compiled by itself
+    if len(mixers) == 1:
+        return mixers[0]
     return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
 
 
