@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from grays import CENTERS, GRAYS, classifier_of, gray_images, grays_subject, subject_of, tiny_vit, within
+from support import SMALL_VIT
 from training import one_thread  # noqa: F401
 from vitmix.data import Augmentation
 from vitmix.evaluate.attacks import auto_attack, fgsm, pgd, random_start
@@ -148,9 +149,6 @@ def test_auto_attack_finds_the_optimum_of_a_linear_model(norm: str) -> None:
         assert (classifier(found).argmax(1) == labels).tolist() == [True, False, False, False]
         change = (found - pixels).flatten(1)
         assert float((change.abs().amax(1) if norm == "linf" else change.norm(dim=1)).max()) <= epsilon + 1e-6
-
-
-SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
 
 
 def test_sure_answers_are_attacked_in_half_precision_too() -> None:

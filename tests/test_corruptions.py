@@ -18,6 +18,7 @@ from grays import (
     named,
     subject_of,
 )
+from support import SMALL_VIT
 from training import one_thread  # noqa: F401
 from vitmix.data.augment import global_generators_kept, seed_global_generators
 from vitmix.data.images import ArrayImages
@@ -273,9 +274,6 @@ def test_wrong_cifar_c(tmp_path: Path, spoil: Any, sentence: str) -> None:
     settings = Robustness(parts=("corruptions",), corruptions=("fog",), folders={"c": tmp_path})
     with pytest.raises(ValueError, match=sentence):
         Suite(subject_of(NearestGray(side=32), 4, side=32), None, Running(), settings)
-
-
-SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
 
 
 def test_cifar_c_is_seen_as_the_test_set_is(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support import SMALL_VIT
 from training import one_thread, train  # noqa: F401
 from vitmix import cli
 from vitmix.data import ArrayImages, EvalLoader
@@ -260,9 +261,6 @@ def test_wrong_input(
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
-
-
-SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
 
 
 def test_the_command_opens_the_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from support import SMALL_VIT
 from training import one_thread, train  # noqa: F401
 from vitmix import create
 from vitmix.adapters import read_model
@@ -533,9 +534,6 @@ def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys
     (place / "pictures").write_text("in the way")
     assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
     assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()
-
-
-SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
 
 
 def test_curves_of_different_classes_say_so() -> None:

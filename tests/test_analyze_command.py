@@ -1,0 +1,162 @@
+"""`vitmix analyze`: what is measured, where it goes, what is refused."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from training import one_thread, train
+from vitmix import cli
+from vitmix.analyze import labels
+from vitmix.analyze.studies import STUDIES
+from vitmix.commands.analyze import NAMES
+from vitmix.data import Shapes
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("analyze") / "run"
+    train(folder, method="cutmix + htm(block=1, tau=9)", epochs=1)
+    yield folder
+
+
+def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "found"
+    assert cli.main(["analyze", str(run), "--images", "16", "--output", str(output), "--figure", "svg"]) == 0
+    said = capsys.readouterr().out
+    for title in ("Accuracy on mixed images", "Label error", "Token fluctuation: cutmix", "RMSE", "What HTM mixed"):
+        assert title in said
+    assert "Left out" not in said
+    names = {path.name for path in output.iterdir()}
+    studies = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
+    assert names == {f"{name}.{ending}" for name in studies for ending in ("json", "txt", "svg")}
+    assert studies == NAMES == tuple(STUDIES) and "64/64 images  accuracy" in said
+    assert (output / "regions.txt").read_text().strip() in said
+    stored = json.loads((output / "htm.json").read_text())
+    assert stored["tables"][0]["rows"][0]["samples"]["mean"] == 1  # tau 9: everybody is easy
+    assert stored["weights_sha256"] == hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
+    assert json.loads((output / "labels.json").read_text())["tables"][0]["rows"][0]["error"]["n"] <= 16
+
+
+def test_only_what_is_the_runs_own_goes_to_its_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best weights on its own data with the usual methods, pictures and pairs; the rest must not replace that."""
+    monkeypatch.chdir(tmp_path)
+    own, here = run / "analysis" / "coverage.json", tmp_path / "analysis" / "coverage.json"
+    for what in (run, run / "best.safetensors"):
+        assert cli.main(["analyze", str(what), "--study", "coverage"]) == 0
+        assert f"{run / 'analysis'}: coverage" in capsys.readouterr().out and own.is_file() and not here.parent.exists()
+        content = own.read_bytes()
+        own.unlink()
+    own.write_bytes(content)
+    data = "shapes(size=16, length=24, test_length=24)"
+    for given in (
+        [str(run), "--weights", "last"],
+        [str(run / "last.safetensors")],
+        [str(run / "best.safetensors"), "--data", data],
+        [str(run), "--split", "train"],
+        [str(run), "--size", "16"],
+        [str(run), "--method", "cutmix"],
+        [str(run), "--images", "8"],
+        [str(run), "--batch", "8"],
+        [str(run), "--seed", "1"],
+    ):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 0
+        said = capsys.readouterr().out
+        assert "analysis: coverage, each as" in said and f"Not in {run / 'analysis'}" in said and here.is_file()
+        here.unlink()
+    assert cli.main(["analyze", str(run), "--seed", "1", "--study", "coverage", "--output", "other"]) == 0
+    assert "other: coverage" in (said := capsys.readouterr().out) and "Not in" not in said
+    assert own.read_bytes() == content
+    monkeypatch.chdir(run)
+    for given in ([".", "--weights", "last"], ["best.safetensors", "--data", data]):
+        assert cli.main(["analyze", *given, "--study", "coverage"]) == 2
+        assert "add --output FOLDER" in capsys.readouterr().err
+    assert cli.main(["analyze", ".", "--seed", "1", "--study", "coverage", "--output", "analysis"]) == 0
+    assert own.read_bytes() != content  # who names it means it
+
+
+def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which weights were measured is said: those of a bare name are random."""
+    model = ["vit_tiny_patch16_224", "--model-args", "img_size=32", "patch_size=8", "embed_dim=24", "depth=2"]
+    model += ["num_heads=2", "num_classes=14", "--data", "shapes(size=32, length=24, test_length=24)"]
+    for given in (model, [str(run)]):
+        assert cli.main(["eval", *given]) == 0
+        expected = capsys.readouterr().out.partition("\n\n")[0]
+        output = ["--output", str(tmp_path / "found"), "--study", "coverage"]
+        assert cli.main(["analyze", *given, *output]) == 0
+        assert capsys.readouterr().out.startswith(f"{expected}\n\n")
+        assert expected.startswith("Model  ") and "\nData   " in expected
+        assert ("with random weights" in expected and "Note: 14 outputs" in expected) == (given is model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "what to analyze is missing"),
+        (["--study", "magic"], "unknown study 'magic'"),
+        (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
+        (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
+        (["RUN", "--study", "labels", "--method", "none"], "'none' mixes none"),
+        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; name a method"),
+        (["RUN", "--mask-value", "1"], "goes with a folder"),
+        (["RUN", "--study", "labels", "--masks", "nowhere"], "no folder of masks"),
+        (["RUN", "--images", "1"], "images must be an integer of at least 2"),
+        (
+            ["resnet18", "--data", "shapes(size=16, length=24, test_length=24)", "--study", "presence"],
+            "needs attention",
+        ),
+        (["resnet18", "--data", "shapes(size=16, length=24, test_length=24)", "--study", "htm"], "read from a run"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(run) if each == "RUN" else each for each in arguments]
+    assert cli.main(["analyze", *given]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_no_masks_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(8):
+        path = tmp_path / "images" / "train" / Shapes.classes[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((16, 16, 3), 20 * number, dtype=np.uint8)).save(path)
+    data = f"imagefolder:{tmp_path / 'images'}"
+    assert cli.main(["analyze", str(run), "--data", data, "--split", "train", "--study", "labels"]) == 2
+    assert "have no masks" in capsys.readouterr().err
+
+
+def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of those that nobody named: a model without attention still has an accuracy on mixed images."""
+    data, output = "shapes(size=32, length=24, test_length=24)", tmp_path / "found"
+    given = ["analyze", "resnet10t", "--model-args", "num_classes=12", "--size", "32", "--data", data, "--images", "16"]
+    assert cli.main([*given, "--output", str(output), "--study", "accuracy", "labels", "coverage"]) == 0
+    said = capsys.readouterr().out
+    assert "Left out: smmix, since a salient box needs attention, and this ResNet has none." in said
+    rows = json.loads((output / "labels.json").read_text())["tables"][0]["rows"]
+    assert [labels.RULES[row["rule"]] for row in rows][:3] == ["cutmix", "tl_align", "mix(mask=box, share=activation)"]
+    assert cli.main([*given, "--study", "accuracy", "--method", "smmix", "--output", str(output)]) == 2
+    assert "needs attention" in capsys.readouterr().err
+
+
+def test_a_stopped_command_says_what_it_finished(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(asked: object) -> list:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(STUDIES, "regions", dataclasses.replace(STUDIES["regions"], measure=stop))
+    given = ["analyze", str(run), "--images", "8", "--output", str(tmp_path / "found")]
+    assert cli.main([*given, "--study", "accuracy", "regions"]) == 130
+    assert capsys.readouterr().err == f"Stopped. Studies that were finished are in {tmp_path / 'found'}: accuracy.\n"
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {"accuracy.json", "accuracy.txt", "accuracy.png"}
