@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix import kernels
 from vitmix.adapters import logits_of
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
 from vitmix.masks import box_mask
 from vitmix.mix import check_label_range, label_rows
 from vitmix.mixer import AnyMixer
+from vitmix.shares import AlignedShare
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Learner(nn.Module):
 
     def compile(self, **settings: Any) -> None:
         """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph."""
+        if any(isinstance(mixer.share, AlignedShare) for mixer in self.mixer.mixers):
+            settings = kernels.compile_settings(settings)
         self._compile_settings, self._compiled = settings, None
 
     def _step(self, *inputs: Any) -> Output:

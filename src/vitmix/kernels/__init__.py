@@ -6,6 +6,7 @@ a machine without a GPU needs none.
 
 import importlib.util
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ def fit(query: Tensor, key: Tensor, scale: float | None) -> bool:
     )
 
 
+def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `torch.compile` for steps that carry shares: on a GPU one kernel then attends and carries."""
+    if not HAS_TRITON or torch.version.cuda is None or not torch.cuda.is_available():
+        return settings
+    try:
+        from vitmix.kernels.fusion import with_fusion
+    except ImportError:  # Inductor's interface for passes is not promised to stay
+        return settings
+    return with_fusion(settings)
+
+
 @torch.library.custom_op("vitmix::carried_shares", mutates_args=())
 def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """`A_h @ share` of every head, `(B, H, N)`; the mean is left to the caller, where a compiler fuses it."""
@@ -41,6 +53,24 @@ def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | Non
 @carried_shares.register_fake
 def _(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("vitmix::attend", mutates_args=())
+def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention's output `(B, H, N, d)`, its log-sum-exp and `A_h @ share` of every head, `(B, H, N)` in float32.
+
+    For half precision and heads of a depth up to 64. The output lies in memory as `(B, N, H, d)`.
+    """
+    from vitmix.kernels import fused_attention
+
+    return fused_attention.attend(query, key, value, share, scale)
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, tokens, depth = query.shape
+    sums = query.new_empty(batch, heads, tokens, dtype=torch.float32)
+    return query.new_empty(batch, tokens, heads, depth).transpose(1, 2), sums, torch.empty_like(sums)
 
 
 @torch.library.custom_op("vitmix::pulled_weight", mutates_args=())
