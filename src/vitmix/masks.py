@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,29 +70,29 @@ def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: tor
     A rectangle has an area between `smallest` and what is still wanted and a log-uniform aspect in [0.3, 1 / 0.3]; it
     counts if it adds at least one token and not too many. Ten failures in a row end a mask short of its count.
     """
+    # NumPy, since these are many operations on few numbers, which cost torch several times as much.
     rows, columns = grid
-    row, column = torch.arange(rows), torch.arange(columns)
-    mask = torch.zeros(len(wanted), rows, columns, dtype=torch.bool)
-    left_to_do, failures = wanted.long().clone(), torch.zeros(len(wanted), dtype=torch.long)
-    while bool((active := (left_to_do > 0) & (failures < 10)).any()):
-        uniform = torch.rand(len(wanted), 4, generator=generator, dtype=torch.float64)
-        area = smallest + uniform[:, 0] * (left_to_do - smallest)
-        aspect = torch.exp((2 * uniform[:, 1] - 1) * math.log(1 / 0.3))
-        height = (area * aspect).clamp_min(0).sqrt().round().long()
-        width = (area / aspect).clamp_min(0).sqrt().round().long()
-        # A block spans less than the whole side, except on a grid of a single row or column.
-        fits = (height <= max(rows - 1, 1)) & (width <= max(columns - 1, 1))
-        top = (uniform[:, 2] * (rows - height + 1)).long().unsqueeze(1)
-        left = (uniform[:, 3] * (columns - width + 1)).long().unsqueeze(1)
-        in_rows = (row >= top) & (row < top + height.unsqueeze(1))
-        in_columns = (column >= left) & (column < left + width.unsqueeze(1))
-        added = in_rows.unsqueeze(2) & in_columns.unsqueeze(1) & ~mask
-        count = added.sum((1, 2))
-        accepted = active & fits & (count > 0) & (count <= left_to_do)
-        mask |= added & accepted[:, None, None]
-        left_to_do -= count * accepted
-        failures = torch.where(accepted, 0, failures + 1)
-    return mask
+    row, column = np.arange(rows), np.arange(columns)
+    mask = np.zeros((len(wanted), rows, columns), dtype=bool)
+    left_to_do, failures = wanted.numpy().astype(np.int64), np.zeros(len(wanted), dtype=np.int64)
+    largest = max(rows - 1, 1), max(columns - 1, 1)  # less than a side, except on a grid of a single row or column
+    while (active := (left_to_do > 0) & (failures < 10)).any():
+        for uniform in torch.rand(8, len(wanted), 4, generator=generator, dtype=torch.float64).transpose(1, 2).numpy():
+            area = np.maximum(smallest + uniform[0] * (left_to_do - smallest), 0)
+            aspect = np.exp((2 * uniform[1] - 1) * math.log(1 / 0.3))
+            height, width = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+            top = np.floor(uniform[2] * (rows - height + 1))[:, None]
+            left = np.floor(uniform[3] * (columns - width + 1))[:, None]
+            in_rows = (row >= top) & (row < top + height[:, None])
+            in_columns = (column >= left) & (column < left + width[:, None])
+            added = in_rows[:, :, None] & in_columns[:, None] & ~mask
+            count = added.sum((1, 2))
+            accepted = active & (height <= largest[0]) & (width <= largest[1]) & (count > 0) & (count <= left_to_do)
+            mask |= added & accepted[:, None, None]
+            left_to_do -= count * accepted
+            failures = np.where(accepted, 0, failures + 1)
+            active &= (left_to_do > 0) & (failures < 10)
+    return torch.from_numpy(mask)
 
 
 def draw_scattered(grid: Grid, wanted: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
