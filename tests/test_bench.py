@@ -72,6 +72,22 @@ def test_as_many_samples_are_easy_as_asked_for(text: str) -> None:
     assert [float(each) for each in step.easy] == [0.25] * 4
 
 
+@pytest.mark.parametrize(
+    ("text", "counts", "taken"),
+    [("bare model", 5, []), ("cutmix", 5, [5]), ("mixup | cutmix", 6, [3, 3]), ("3*mixup | 1*cutmix", 8, [6, 2])],
+)
+def test_a_repeat_has_whole_rounds_of_alternatives(text: str, counts: int, taken: list[int]) -> None:
+    images, labels = torch.randn(2, 3, 32, 32), torch.arange(2)
+    work = Workload("vit_lite_7_8_32", 2, None, torch.device("cpu"), torch.float32, 0.05, False)
+    step = Step(text, "eager", work, images, labels)
+    step()  # as between the repeats of two methods, so that rounds begin anywhere
+    before = list(step.taken)
+    assert step.whole_rounds(5) == counts
+    for _ in range(counts):
+        step()
+    assert [now - then for now, then in zip(step.taken, before, strict=True)] == taken
+
+
 def test_ratios() -> None:
     rows = [StepRow("cutmix", "eager", [3.0, 1.0, 2.0], 4.0), StepRow("tl_align", "eager", [3.0], 4.1)]
     rows += [StepRow("cutmix", "compiled", [1.0], 2.0), StepRow("cutmix", "materialized", [4.0], 8.0)]

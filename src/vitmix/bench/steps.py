@@ -1,9 +1,11 @@
 """Whole training steps: forward, backward and optimizer, of several methods side by side."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import timm
@@ -105,12 +107,20 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def whole_rounds(self, count: int) -> int:
+        """At least `count` steps, in which a switch takes each of its mixers as often as its odds say."""
+        a_round = math.lcm(*(Fraction(part).limit_denominator(100).denominator for part in self._parts()))
+        return math.ceil(count / a_round) * a_round
+
+    def _parts(self) -> list[float]:
+        mixer = self.module.mixer if isinstance(self.module, Learner) else None
+        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
+        return [weight / sum(weights) for weight in weights]
+
     def _turn(self) -> int:
         """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
-        assert isinstance(self.module, Learner)
-        mixer, number = self.module.mixer, sum(self.taken)
-        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
-        due = [(number + 1) * weight / sum(weights) - n for weight, n in zip(weights, self.taken, strict=True)]
+        number = sum(self.taken)
+        due = [(number + 1) * part - n for part, n in zip(self._parts(), self.taken, strict=True)]
         choice = due.index(max(due))
         self.taken[choice] += 1
         return choice
@@ -245,7 +255,7 @@ def _measure_mode(
     for number in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again
-            row.times.append(milliseconds(step, steps, work.device))
+            row.times.append(milliseconds(step, step.whole_rounds(steps), work.device))
         tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
     for step, row in running:
         row.easy = float(torch.stack(step.easy).mean()) if step.easy else None

@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--easy", type=float, default=0.05, metavar="PART", help="samples that HTM finds easy (0.05)")
     parser.add_argument("--precision", choices=PRECISIONS, help="autocast (default: bf16 on a GPU, fp32 on a CPU)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats whose median is taken (5)")
-    parser.add_argument("--steps", type=int, default=6, metavar="N", help="steps in a repeat (6)")
+    parser.add_argument("--steps", type=int, default=6, metavar="N", help="steps in a repeat (6), or whole rounds of a | b")
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="steps before all repeats (8)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
     parser.add_argument("--tokens", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 4096)")
@@ -99,7 +99,7 @@ def _measure(given: argparse.Namespace, device: "torch.device", precision: str) 
     if given.output is not None:
         settings = {name: vars(given)[name] for name in SETTINGS} | place | {"precision": precision}
         (given.output / "bench.json").write_text(report.as_json(settings, rows, tables))
-        title = f"{given.model}, batch {given.batch}, {precision}, {place['device']}, torch {place['torch']}"
+        title = f"{given.model}, batch {given.batch}, {precision}\n{place['device']}, torch {place['torch']}"
         report.plot(given.output / "bench.png", rows, tables, title)
         print(f"\nwritten to {given.output}")
     return 0
