@@ -123,11 +123,13 @@ def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_
         parse_matrix(content, "it").cells(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "cells", "off"), [("small_images", 12 * 3, None), ("cifar10_short", 4 * 2, 58)])
-def test_the_matrices_among_the_examples(name: str, cells: int, off: int | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "cells", "epochs", "off"), [("small_images", 12 * 3, 100, None), ("cifar10", 4 * 2, 300, 175)]
+)
+def test_the_matrices_among_the_examples(name: str, cells: int, epochs: int, off: int | None) -> None:
     found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).cells(Path("out"))
     assert len(found) == cells
-    assert {(cell.config.epochs, cell.config.mixing_off_epoch) for cell in found} == {(100, off)}
+    assert {(cell.config.epochs, cell.config.mixing_off_epoch) for cell in found} == {(epochs, off)}
 
 
 def test_unknown_matrix() -> None:
