@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--easy", type=float, default=0.05, metavar="PART", help="samples that HTM finds easy (0.05)")
     parser.add_argument("--precision", choices=PRECISIONS, help="autocast (default: bf16 on a GPU, fp32 on a CPU)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats whose median is taken (5)")
-    parser.add_argument("--steps", type=int, default=6, metavar="N", help="steps in a repeat (6), or whole rounds of a | b")
+    parser.add_argument("--steps", type=int, default=6, metavar="N", help="in a repeat (6), or whole rounds of a | b")
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="steps before all repeats (8)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
     parser.add_argument("--tokens", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 4096)")
