@@ -205,12 +205,12 @@ def _fetch(
 
 def _best(teacher: Teacher, pixels: Tensor, labels: Tensor, unreadable: Tensor, top: int) -> dict[str, Tensor]:
     """The highest logits of each place and their classes; of a teacher with a single map that one, as the label's."""
-    maps = teacher.maps(pixels).cpu()
+    maps = teacher.maps(pixels)
     if teacher.any_class:
         values, classes = maps, labels.view(-1, 1, 1, 1).expand(maps.shape)
     else:
-        values, classes = maps.topk(min(top, maps.shape[1]), dim=1)
-    return {"values": values.masked_fill(unreadable.view(-1, 1, 1, 1), 0).half(), "classes": classes}
+        values, classes = maps.topk(min(top, maps.shape[1]), dim=1)  # before the copy, which then is small
+    return {"values": values.cpu().masked_fill(unreadable.view(-1, 1, 1, 1), 0).half(), "classes": classes.cpu()}
 
 
 class _WholePictures(Dataset):
