@@ -74,7 +74,15 @@ def test_as_many_samples_are_easy_as_asked_for(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "counts", "taken"),
-    [("bare model", 5, []), ("cutmix", 5, [5]), ("mixup | cutmix", 6, [3, 3]), ("3*mixup | 1*cutmix", 8, [6, 2])],
+    [
+        ("bare model", 5, []),
+        ("cutmix", 5, [5]),
+        ("mixup | cutmix", 6, [3, 3]),
+        ("3*mixup | 1*cutmix", 8, [6, 2]),
+        ("0.31*mixup | 0.69*cutmix", 13, [4, 9]),
+        ("0.123*mixup | 0.456*cutmix | 0.421*cutmix(per=sample)", 17, [2, 7, 8]),
+        ("0.01*mixup | 0.99*cutmix", 5, [0, 5]),
+    ],
 )
 def test_a_repeat_has_whole_rounds_of_alternatives(text: str, counts: int, taken: list[int]) -> None:
     images, labels = torch.randn(2, 3, 32, 32), torch.arange(2)

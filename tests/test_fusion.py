@@ -1,7 +1,6 @@
 """Attention and its carried share in one kernel: the kernel against float64, the pass that puts it into graphs."""
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +31,7 @@ SHAPES = {
     "shallow heads": (3, 1, 65, 16, torch.float16, 3),
     "very shallow heads": (2, 2, 70, 8, torch.bfloat16, 2),
     "one token": (2, 1, 1, 24, torch.bfloat16, 2),
+    "many tokens": (1, 1, 1030, 16, torch.bfloat16, 1),
 }
 
 
@@ -128,7 +128,10 @@ def outputs(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return [(*fusion._layout(each.meta["val"]),) for each in results]
 
 
-@pytest.mark.parametrize("attention", [cudnn, flash])
+OLD = torch.__version__ < "2.8"  # whose fake of cuDNN's attention is laid out otherwise than its result
+
+
+@pytest.mark.parametrize("attention", [pytest.param(cudnn, marks=pytest.mark.skipif(OLD, reason="torch < 2.8")), flash])
 @pytest.mark.parametrize("share_first", [True, False])
 def test_two_operators_become_one(attention: Callable[..., Any], share_first: bool) -> None:
     def step(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> tuple[Any, ...]:
@@ -202,6 +205,11 @@ def test_what_the_kernel_does_not_take_stays() -> None:
     check_unchanged(trace(contiguous))
 
 
+def test_arguments_that_are_not_known_leave_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_UNDERSTOOD", fusion._UNDERSTOOD - {"scale"})  # as if a later torch had added it
+    check_unchanged(trace(lambda q, k, v, s: (flash(q, k, v, scale=0.125), carry(q, k, s))))
+
+
 def test_a_failing_pass_leaves_two_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(fusion, "_values", lambda args: 1 / 0)
     check_unchanged(trace(lambda q, k, v, s: (cudnn(q, k, v), carry(q, k, s))))
@@ -234,11 +242,23 @@ def test_steps_that_carry_shares_compile_with_the_pass(monkeypatch: pytest.Monke
     [
         {"backend": "eager"},
         {"mode": "default", "options": {}},  # which torch refuses
+        {"mode": "fastest"},  # likewise
         {"mode": None, "options": {"post_grad_custom_pre_pass": print}},
     ],
 )
 def test_other_settings_are_kept(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_of(monkeypatch, **given) == given
+
+
+def test_cudnn_is_left_alone_where_its_sums_are_ragged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
+    (fuse,) = settings_of(monkeypatch)["options"].values()
+    assert fuse == fusion.FuseCarriedShares((fusion.FLASH,))
+
+
+def test_another_interface_of_torch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "config", object())
+    assert settings_of(monkeypatch, mode="default") == {"mode": "default"}
 
 
 def test_other_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +314,7 @@ def check_step(
 
     exact, eager = step(half=False), step(half=True)
     monkeypatch.setattr(kernels, "fit", lambda *given: True)
-    monkeypatch.setattr(fusion, "FuseCarriedShares", functools.partial(Recorded, attention))
+    monkeypatch.setattr(fusion, "FuseCarriedShares", lambda *given: Recorded(attention))
     monkeypatch.setattr(Recorded, "seen", [])
     torch._dynamo.reset()
     learner.compile(fullgraph=True, **(settings if device == "cuda" else fusion.with_fusion(settings)))
@@ -321,4 +341,4 @@ def test_a_fused_step_equals_an_unfused_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_fused_step_equals_an_unfused_one_on_a_gpu(
     backend: SDPBackend, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_step(monkeypatch, "cuda", fusion.ATTENTION, depth=3, backend=backend, mode=mode)
+    check_step(monkeypatch, "cuda", (fusion.CUDNN, fusion.FLASH), depth=3, backend=backend, mode=mode)

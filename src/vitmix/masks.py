@@ -74,7 +74,7 @@ def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: tor
     rows, columns = grid
     row, column = np.arange(rows), np.arange(columns)
     mask = np.zeros((len(wanted), rows, columns), dtype=bool)
-    left_to_do, failures = wanted.numpy().astype(np.int64), np.zeros(len(wanted), dtype=np.int64)
+    left_to_do, failures = wanted.detach().cpu().long().numpy().copy(), np.zeros(len(wanted), dtype=np.int64)
     largest = max(rows - 1, 1), max(columns - 1, 1)  # less than a side, except on a grid of a single row or column
     while (active := (left_to_do > 0) & (failures < 10)).any():
         for uniform in torch.rand(8, len(wanted), 4, generator=generator, dtype=torch.float64).transpose(1, 2).numpy():

@@ -7,7 +7,7 @@ import torch
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from vitmix import statistics
+from vitmix import kernels, statistics
 from vitmix.bench.clock import median_time, peak_memory
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, depth of a head
@@ -48,7 +48,7 @@ def statistic_calls(shape: Shape, device: torch.device, dtype: torch.dtype) -> d
     def materialized() -> Tensor:
         return ((query * depth**-0.5) @ key.transpose(-2, -1)).softmax(-1)
 
-    return {
+    calls: dict[str, Call] = {
         "class row": lambda: statistics.class_row(query, key, prefix=1),
         "column mean": lambda: statistics.column_mean(query, key, prefix=1),
         "carried share": lambda: statistics.carried_share(query, key, share),
@@ -56,6 +56,9 @@ def statistic_calls(shape: Shape, device: torch.device, dtype: torch.dtype) -> d
         "materialized: the matrix": materialized,
         "materialized: carried share": lambda: materialized().float().mean(1) @ share.unsqueeze(-1),
     }
+    if kernels.HAS_TRITON and device.type == "cuda" and kernels.takes_attention(dtype, depth):
+        calls["attention with carried share"] = lambda: kernels.attend(query, key, value, share, depth**-0.5)
+    return calls
 
 
 def measure_statistics(

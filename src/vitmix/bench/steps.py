@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import timm
@@ -60,13 +59,17 @@ class Workload:
 
 @dataclass
 class StepRow:
-    """The times of one method in one mode; `memory` in GiB with the model's own, `easy` HTM's mean."""
+    """Milliseconds of a step of one method in one mode, in repeats of so many `steps`.
+
+    `memory` is in GiB with the model's own, `easy` HTM's mean.
+    """
 
     method: str
     mode: str
     times: list[float] = field(default_factory=list)
     memory: float | None = None
     easy: float | None = None
+    steps: int = 1
 
     @property
     def median(self) -> float:
@@ -95,10 +98,12 @@ class Step:
         self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
         self.easy: list[Tensor] = []
 
-    def __call__(self) -> None:
+    def __call__(self, arm: int | None = None) -> None:
+        """A step of one mixer of a switch; if none is named, of the one whose turn it is."""
         with self.work.autocast():
             if isinstance(self.module, Learner):
-                output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, self._turn()))
+                choice = self._turn() if arm is None else arm
+                output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, choice))
                 if "htm_samples" in output.counts:
                     self.easy.append(output.counts["htm_samples"].clone())  # which CUDA graphs write again
             else:
@@ -108,9 +113,19 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def whole_rounds(self, count: int) -> int:
-        """At least `count` steps, in which a switch takes each of its mixers as often as its odds say."""
-        a_round = math.lcm(*(Fraction(part).limit_denominator(100).denominator for part in self._parts()))
-        return math.ceil(count / a_round) * a_round
+        """`count` steps, or up to four times as many so that a switch takes its mixers as often as its odds say."""
+
+        def off(number: int) -> float:
+            return max(abs(round(number * part) / number - part) for part in self._parts())
+
+        counts = range(count, 4 * count + 1)
+        return next((number for number in counts if off(number) < 0.01), min(counts, key=off))
+
+    def every_arm(self, count: int) -> None:
+        """At least `count` steps, each mixer of a switch as often as the others: to compile, and to see its memory."""
+        arms = len(self.taken) or 1
+        for number in range(math.ceil(count / arms) * arms):
+            self(number % arms)
 
     def _parts(self) -> list[float]:
         mixer = self.module.mixer if isinstance(self.module, Learner) else None
@@ -246,16 +261,17 @@ def _measure_mode(
     for text in methods:
         began = time.perf_counter()
         before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
-        step, row = Step(text, mode, work, images, labels), StepRow(text, mode)
-        milliseconds(step, warmup, work.device)  # compiles, for both arms of a switch
+        step = Step(text, mode, work, images, labels)
+        row = StepRow(text, mode, steps=step.whole_rounds(steps))
+        step.every_arm(warmup)
         if not work.graphs:  # whose memory is not counted
-            row.memory = peak_memory(lambda step=step: [step() for _ in range(4)], work.device, above=before)
+            row.memory = peak_memory(lambda step=step: step.every_arm(4), work.device, above=before)
         running.append((step, row))
         tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
     for number in range(repeats):
         for step, row in running:
             step()  # whatever turns to this method again
-            row.times.append(milliseconds(step, step.whole_rounds(steps), work.device))
+            row.times.append(milliseconds(step, row.steps, work.device))
         tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
     for step, row in running:
         row.easy = float(torch.stack(step.easy).mean()) if step.easy else None

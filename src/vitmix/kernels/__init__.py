@@ -37,9 +37,10 @@ def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     try:
         from vitmix.kernels.fusion import with_fusion
-    except ImportError:  # Inductor's interface for passes is not promised to stay
+
+        return with_fusion(settings)
+    except (ImportError, AttributeError):  # Inductor's interface for passes is not promised to stay
         return settings
-    return with_fusion(settings)
 
 
 @torch.library.custom_op("vitmix::carried_shares", mutates_args=())
@@ -53,6 +54,11 @@ def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | Non
 @carried_shares.register_fake
 def _(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def takes_attention(dtype: torch.dtype, depth: int) -> bool:
+    """Whether `attend` is for heads of this kind."""
+    return dtype in (torch.float16, torch.bfloat16) and depth <= 64
 
 
 @torch.library.custom_op("vitmix::attend", mutates_args=())

@@ -9,6 +9,7 @@ Whatever differs from what is expected is left as it is.
 import logging
 import math
 import operator
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from vitmix import kernels
 
-HALF = (torch.float16, torch.bfloat16)
-LARGEST_DEPTH = 64  # of a head
-ATTENTION = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention")
-_ABSENT = {"attn_bias": None, "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "return_debug_mask": False}
+CUDNN, FLASH = "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"
+_UNDERSTOOD = {"query", "key", "value", "scale", "compute_log_sumexp"}  # what else there is must be as if not given
 _aten = torch.ops.aten
 _ALIASES = (_aten.detach.default, _aten.alias.default, _aten.view.default, _aten.reshape.default, _aten.expand.default)
 _log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class FuseCarriedShares(CustomGraphPass):
     and the log-sum-exp; the others must mean nothing where there is no dropout.
     """
 
-    attention: tuple[str, ...] = ATTENTION
+    attention: tuple[str, ...] = (CUDNN, FLASH)
 
     def __call__(self, graph: fx.Graph) -> None:
         for carry in _calls(graph, torch.ops.vitmix.carried_shares.default):
@@ -54,9 +53,11 @@ class FuseCarriedShares(CustomGraphPass):
             for attention in _calls(graph, getattr(_aten, name).default):
                 given = _arguments(attention)
                 same = all(_origin(given[each]) is _origin(wanted[each]) for each in ("query", "key"))
-                if same and wanted["bias"] is None and _is_plain(given, wanted["scale"]):
+                if same and wanted["bias"] is None and _is_plain(attention, wanted["scale"]):
                     inputs = given["query"], given["key"], given["value"], wanted["share"], wanted["scale"]
-                    return _replace(graph, carry, attention, inputs)
+                    if _replace(graph, carry, attention, inputs):
+                        return
+        _log.debug("%s stays a kernel of its own", carry)
 
 
 def with_fusion(settings: dict[str, Any]) -> dict[str, Any]:
@@ -67,8 +68,14 @@ def with_fusion(settings: dict[str, Any]) -> dict[str, Any]:
     if config.post_grad_custom_pre_pass is not None:
         return settings
     if mode is not None:
-        options = list_mode_options(mode, settings.get("dynamic"))
-    return settings | {"mode": None, "options": {"post_grad_custom_pre_pass": FuseCarriedShares()} | (options or {})}
+        try:
+            options = list_mode_options(mode, settings.get("dynamic"))
+        except (KeyError, RuntimeError):
+            return settings  # no mode of torch's, which says so
+    # Told to, cuDNN writes the log-sum-exp in another layout, which its backward pass takes for granted.
+    ragged = os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") != "0"
+    fuse = FuseCarriedShares((FLASH,) if ragged else (CUDNN, FLASH))
+    return settings | {"mode": None, "options": {"post_grad_custom_pre_pass": fuse} | (options or {})}
 
 
 def _calls(graph: fx.Graph, target: Any) -> list[fx.Node]:
@@ -96,29 +103,32 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _is_plain(given: dict[str, Any], scale: float) -> bool:
+def _is_plain(attention: fx.Node, scale: float) -> bool:
     """Whether this is attention as `vitmix::attend` computes it."""
+    given, target = _arguments(attention), attention.target
+    assert isinstance(target, torch._ops.OpOverload)
+    others = (each for each in target._schema.arguments if each.name not in _UNDERSTOOD)
     query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
     depth = query.shape[-1]
     return (
-        all(given.get(name, nothing) == nothing for name, nothing in _ABSENT.items())
+        all(given[each.name] == each.default_value for each in others)  # None where there is no default
         and query.shape == key.shape == value.shape
         and query.dtype == key.dtype == value.dtype
-        and query.dtype in HALF
-        and depth <= LARGEST_DEPTH
+        and kernels.takes_attention(query.dtype, depth)
         and all(each.stride(-1) == 1 for each in (query, key, value))
         and math.isclose(scale, depth**-0.5 if given["scale"] is None else given["scale"])  # 1 / sqrt rounds otherwise
     )
 
 
-def _replace(graph: fx.Graph, carry: fx.Node, attention: fx.Node, inputs: tuple[Any, ...]) -> None:
+def _replace(graph: fx.Graph, carry: fx.Node, attention: fx.Node, inputs: tuple[Any, ...]) -> bool:
+    """Puts one call in the place of two, unless inputs come too late or results are laid out otherwise."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     first = min(carry, attention, key=order.__getitem__)
     out, sums, _ = torch.ops.vitmix.attend.default(*_values(inputs))
     if any(order[each] > order[first] for each in inputs if isinstance(each, fx.Node)):
-        return
+        return False
     if not all(_can_replace(result, out, sums) for result in attention.users if result.users):
-        return
+        return False
     with graph.inserting_before(first):
         attend = _call(graph, torch.ops.vitmix.attend.default, *inputs)
         out, sums, carried = (_call(graph, operator.getitem, attend, number) for number in range(3))
@@ -128,6 +138,7 @@ def _replace(graph: fx.Graph, carry: fx.Node, attention: fx.Node, inputs: tuple[
                 result.replace_all_uses_with(_instead_of(graph, result, out, sums))
     for old in (carry, *attention.users, attention):
         graph.erase_node(old)
+    return True
 
 
 def _can_replace(result: fx.Node, out: Tensor, sums: Tensor) -> bool:
