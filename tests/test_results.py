@@ -1,5 +1,7 @@
-"""The stored results are what their runs say: publishing them again changes nothing."""
+"""The stored results are what their runs say: publishing them again changes nothing. Pages say what is stored."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from vitmix import cli
 
 RESULTS = Path(__file__).parents[1] / "results"
+DOCS = Path(__file__).parents[1] / "docs"
 COMPARISONS = sorted(path.parent.name for path in RESULTS.glob("*/matrix.yaml"))
 
 
@@ -21,6 +24,41 @@ def test_every_table_comes_from_the_runs_beside_it(name: str, tmp_path: Path) ->
     assert files == {path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file()}
     for path in files:
         assert (stored / path).read_text() == (tmp_path / "again" / path).read_text(), path
+
+
+def step_ratios(name: str) -> dict[str, tuple[float, float]]:
+    """Images per second and time relative to the first method, of a stored bench."""
+    stored = json.loads((RESULTS / "speed" / f"{name}.json").read_text())
+    rows, batch = stored["steps"], stored["settings"]["batch"]
+    return {row["method"]: (1000 * batch / row["median"], row["median"] / rows[0]["median"]) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("card", "name", "method"),
+    [
+        ("tl_align", "deit_small", "tl_align"),
+        ("transmix", "deit_small", "transmix"),
+        ("tokenmix", "deit_small", "tokenmix(loss=ce)"),
+        ("smmix", "deit_small", "smmix"),
+        ("smmix", "deit_small_rounds", "mixup(alpha=0.8) | smmix"),
+        ("htm", "deit_small", "cutmix + htm"),
+        ("htm", "cct", "cutmix + htm"),
+        ("vtm", "deit_small", "cutmix + vtm(block=3)"),
+    ],
+)
+def test_cards_say_what_was_measured(card: str, name: str, method: str) -> None:
+    text = " ".join((DOCS / "methods" / f"{card}.md").read_text().split())
+    assert re.search(rf"\b{step_ratios(name)[method][1]:.3f} (times|when)", text)
+
+
+@pytest.mark.parametrize(("name", "digits"), [("deit_small", 3), ("cct", 3), ("vit_lite", 2)])
+def test_speeds_are_what_was_measured(name: str, digits: int) -> None:
+    text = (DOCS / "speed.md").read_text()
+    for method, (speed, ratio) in step_ratios(name).items():
+        if (name, method) == ("deit_small", "mixup(alpha=0.8) | smmix"):  # which is taken from the other run
+            speed, ratio = step_ratios("deit_small_rounds")[method]
+        shown = "1" if ratio == 1 else f"{ratio:.{digits}f}"
+        assert re.search(rf"\| {speed:,.0f} \| {shown} \|", text), method
 
 
 def test_results_have_comparisons() -> None:

@@ -1,4 +1,4 @@
-"""A model and a mixer as one module: what data parallelism, `torch.compile` and accumulation wrap."""
+"""A model and a mixer as one module: what is compiled, and what data parallelism and accumulation wrap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -72,7 +72,10 @@ class Learner(nn.Module):
         self.mixing.step = value
 
     def compile(self, **settings: Any) -> None:
-        """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph."""
+        """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph.
+
+        Prefer it to `torch.compile(learner)`, which does not know that attention can carry shares in its own kernel.
+        """
         if any(isinstance(mixer.share, AlignedShare) for mixer in self.mixer.mixers):
             settings = kernels.compile_settings(settings)
         self._compile_settings, self._compiled = settings, None
