@@ -1,4 +1,4 @@
-"""HTM's partners on a GPU: the kernel against SciPy on the host with its copies, and whether both find the same total gain.
+"""HTM's partners on a GPU: the kernel against SciPy with its copies, and whether both find the same total gain.
 
     python benchmarks/assignment.py [--easy 128x6 128x128 1024x51 1024x256 1024x1024] [--rho 0.005]
 
@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--easy", nargs="+", default=sizes, metavar="BATCHxEASY")
     parser.add_argument("--rho", type=float, default=0.005, help="margin of the gain")
     given = parser.parse_args()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{'batch':>6} {'easy':>6} {'kernel':>10} {'SciPy':>10}")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'batch':>6} {'easy':>6} {'kernel':>10} {'SciPy':>10}")
     for size in given.easy:
         batch, count = map(int, size.split("x"))
         saliency = torch.randn(batch, 256 if batch <= 128 else 196, device="cuda").softmax(1)
@@ -45,8 +46,9 @@ def main() -> None:
             milliseconds(lambda solve=solve, s=saliency, e=easy: solve(s, e, given.rho), repeats)
             for solve in (assign_partners, assign_on_host)
         ]
-        same = "" if abs(totals[0] - totals[1]) <= 1e-6 * abs(totals[1]) else f"  total gain {totals[0]}, not {totals[1]}"
-        print(f"{batch:6} {count:6} {times[0]:10.2f} {times[1]:10.2f}{same}")
+        other = abs(totals[0] - totals[1]) > 1e-6 * abs(totals[1])
+        remark = f"  total gain {totals[0]}, not {totals[1]}" if other else ""
+        print(f"{batch:6} {count:6} {times[0]:10.2f} {times[1]:10.2f}{remark}")
 
 
 if __name__ == "__main__":
