@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -264,6 +265,10 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("mix(mask=none)", "mask must be one of the library's mask settings"),
         ("cutmix(pairing=3)", "pairing must be one of the library's pairing settings"),
         ("mix(extra=region)", "extra must be a tuple of extra parts"),
+        ("TL-Align", "did you mean 'tl_align'"),
+        ("mixup + cutmix", "'|' switches between methods"),
+        ("smmix + consistency", "consistency is there twice"),
+        ("cutmix + htm + htm", "htm is there twice"),
     ],
 )
 def test_bad_text(text: str, words: str) -> None:
@@ -271,9 +276,11 @@ def test_bad_text(text: str, words: str) -> None:
         create(text, 10)
 
 
-def test_settings_beside_a_text_are_refused() -> None:
-    with pytest.raises(ValueError, match="bare method name"):
+def test_settings_beside_a_text() -> None:
+    with pytest.raises(ValueError, match="alpha goes beside a bare method name only"):
         create("cutmix | mixup", 10, alpha=1.0)
+    both = create("cutmix | mixup(smoothing=0.2)", 10, smoothing=0.1)
+    assert [each.smoothing for each in both.mixers] == [0.1, 0.2]
 
 
 def test_share_zero_is_the_identity() -> None:
@@ -385,6 +392,55 @@ def test_five_lines_train() -> None:
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
 
+@pytest.mark.parametrize("text", ["tl_align", "transmix", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])
+def test_other_passes_between_mixing_and_loss(text: str) -> None:
+    """One in evaluation mode changes nothing; one in training mode might be the mixed batch's, and is refused."""
+    images, labels = tiny_batch(4)
+    model, draw = tiny_vit(), None
+    with create(text, 10).attach(model) as mixing:
+        draw = mixing.draw(mixing.frame(images))
+        batch = mixing.mix(images, labels, draw=draw)
+        expected = mixing.loss(model(batch.images), batch)
+        batch = mixing.mix(images, labels, draw=draw)
+        logits = model(batch.images)
+        model.eval()(images.flip(0))
+        model.train()
+        same(mixing.loss(logits, batch), expected)
+        batch = mixing.mix(images, labels, draw=draw)
+        model(images.flip(0))
+        with pytest.raises(RuntimeError, match="the model ran twice between mixing a batch and its loss"):
+            model(batch.images)
+        batch = mixing.mix(images, labels, draw=draw)  # and all goes on
+        same(mixing.loss(model(batch.images), batch), expected)
+
+
+def test_targets_by_area_before_the_model_runs() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit()
+    with create("smmix", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        targets = mixing.targets(batch)
+        mixing.loss(model(batch.images), batch).backward()
+        same(mixing.targets(batch), targets)
+
+
+def test_many_learners_are_compiled_in_one_process() -> None:
+    compiled = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled[-1] += 1
+        return module.forward
+
+    images, labels = tiny_batch(4)
+    with torch._dynamo.config.patch(cache_size_limit=1):
+        for text in ("cutmix", "tl_align", "tokenmix"):
+            learner = vitmix.Learner(tiny_vit(depth=1), create(text, 10))
+            learner.compile(backend=backend)
+            compiled.append(0)
+            learner(images, labels)
+    assert compiled == [1, 1, 1]
+
+
 def test_accumulation_with_given_draws() -> None:
     """Two micro-batches with given draws give the mean of their gradients."""
     images, labels = tiny_batch(8)
@@ -492,8 +548,12 @@ def test_bad_batches() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             mixer(images, bad)
+    with pytest.raises(ValueError, match="convert them to float"):
+        mixer(images, torch.nn.functional.one_hot(labels, 10))
     with pytest.raises(ValueError, match="images must be \\(B, C, H, W\\)"):
         mixer(images[0], labels)
+    with pytest.raises(ValueError, match="a batch needs an image"):
+        mixer(images[:0], labels[:0])
     with pytest.raises(ValueError, match="16x16 does not divide into a 5x5 grid"):
         vitmix.tokenmix(10, grid=(5, 5))(images, labels)
     with pytest.raises(ValueError, match="a block mask needs a token grid"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -84,7 +85,10 @@ class Learner(nn.Module):
         if self._compile_settings is None:
             return self._forward_mixed(*inputs)
         if self._compiled is None:
-            self._compiled = torch.compile(self._forward_mixed, **self._compile_settings)
+            # Torch counts recompilations by code object and gives up after a few: every learner has its own.
+            whole = type(self)._forward_mixed
+            own = FunctionType(whole.__code__.replace(), whole.__globals__, whole.__name__, whole.__defaults__)
+            self._compiled = torch.compile(MethodType(own, self), **self._compile_settings)
         return self._compiled(*inputs)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -401,6 +401,6 @@ def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
     if grid is None:
         raise ValueError(
             f"{what} needs a token grid, and there is none here; attach the mixer to a model that has one, "
-            "or pass grid=(rows, columns)"
+            "or pass grid=(rows, columns), in a text grid=[rows, columns]"
         )
     return grid

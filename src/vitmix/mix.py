@@ -76,7 +76,10 @@ def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.f
     if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
         return labels.to(dtype)
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        hint = f"; pass num_classes={labels.shape[1]}?" if labels.ndim == 2 else ""
+        hint = ""
+        if labels.ndim == 2:
+            right = labels.shape[1] == num_classes
+            hint = "; convert them to float" if right else f"; pass num_classes={labels.shape[1]}?"
         raise ValueError(
             f"labels must be (B,) integers or (B, {num_classes}) probabilities, "
             f"got {tuple(labels.shape)} {labels.dtype}{hint}"

@@ -83,6 +83,10 @@ class Mixer(_Method):
             parts = getattr(self, name)
             if not isinstance(parts, tuple) or any(not isinstance(each, kinds) for each in parts):
                 raise ValueError(f"{name} must be a tuple of {name} parts, written [...] in a text, got {parts!r}")
+        kinds_of_loss = [part.name for part in self.extra]
+        for part in (*self.extra, *self.inner):
+            if kinds_of_loss.count(part.name) > 1 or self.inner.count(part) > 1:
+                raise ValueError(f"{part.name} is there twice; a method has each addition once")
         if not any(isinstance(part, HTM) for part in self.inner):
             return
         if not self.share.before_forward:

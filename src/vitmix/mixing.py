@@ -170,7 +170,7 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors, size=frame.size, brief=brief)
+        tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
         if isinstance(mixer.share, AlignedShare):
             mixer.share.start(self.evidence(batch))
@@ -195,7 +195,7 @@ class Mixing:
                 raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
         if tape.targets is None:
             tape.targets = _share_targets(batch, self.evidence(batch))
-        tape.closed = True
+        tape.closed = tape.closed or tape.ran  # targets by area may be asked for before the model runs
         return tape.targets
 
     def loss(self, logits: Tensor, batch: MixedBatch) -> Tensor:
@@ -207,7 +207,10 @@ class Mixing:
         logits = logits_of(logits)
         if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}")
+            raise ValueError(
+                f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}; of several outputs, pass "
+                "the logits that this loss is for"
+            )
         targets = self.targets(batch)
         main = losses.soft_bce if batch.mixer.loss == "bce" else losses.soft_cross_entropy
         parts = {"main": main(logits, targets)}

@@ -20,6 +20,7 @@ from vitmix.inner import HTM, VTM
 from vitmix.methods import METHODS
 from vitmix.mixer import AnyMixer, Mixer, Switch
 
+COMMON = ("pairing", "smoothing")  # settings that every method has
 PARTS: dict[str, dict[str, type]] = {
     kind: {part.name: part for part in parts}
     for kind, parts in {
@@ -50,14 +51,15 @@ def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None 
 
     Args:
         defaults: settings that every mixer has (`pairing`, `smoothing`), for those whose text does not give them.
-        settings: of the method, when `method` is a bare name: `create("cutmix", num_classes=100, alpha=0.5)`.
+        settings: of the method, when `method` is a bare name: `create("cutmix", num_classes=100, alpha=0.5)`; beside
+            any other text, defaults.
     """
     tree = _Parser(method).parse()
-    if settings:
-        if not isinstance(tree, _Call) or tree.settings:
-            raise ValueError(f"settings go beside a bare method name only, got {method!r}; write them into the text")
-        tree = _Call(tree.name, settings)
-    return _build(tree, num_classes, defaults or {})
+    if isinstance(tree, _Call) and not tree.settings:
+        return _build(_Call(tree.name, settings), num_classes, defaults or {})
+    if own := sorted(set(settings) - set(COMMON)):
+        raise ValueError(f"{own[0]} goes beside a bare method name only, got {method!r}; write it into the text")
+    return _build(tree, num_classes, {**(defaults or {}), **settings})
 
 
 def to_text(mixer: AnyMixer) -> str:
@@ -163,7 +165,7 @@ class _Parser:
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
-                raise ValueError(f"cannot read {text!r} from {text[at:].strip()!r} on")
+                raise ValueError(f"cannot read {text!r} from {text[at:].strip()!r} on{_underscore_hint(text)}")
             self.tokens.append((match.lastgroup, match[match.lastgroup or 0]))
             at = match.end()
 
@@ -257,6 +259,13 @@ class _Parser:
         return ValueError(f"expected {wanted} but found {self.peek()[1]!r} in {self.text!r}")
 
 
+def _underscore_hint(text: str) -> str:
+    """For those who write TL-Align as its paper does."""
+    words = (each.replace("-", "_").lower() for each in re.findall(r"[A-Za-z]\w*(?:-\w+)+", text))
+    meant = next((word for word in words if word in METHODS), None)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
 # Building
 
 
@@ -284,7 +293,7 @@ def _build(tree: Any, num_classes: int, defaults: Mapping[str, Any]) -> AnyMixer
         raise unknown_name("method", tree.name, (*METHODS, "mix"))
     method = METHODS[tree.name]
     known = [key for key in inspect.signature(method).parameters if key not in ("num_classes", "common")]
-    return method(num_classes, **_checked(tree.name, settings, [*known, "pairing", "smoothing"]))
+    return method(num_classes, **_checked(tree.name, settings, [*known, *COMMON]))
 
 
 def _mixer_fields() -> list[str]:
@@ -292,6 +301,10 @@ def _mixer_fields() -> list[str]:
 
 
 def _addition(call: _Call) -> Any:
+    if call.name in METHODS and call.name not in ADDITIONS:
+        raise ValueError(
+            f"{call.name} is a whole method, which cannot be added to another; '|' switches between methods"
+        )
     if call.name not in ADDITIONS:
         raise unknown_name("addition", call.name, ADDITIONS)
     return _part(ADDITIONS[call.name], call)

@@ -60,7 +60,7 @@ class Tape:
     whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
     recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
     decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
-    reads.
+    reads. A tape for `one_pass` does not take a second one for the batch's: `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -77,6 +77,22 @@ class Tape:
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
     closed: bool = False
+    one_pass: bool = False
+    entered: int = -1
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran, as far as anything was to be recorded of it."""
+        return self.entered >= 0 or self.final is not None
+
+    def refuse_second_pass(self, training: bool) -> None:
+        """Closes the tape before a pass in evaluation mode; one in training mode may be the mixed batch's, or not."""
+        if training:
+            raise RuntimeError(
+                "the model ran twice between mixing a batch and its loss, and only one of the passes is of that batch; "
+                "take the loss before running other images, or run them before mixing"
+            )
+        self.closed = True
 
     def share_before(self, block: int, reader: Reader) -> Tensor:
         """The token shares `(B, N)` that enter a block; the number of blocks asks for those that leave the last."""
@@ -146,7 +162,11 @@ class Recorder:
 
     def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
         tape = self.active()
-        if tape is not None and tape.plan.final and not tape.closed:
+        if tape is None or not tape.plan.final or tape.closed:
+            return
+        if tape.one_pass and tape.final is not None:
+            tape.refuse_second_pass(module.training)
+        else:
             tape.final = self.reader.final_tokens(output)
 
 
@@ -162,7 +182,14 @@ class _BlockHooks:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self.recorder.active()
-        if tape is None or not (tape.actors or self.index in tape.plan.tokens):
+        if tape is None:
+            return None
+        if tape.one_pass and not tape.closed:
+            if self.index <= tape.entered:
+                tape.refuse_second_pass(self.training)
+                return None
+            tape.entered = self.index
+        if not (tape.actors or self.index in tape.plan.tokens):
             return None  # nothing to do here: the tokens keep their memory layout
         tokens = args[0].flatten(1, -2)
         if self.training:

@@ -86,6 +86,8 @@ def frame_of(images: Tensor, reader: Reader | None) -> Frame:
     """The frame of a batch of images `(B, C, H, W)`."""
     if images.ndim != 4:
         raise ValueError(f"images must be (B, C, H, W), got {tuple(images.shape)}; add the batch dimension")
+    if len(images) == 0:
+        raise ValueError(f"a batch needs an image, got {tuple(images.shape)}; leave empty batches out")
     size = (images.shape[2], images.shape[3])
     dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
     if reader is None:
