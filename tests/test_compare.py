@@ -80,8 +80,43 @@ def test_flags_change_a_matrix(tmp_path: Path) -> None:
     assert len(cells) == 6 and {cell.config.epochs for cell in cells} == {2} and cells[0].data == "shapes"
     alone = changed(None, methods=["cutmix", "smmix"], data=["shapes"], baseline="smmix")
     assert alone.reference == "smmix" and alone.seeds == (0, 1, 2)
-    wins = changed(parse_matrix({"rows": {"a": {"method": "none", "epochs": 9}}}, "it"), settings={"epochs": 1})
-    assert wins.cells(tmp_path)[0].config.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "sentence"),
+    [
+        (
+            {"rows": {"CutMix": "cutmix", "SMMix": "smmix"}},
+            {"method": "tl_align"},
+            "--set method is for every training, but the rows of the matrix set it ('CutMix', 'SMMix'); "
+            "give --method to replace the rows",
+        ),
+        (
+            {"rows": {"a": {"method": "none", "epochs": 9}, "b": "none"}},
+            {"epochs": 1},
+            "--set epochs is for every training, but the rows of the matrix set it ('a'); change it in the matrix",
+        ),
+        (
+            {"rows": ["cutmix"], "models": ["deit_tiny_patch16_224"]},
+            {"model": "deit_small_patch16_224"},
+            "--set model is for every training, but the models of the matrix set it ('deit_tiny_patch16_224'); "
+            "give --model to replace the models",
+        ),
+    ],
+)
+def test_what_a_row_sets_cannot_be_set_for_all(
+    content: dict[str, Any], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        changed(parse_matrix(content, "it"), settings=settings)
+
+
+def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run", "--set", "method=smmix"]
+    assert cli.main(command) == 2
+    assert "--set method is for every training" in capsys.readouterr().err
+    assert cli.main([*command[:-2], "--method", "smmix", "--set", "lr=0.1"]) == 0
+    assert "smmix" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(list_matrices()))

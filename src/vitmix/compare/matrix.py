@@ -223,7 +223,8 @@ def changed(
 ) -> Matrix:
     """A matrix with what was named on the command line in the place of its own; made of that alone if there is none.
 
-    A setting that is named here wins over the same one in a row.
+    Settings are for every training, so those that rows, models or data set themselves are refused: under their names
+    something else would be trained.
     """
     plain: dict[str, Any] = {} if matrix is None else matrix.plain()
     given = {"rows": list(methods), "models": list(models), "data": list(data), "seeds": list(seeds)}
@@ -234,10 +235,18 @@ def changed(
         plain["baseline"] = baseline
     if settings:
         plain["settings"] = {**plain.get("settings", {}), **settings}
-        for part in ("rows", "models", "data"):
-            if isinstance(plain.get(part), dict):
-                plain[part] = {
-                    label: {name: value for name, value in each.items() if name not in settings}
-                    for label, each in plain[part].items()
-                }
-    return parse_matrix(plain, "the matrix")
+    found = parse_matrix(plain, "the matrix")
+    for part, flag in (("rows", "--method"), ("models", "--model"), ("data", "--data")):
+        for name in settings or ():
+            _refuse_shared(name, getattr(found, part), part, flag)
+    return found
+
+
+def _refuse_shared(name: str, labeled: Mapping[str, Settings], part: str, flag: str) -> None:
+    """Refuses a setting for all where one of these rows, models or data sets has its own."""
+    own = [repr(label) for label, settings in labeled.items() if name in settings]
+    if not own:
+        return
+    which = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+    instead = f"give {flag} to replace the {part}" if name == flag[2:] else "change it in the matrix"
+    raise ValueError(f"--set {name} is for every training, but the {part} of the matrix set it ({which}); {instead}")
