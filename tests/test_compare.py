@@ -111,6 +111,16 @@ def test_what_a_row_sets_cannot_be_set_for_all(
         changed(parse_matrix(content, "it"), settings=settings)
 
 
+def test_rows_named_by_the_same_method_are_one(tmp_path: Path) -> None:
+    twice = changed(None, methods=["cutmix", "mixup|smmix", "mixup | smmix"], data=["shapes"], baseline="mixup|smmix")
+    assert list(twice.rows) == ["cutmix", "mixup | smmix"] and twice.reference == "mixup | smmix"
+    one, other = (
+        changed(None, methods=[text], data=["shapes"], seeds=[0]).cells(tmp_path)
+        for text in ("mixup|smmix", "mixup | smmix")
+    )
+    assert one == other
+
+
 def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run", "--set", "method=smmix"]
     assert cli.main(command) == 2

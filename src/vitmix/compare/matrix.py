@@ -25,6 +25,7 @@ import yaml
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix.spec import create
 from vitmix.train.config import TrainConfig, read_yaml, resolve
+from vitmix.train.method_text import spelled
 from vitmix.train.runs import RunFolder
 
 _FOLDER = files("vitmix.compare") / "matrices"
@@ -164,9 +165,12 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     settings = content.get("settings") or {}
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
+    rows = _labeled(content["rows"], "method", f"{source}, rows")
     baseline = content.get("baseline")
+    if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
+        baseline = spelled(str(baseline))
     return Matrix(
-        rows=_labeled(content["rows"], "method", f"{source}, rows"),
+        rows=rows,
         models=_labeled(content.get("models") or {}, "model", f"{source}, models"),
         data=_labeled(content.get("data") or {}, "data", f"{source}, data"),
         seeds=tuple(seeds),
@@ -180,7 +184,8 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
 def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
     """`[a, b]` as `{a: {setting: a}, ...}`; a mapping's texts likewise, its mappings as they are."""
     if isinstance(entries, (list, tuple)):
-        entries = {str(each): each for each in entries}
+        label = spelled if setting == "method" else str  # a method that is named by its text has one name
+        entries = {label(str(each)): each for each in entries}
     if not isinstance(entries, dict):
         raise ValueError(f"{source} must be a list, or names with settings, got {entries!r}")
     found = {}

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
+from vitmix.train.method_text import same_method, spelled
 from vitmix.train.recipes import load_recipe
 
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
@@ -155,6 +156,7 @@ class TrainConfig:
     cpu: bool = option(False, RUN, "train on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
         for each in dataclasses.fields(self):
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices is not None and value is not None:
@@ -278,6 +280,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"
         for name, each in FIELDS.items()
         if not each.metadata["may_change"] and getattr(old, name) != getattr(new, name)
+        if name != "method" or not same_method(old.method, new.method, smoothing=new.smoothing)
     ]
 
 
