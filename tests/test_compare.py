@@ -158,7 +158,11 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "seeds": 3}, "must be a list"),
         ({"rows": ["cutmix"], "settings": {"seed": 1}}, "seed cannot be set"),
         ({"rows": {"a": 3}}, "must be a text or settings"),
-        ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "row 'cutmix': unknown setting 'epoch'"),
+        ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "unknown setting 'epoch' in the settings of it; did you mean"),
+        ({"rows": {"a": {"lrr": 3}}}, "unknown setting 'lrr' in it, rows, 'a'; did you mean 'lr'?"),
+        ({"rows": {"a": {"lr": "fast"}}}, "lr in it, rows, 'a' must be a number, got 'fast'"),
+        ({"rows": ["cutmix"], "models": {"b": {"lrr": 3}}}, "unknown setting 'lrr' in it, models, 'b'"),
+        ({"rows": {"a": {"lr": -1}}}, "row 'a': lr must be a positive"),
         ({"rows": ["cutmixx"]}, "row 'cutmixx': unknown"),
         ({"rows": {"a b": "cutmix", "a_b": "mixup"}}, "would share the folder"),
     ],
@@ -350,6 +354,8 @@ def test_list_and_wrong_arguments(
         (["example", "--jobs", "0"], "jobs must be"),
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
+        (["example", "--set", "lrr=1"], "unknown setting 'lrr' in --set; did you mean 'lr'?"),
+        (["example", "--set", "scale=[1"], "--set takes values as YAML has them, got 'scale=[1'"),
         (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
     ):
         assert cli.main(["compare", *arguments]) == 2

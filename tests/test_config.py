@@ -94,6 +94,29 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         resolve(file=tmp_path / "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("epochs: 3\nlr: 1: 2\n", "in line 2: mapping values are not allowed here"),
+        (
+            "epochs: 3\n\tlr: 1\n",
+            "in line 2: found character '\\t' that cannot start any token while scanning for the next",
+        ),
+        (
+            "a: 1\nmethod: 'cutmix\nlr: 1\n",
+            "in line 4: found unexpected end of stream while scanning a quoted scalar that begins in line 2",
+        ),
+    ],
+)
+def test_wrong_yaml_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=".*") as refusal:
+        resolve(file=file)
+    said = str(refusal.value)
+    assert said.startswith(f"{file} is not valid YAML {sentence}") and "^" not in said and said.count(str(file)) == 1
+
+
 @pytest.mark.parametrize("recipe", ["shapes", "transmix", "cct_cifar10_300_both", "tl_align_swin_base"])
 def test_stored_configuration_is_the_same(tmp_path: Path, recipe: str) -> None:
     config = resolve({"recipe": recipe, "betas": (0.9, 0.95), "output": "somewhere"})

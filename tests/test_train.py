@@ -290,6 +290,17 @@ def test_evaluation_now_and_then(tmp_path: Path) -> None:
     assert "held out" in trainer.eval_images.description and len(trainer.images) + len(trainer.eval_images) == 48
 
 
+def test_a_way_on_from_a_finished_run(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    train(output, epochs=1)
+    with pytest.raises(ValueError, match="epochs: 1 -> 3") as refusal:
+        Trainer(tiny(output, epochs=3))
+    assert f"'vitmix train --checkpoint {output} --output OTHER' trains its weights further" in str(refusal.value)
+    assert Trainer(tiny(tmp_path / "other", epochs=3, checkpoint=str(output))).remarks
+    with pytest.raises(ValueError, match="lr: .*as they were$"):
+        Trainer(tiny(output, epochs=1, lr=0.1))
+
+
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     shown = io.StringIO()
     trainer = Trainer(tiny(tmp_path / "run"))

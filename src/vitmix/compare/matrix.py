@@ -24,7 +24,7 @@ import yaml
 
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix.spec import create
-from vitmix.train.config import TrainConfig, read_yaml, resolve
+from vitmix.train.config import TrainConfig, checked_setting, read_yaml, resolve
 from vitmix.train.method_text import spelled
 from vitmix.train.runs import RunFolder
 
@@ -165,6 +165,7 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     settings = content.get("settings") or {}
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
+    _check_settings(settings, f"the settings of {source}")
     rows = _labeled(content["rows"], "method", f"{source}, rows")
     baseline = content.get("baseline")
     if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
@@ -196,7 +197,14 @@ def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
             found[str(label)] = {setting: each}
         else:
             raise ValueError(f"{source}: {label!r} must be a text or settings, got {each!r}")
+        _check_settings(found[str(label)], f"{source}, {str(label)!r}")
     return found
+
+
+def _check_settings(settings: Settings, source: str) -> None:
+    """Refuses unknown names and wrong kinds of values while it is known where they stand."""
+    for name, value in settings.items():
+        checked_setting(name, value, source)
 
 
 def list_matrices() -> dict[str, Matrix]:
@@ -231,6 +239,7 @@ def changed(
     Settings are for every training, so those that rows, models or data set themselves are refused: under their names
     something else would be trained.
     """
+    _check_settings(settings or {}, "--set")
     plain: dict[str, Any] = {} if matrix is None else matrix.plain()
     given = {"rows": list(methods), "models": list(models), "data": list(data), "seeds": list(seeds)}
     plain |= {name: value for name, value in given.items() if value}

@@ -96,6 +96,11 @@ def _parse(spec: str) -> tuple[str, str, float | None]:
     if text.startswith("shapes"):
         kind, argument = "shapes", text.removeprefix("shapes")
     if kind not in KINDS:
+        if os.path.isdir(text):
+            likely = "npz" if any(Path(text).glob("*.npz")) else "imagefolder"
+            raise ValueError(
+                f"unknown kind of data {kind!r}, but there is such a folder; did you mean {likely}:{spec}?"
+            )
         raise unknown_name("kind of data", kind, KINDS)
     if not argument and kind != "shapes":
         raise ValueError(
