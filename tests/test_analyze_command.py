@@ -134,6 +134,12 @@ def test_no_masks_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     data = f"imagefolder:{tmp_path / 'images'}"
     assert cli.main(["analyze", str(run), "--data", data, "--split", "train", "--study", "labels"]) == 2
     assert "have no masks" in capsys.readouterr().err
+    command = ["analyze", str(run), "--data", data, "--split", "train", "--output", str(tmp_path / "found")]
+    assert cli.main(command) == 0
+    said = capsys.readouterr().out
+    for name in ("labels", "coverage"):
+        assert f"\nLeft out: {name}, since " in said and not (tmp_path / "found" / f"{name}.json").exists()
+    assert said.count("have no masks") == 2 and said.count("--masks FOLDER") == 2
 
 
 def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,8 +80,53 @@ def test_flags_change_a_matrix(tmp_path: Path) -> None:
     assert len(cells) == 6 and {cell.config.epochs for cell in cells} == {2} and cells[0].data == "shapes"
     alone = changed(None, methods=["cutmix", "smmix"], data=["shapes"], baseline="smmix")
     assert alone.reference == "smmix" and alone.seeds == (0, 1, 2)
-    wins = changed(parse_matrix({"rows": {"a": {"method": "none", "epochs": 9}}}, "it"), settings={"epochs": 1})
-    assert wins.cells(tmp_path)[0].config.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "sentence"),
+    [
+        (
+            {"rows": {"CutMix": "cutmix", "SMMix": "smmix"}},
+            {"method": "tl_align"},
+            "--set method is for every training, but the rows of the matrix set it ('CutMix', 'SMMix'); "
+            "give --method to replace the rows",
+        ),
+        (
+            {"rows": {"a": {"method": "none", "epochs": 9}, "b": "none"}},
+            {"epochs": 1},
+            "--set epochs is for every training, but the rows of the matrix set it ('a'); change it in the matrix",
+        ),
+        (
+            {"rows": ["cutmix"], "models": ["deit_tiny_patch16_224"]},
+            {"model": "deit_small_patch16_224"},
+            "--set model is for every training, but the models of the matrix set it ('deit_tiny_patch16_224'); "
+            "give --model to replace the models",
+        ),
+    ],
+)
+def test_what_a_row_sets_cannot_be_set_for_all(
+    content: dict[str, Any], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        changed(parse_matrix(content, "it"), settings=settings)
+
+
+def test_rows_named_by_the_same_method_are_one(tmp_path: Path) -> None:
+    twice = changed(None, methods=["cutmix", "mixup|smmix", "mixup | smmix"], data=["shapes"], baseline="mixup|smmix")
+    assert list(twice.rows) == ["cutmix", "mixup | smmix"] and twice.reference == "mixup | smmix"
+    one, other = (
+        changed(None, methods=[text], data=["shapes"], seeds=[0]).cells(tmp_path)
+        for text in ("mixup|smmix", "mixup | smmix")
+    )
+    assert one == other
+
+
+def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run", "--set", "method=smmix"]
+    assert cli.main(command) == 2
+    assert "--set method is for every training" in capsys.readouterr().err
+    assert cli.main([*command[:-2], "--method", "smmix", "--set", "lr=0.1"]) == 0
+    assert "smmix" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(list_matrices()))
@@ -113,7 +158,11 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "seeds": 3}, "must be a list"),
         ({"rows": ["cutmix"], "settings": {"seed": 1}}, "seed cannot be set"),
         ({"rows": {"a": 3}}, "must be a text or settings"),
-        ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "row 'cutmix': unknown setting 'epoch'"),
+        ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "unknown setting 'epoch' in the settings of it; did you mean"),
+        ({"rows": {"a": {"lrr": 3}}}, "unknown setting 'lrr' in it, rows, 'a'; did you mean 'lr'?"),
+        ({"rows": {"a": {"lr": "fast"}}}, "lr in it, rows, 'a' must be a number, got 'fast'"),
+        ({"rows": ["cutmix"], "models": {"b": {"lrr": 3}}}, "unknown setting 'lrr' in it, models, 'b'"),
+        ({"rows": {"a": {"lr": -1}}}, "row 'a': lr must be a positive"),
         ({"rows": ["cutmixx"]}, "row 'cutmixx': unknown"),
         ({"rows": {"a b": "cutmix", "a_b": "mixup"}}, "would share the folder"),
     ],
@@ -305,6 +354,8 @@ def test_list_and_wrong_arguments(
         (["example", "--jobs", "0"], "jobs must be"),
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
+        (["example", "--set", "lrr=1"], "unknown setting 'lrr' in --set; did you mean 'lr'?"),
+        (["example", "--set", "scale=[1"], "--set takes values as YAML has them, got 'scale=[1'"),
         (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
     ):
         assert cli.main(["compare", *arguments]) == 2

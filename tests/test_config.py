@@ -14,6 +14,7 @@ from vitmix.masks import NoMask
 from vitmix.train.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
 from vitmix.train.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
 from vitmix.train.recipes import list_recipes, load_recipe, recipe_header, recipe_text
+from vitmix.train.runs import folder_for
 
 NAMED = {
     "shapes", "deit", "deit_tiny", "deit_small", "deit_base", "transmix", "cait_xxs24", "cait_xxs36", "pvt_tiny",
@@ -93,6 +94,29 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         resolve(file=tmp_path / "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("epochs: 3\nlr: 1: 2\n", "in line 2: mapping values are not allowed here"),
+        (
+            "epochs: 3\n\tlr: 1\n",
+            "in line 2: found character '\\t' that cannot start any token while scanning for the next",
+        ),
+        (
+            "a: 1\nmethod: 'cutmix\nlr: 1\n",
+            "in line 4: found unexpected end of stream while scanning a quoted scalar that begins in line 2",
+        ),
+    ],
+)
+def test_wrong_yaml_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=".*") as refusal:
+        resolve(file=file)
+    said = str(refusal.value)
+    assert said.startswith(f"{file} is not valid YAML {sentence}") and "^" not in said and said.count(str(file)) == 1
+
+
 @pytest.mark.parametrize("recipe", ["shapes", "transmix", "cct_cifar10_300_both", "tl_align_swin_base"])
 def test_stored_configuration_is_the_same(tmp_path: Path, recipe: str) -> None:
     config = resolve({"recipe": recipe, "betas": (0.9, 0.95), "output": "somewhere"})
@@ -105,6 +129,47 @@ def test_differences() -> None:
     config = resolve(TINY)
     assert differences(config, dataclasses.replace(config, workers=3, output="b", keep=9, log_every=7)) == []
     assert differences(config, dataclasses.replace(config, lr=1.0, seed=4)) == ["seed: 0 -> 4", "lr: 0.003 -> 1.0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("mixup|smmix", "mixup | smmix"),
+        (" mixup( alpha = 0.8,smoothing=0 )  |cutmix ", "mixup(alpha=0.8, smoothing=0) | cutmix"),
+        ("(mixup|cutmix)+htm( block=2 )+vtm", "(mixup | cutmix) + htm(block=2) + vtm"),
+        ("0.2 * mixup|0.8*tl_align(blocks=[1,3])", "0.2*mixup | 0.8*tl_align(blocks=[1, 3])"),
+        ("cutmix(alpha=1e+0)", "cutmix(alpha=1e+0)"),
+        ("cutmix(alpha=+1.5)+htm", "cutmix(alpha=+1.5) + htm"),
+    ],
+)
+def test_one_spelling_of_a_method(text: str, same: str) -> None:
+    config = resolve({**TINY, "method": text})
+    assert config.method == same and vitmix.create(same, 10) == vitmix.create(text, 10)
+    assert config == resolve({**TINY, "method": same})
+    assert folder_for(config).path == folder_for(resolve({**TINY, "method": same})).path
+
+
+def test_blanks_make_no_wrong_method_right() -> None:
+    for text in ("cut mix", "mixup | 0.5 cutmix", "cutmix(alpha=1 0)"):
+        with pytest.raises(ValueError, match="expected"):
+            vitmix.create(resolve({**TINY, "method": text}).method, 10)
+
+
+def test_ready_texts_are_spelled_so() -> None:
+    """Folders of runs/ are named after the text: a recipe's should not move."""
+    for name in list_recipes():
+        assert load_recipe(name).get("method", resolve().method) == resolve({"recipe": name}).method
+
+
+def test_equal_methods_are_no_difference() -> None:
+    def between(first: str, second: str, **changes: object) -> list[str]:
+        return differences(resolve({**TINY, "method": first}), resolve({**TINY, "method": second, **changes}))
+
+    assert between("mixup(alpha=0.8)|cutmix", "mixup | mix(mask=box)") == []
+    assert between("cutmix(smoothing=0.1)", "cutmix") == []  # which is the configuration's
+    assert between("cutmix(smoothing=0.0)", "cutmix") == ["method: 'cutmix(smoothing=0.0)' -> 'cutmix'"]
+    assert between("mixup", "mixup(alpha=0.9)") == ["method: 'mixup' -> 'mixup(alpha=0.9)'"]
+    assert between("no_more", "cutmix") == ["method: 'no_more' -> 'cutmix'"]
 
 
 def test_every_field_is_documented() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -451,6 +452,21 @@ def damaged_folder(root: Path) -> ImageSet:
     images = open_images(f"imagefolder:{root}", "train")
     (root / "train" / "dog" / "4.png").unlink()
     return images
+
+
+def test_a_folder_without_its_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill_folder(tmp_path / "img" / "train")
+    (tmp_path / "arrays").mkdir()
+    np.savez(tmp_path / "arrays" / "train.npz", x=np.zeros(1))
+    for spec, hint in (
+        ("img", "unknown kind of data 'img', but there is such a folder; did you mean imagefolder:img?"),
+        ("img?holdout=0.2", "did you mean imagefolder:img?holdout=0.2?"),
+        ("arrays", "did you mean npz:arrays?"),
+        ("nowhere", "unknown kind of data 'nowhere', known: "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(hint)):
+            open_images(spec, "train")
 
 
 def test_unreadable_pictures_are_named_and_stood_in_for(tmp_path, caplog):

@@ -245,7 +245,7 @@ def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, ca
     assert sorted(images.broken) == [3, 4, 11]
     assert all(images.broken[index].startswith(f"{index}.png: not an image") for index in images.broken)
     assert sorted(record.getMessage() for record in caplog.records) == sorted(
-        f"skipped an unreadable image: {reason}" for reason in images.broken.values()
+        f"skipped an unreadable image of files: {reason}" for reason in images.broken.values()
     )
 
 

@@ -290,6 +290,55 @@ def test_evaluation_now_and_then(tmp_path: Path) -> None:
     assert "held out" in trainer.eval_images.description and len(trainer.images) + len(trainer.eval_images) == 48
 
 
+def test_what_it_is_going_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", epochs=1)
+    data, model, *rest = capsys.readouterr().out.splitlines()
+    assert data == (
+        "Training on 48 images of 12 classes: shapes, 48 images of 16 px (train); "
+        "evaluating on 24: shapes, 24 images of 16 px (test)."
+    )
+    parameters = sum(value.numel() for value in weights(tmp_path / "run").values())
+    assert model.startswith(f"Model vit_tiny_patch16_224 with {parameters:,} parameters, on ")
+    assert model.endswith(" CPU in fp32; method mixup(alpha=0.8) | tl_align.")
+    assert not any(line.startswith("Note: none of the images") for line in rest)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_what_is_evaluated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], split: bool) -> None:
+    root = tmp_path / "img"
+    for place in ("train/cat", "train/dog", "train/emu", "val/cat", "val/dog") if split else ("cat", "dog"):
+        (root / place).mkdir(parents=True)
+        for number in range(10):
+            Image.fromarray(np.full((16, 16, 3), number, np.uint8)).save(root / place / f"{number}.png")
+    for name in ("train/cat", "val/cat") if split else ():
+        (root / name / "3.png").write_text("no picture")
+    trainer = train(tmp_path / "run", data=f"imagefolder:{root}", epochs=1, batch=6)  # which leaves no image out
+    said = capsys.readouterr().out
+    held_out = f"the tenth of imagefolder:{root} (train) that was held out"
+    if split:
+        assert (
+            f"images of 3 classes: imagefolder:{root}/train (train); evaluating on 20: imagefolder:{root}/val" in said
+        )
+        assert "\nNote: none of the images to evaluate on shows emu.\n" in said
+        broken = (trainer.folder.read_summary() or {})["broken_images"]
+        assert [each.partition(":")[0] for each in broken] == ["evaluation", "training"]  # two files of one name
+    else:
+        assert "Training on 18 images of 2 classes" in said and "Note: none" not in said
+        assert f"evaluating on 2: {held_out}, as the data has no other split.\n" in said
+        assert f" % on {held_out}; best" in said
+
+
+def test_a_way_on_from_a_finished_run(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    train(output, epochs=1)
+    with pytest.raises(ValueError, match="epochs: 1 -> 3") as refusal:
+        Trainer(tiny(output, epochs=3))
+    assert f"'vitmix train --checkpoint {output} --output OTHER' trains its weights further" in str(refusal.value)
+    assert Trainer(tiny(tmp_path / "other", epochs=3, checkpoint=str(output))).remarks
+    with pytest.raises(ValueError, match="lr: .*as they were$"):
+        Trainer(tiny(output, epochs=1, lr=0.1))
+
+
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     shown = io.StringIO()
     trainer = Trainer(tiny(tmp_path / "run"))
@@ -471,6 +520,7 @@ def test_broken_images_are_counted(tmp_path: Path) -> None:
     assert len(summary["broken_images"]) == 2
     assert any("cat/3.png" in each for each in summary["broken_images"])
     assert "Unread    2 images" in summary["text"]
+    assert [each.partition(" ")[0] for each in summary["broken_images"]] == ["evaluation:", "training:"]
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"grad_checkpointing": True, "method": "htm(block=1)"}])

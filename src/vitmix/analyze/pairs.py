@@ -148,6 +148,6 @@ def need_objects(objects: Tensor | None, study: str) -> Tensor:
     if objects is None:
         raise ValueError(
             f"{study} needs to know where the objects are, and these pictures have no masks; "
-            "use the built-in shapes, an .npz with 'box', or give a folder of masks"
+            "use the built-in shapes, an .npz with 'box', or give a folder of masks (--masks FOLDER)"
         )
     return objects

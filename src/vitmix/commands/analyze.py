@@ -97,6 +97,7 @@ def _run(namespace: argparse.Namespace) -> int:
             print(text, end="\n\n", flush=True)
     except KeyboardInterrupt:
         print(f"Stopped. Studies that were finished are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
+        print("".join(f"{each}\n" for each in left_out), end="")
         return 130
     if written:
         print(

@@ -35,7 +35,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", nargs="+", metavar="TEXT", default=[], help="data sets, instead of the matrix's own")
     add("--seeds", nargs="+", type=int, metavar="N", default=[], help="seeds, instead of the matrix's own")
     add(
-        "--set", nargs="+", metavar="KEY=VALUE", default=[], help="settings of every training, as vitmix train has them"
+        "--set",
+        nargs="+",
+        metavar="KEY=VALUE",
+        default=[],
+        help="settings of every training, as vitmix train has them; none that a row of the matrix sets itself",
     )
     add("--baseline", metavar="ROW", help="row that the others are compared with")
     add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")

@@ -107,7 +107,10 @@ def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise ValueError(f"{setting} takes KEY=VALUE, such as {EXAMPLES[setting]}, got {text!r}")
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"{setting} takes values as YAML has them, got {text!r}; close brackets and quotes") from None
 
 
 COMMAND = Command("Train a model, or continue a training.", _add_arguments, _run)

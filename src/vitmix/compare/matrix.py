@@ -24,7 +24,8 @@ import yaml
 
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix.spec import create
-from vitmix.train.config import TrainConfig, read_yaml, resolve
+from vitmix.train.config import TrainConfig, checked_setting, read_yaml, resolve
+from vitmix.train.method_text import spelled
 from vitmix.train.runs import RunFolder
 
 _FOLDER = files("vitmix.compare") / "matrices"
@@ -164,9 +165,13 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     settings = content.get("settings") or {}
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
+    _check_settings(settings, f"the settings of {source}")
+    rows = _labeled(content["rows"], "method", f"{source}, rows")
     baseline = content.get("baseline")
+    if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
+        baseline = spelled(str(baseline))
     return Matrix(
-        rows=_labeled(content["rows"], "method", f"{source}, rows"),
+        rows=rows,
         models=_labeled(content.get("models") or {}, "model", f"{source}, models"),
         data=_labeled(content.get("data") or {}, "data", f"{source}, data"),
         seeds=tuple(seeds),
@@ -180,7 +185,8 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
 def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
     """`[a, b]` as `{a: {setting: a}, ...}`; a mapping's texts likewise, its mappings as they are."""
     if isinstance(entries, (list, tuple)):
-        entries = {str(each): each for each in entries}
+        label = spelled if setting == "method" else str  # a method that is named by its text has one name
+        entries = {label(str(each)): each for each in entries}
     if not isinstance(entries, dict):
         raise ValueError(f"{source} must be a list, or names with settings, got {entries!r}")
     found = {}
@@ -191,7 +197,14 @@ def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
             found[str(label)] = {setting: each}
         else:
             raise ValueError(f"{source}: {label!r} must be a text or settings, got {each!r}")
+        _check_settings(found[str(label)], f"{source}, {str(label)!r}")
     return found
+
+
+def _check_settings(settings: Settings, source: str) -> None:
+    """Refuses unknown names and wrong kinds of values while it is known where they stand."""
+    for name, value in settings.items():
+        checked_setting(name, value, source)
 
 
 def list_matrices() -> dict[str, Matrix]:
@@ -223,8 +236,10 @@ def changed(
 ) -> Matrix:
     """A matrix with what was named on the command line in the place of its own; made of that alone if there is none.
 
-    A setting that is named here wins over the same one in a row.
+    Settings are for every training, so those that rows, models or data set themselves are refused: under their names
+    something else would be trained.
     """
+    _check_settings(settings or {}, "--set")
     plain: dict[str, Any] = {} if matrix is None else matrix.plain()
     given = {"rows": list(methods), "models": list(models), "data": list(data), "seeds": list(seeds)}
     plain |= {name: value for name, value in given.items() if value}
@@ -234,10 +249,18 @@ def changed(
         plain["baseline"] = baseline
     if settings:
         plain["settings"] = {**plain.get("settings", {}), **settings}
-        for part in ("rows", "models", "data"):
-            if isinstance(plain.get(part), dict):
-                plain[part] = {
-                    label: {name: value for name, value in each.items() if name not in settings}
-                    for label, each in plain[part].items()
-                }
-    return parse_matrix(plain, "the matrix")
+    found = parse_matrix(plain, "the matrix")
+    for part, flag in (("rows", "--method"), ("models", "--model"), ("data", "--data")):
+        for name in settings or ():
+            _refuse_shared(name, getattr(found, part), part, flag)
+    return found
+
+
+def _refuse_shared(name: str, labeled: Mapping[str, Settings], part: str, flag: str) -> None:
+    """Refuses a setting for all where one of these rows, models or data sets has its own."""
+    own = [repr(label) for label, settings in labeled.items() if name in settings]
+    if not own:
+        return
+    which = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+    instead = f"give {flag} to replace the {part}" if name == flag[2:] else "change it in the matrix"
+    raise ValueError(f"--set {name} is for every training, but the {part} of the matrix set it ({which}); {instead}")

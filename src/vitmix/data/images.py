@@ -107,7 +107,7 @@ class ImageSet(Dataset, ABC):
         for index, reason in found.items():
             if index not in self.broken:
                 self.broken[index] = reason
-                log.warning("skipped an unreadable image: %s", reason)
+                log.warning("skipped an unreadable image of %s: %s", self.description, reason)
 
 
 class FileImages(ImageSet):

@@ -96,6 +96,11 @@ def _parse(spec: str) -> tuple[str, str, float | None]:
     if text.startswith("shapes"):
         kind, argument = "shapes", text.removeprefix("shapes")
     if kind not in KINDS:
+        if os.path.isdir(text):
+            likely = "npz" if any(Path(text).glob("*.npz")) else "imagefolder"
+            raise ValueError(
+                f"unknown kind of data {kind!r}, but there is such a folder; did you mean {likely}:{spec}?"
+            )
         raise unknown_name("kind of data", kind, KINDS)
     if not argument and kind != "shapes":
         raise ValueError(
@@ -107,8 +112,10 @@ def _parse(spec: str) -> tuple[str, str, float | None]:
 def _share(images: ImageSet, fraction: float, *, held_out: bool) -> ImageSet:
     """The held-out part of a training set, or the rest of it."""
     mask = held_out_mask(images.labels, fraction)
-    words = f"{fraction:.3g} held out" if held_out else f"without the {fraction:.3g} held out"
-    return images.subset(np.flatnonzero(mask if held_out else ~mask), f"{images.description}, {words}")
+    if not held_out:
+        return images.subset(np.flatnonzero(~mask), f"{images.description}, without the {fraction:.3g} held out")
+    part = "the tenth" if fraction == HOLDOUT else f"the {fraction:.3g}"
+    return images.subset(np.flatnonzero(mask), f"{part} of {images.description} that was held out")
 
 
 def held_out_mask(labels: np.ndarray, fraction: float) -> np.ndarray:

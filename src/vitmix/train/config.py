@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
+from vitmix.train.method_text import same_method, spelled
 from vitmix.train.recipes import load_recipe
 
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
@@ -155,6 +156,7 @@ class TrainConfig:
     cpu: bool = option(False, RUN, "train on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
         for each in dataclasses.fields(self):
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices is not None and value is not None:
@@ -232,7 +234,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
         layers.insert(0, (f"recipe {recipe}", load_recipe(str(recipe))))
     values: dict[str, Any] = {}
     for source, layer in layers:
-        checked = {name: _checked(name, value, source) for name, value in layer.items()}
+        checked = {name: checked_setting(name, value, source) for name, value in layer.items()}
         if checked.get("model", values.get("model")) != values.get("model"):
             values.pop("model_args", None)
         arguments = values.get("model_args", {}) | checked.get("model_args", {})
@@ -247,11 +249,25 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no configuration file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML{_yaml_problem(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold settings as 'name: value' lines, got {type(content).__name__}")
     return content
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Where in the file what is wrong, in one line."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return ": " + " ".join(str(error).split())
+    begun = error.context_mark.line + 1 if error.context_mark is not None else 0
+    where = f" in line {error.problem_mark.line + 1}"
+    if error.context is None:
+        return f"{where}: {error.problem}"
+    since = f" that begins in line {begun}" if begun and begun != error.problem_mark.line + 1 else ""
+    return f"{where}: {error.problem} {error.context}{since}"
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -278,6 +294,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"
         for name, each in FIELDS.items()
         if not each.metadata["may_change"] and getattr(old, name) != getattr(new, name)
+        if name != "method" or not same_method(old.method, new.method, smoothing=new.smoothing)
     ]
 
 
@@ -287,7 +304,8 @@ def unknown_setting(name: str, source: str) -> ValueError:
     return ValueError(f"unknown setting {name!r} in {source}; {hint}'vitmix train --help' lists them all")
 
 
-def _checked(name: Any, value: Any, source: str) -> Any:
+def checked_setting(name: Any, value: Any, source: str) -> Any:
+    """The value of a setting as its type has it; `source` says where it stands, for the error."""
     if name not in FIELDS:
         raise unknown_setting(str(name), source)
     try:

@@ -15,6 +15,7 @@ from vitmix.learner import Learner
 from vitmix.train import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.train.config import TrainConfig, checkpoint_interval
 from vitmix.train.measure import MEASURES, LossTally, score
+from vitmix.train.opening import opening
 from vitmix.train.optim import make_optimizer, make_schedule
 from vitmix.train.progress import MetricsFiles, Reporter, Row
 from vitmix.train.state import Position
@@ -330,8 +331,8 @@ class Trainer:
         return f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint"
 
     def _start(self) -> None:
-        for remark in self.remarks:
-            self.reporter.say(remark)
+        for line in (*opening(self), *self.remarks):
+            self.reporter.say(line)
         for remark in state.resume(self):
             self.reporter.say(remark)
         # A resumed run computes the later rows again.

@@ -64,9 +64,11 @@ class RunFolder:
             raise ValueError(f"{self.path} already holds a run; give another --output, or leave --no-resume out")
         different = differences(resolve(file=self.config), config)
         if different:
+            longer = any(each.startswith("epochs: ") for each in different) and self.read_summary() is not None
+            further = f"; 'vitmix train --checkpoint {self.path} --output OTHER' trains its weights further"
             raise ValueError(
                 f"{self.path} holds a run with another configuration ({', '.join(different)}); "
-                "give another --output, or these settings as they were"
+                f"give another --output, or these settings as they were{further if longer else ''}"
             )
 
     def open(self, config: TrainConfig) -> None:

@@ -53,8 +53,10 @@ def capture(trainer: "Trainer") -> Checkpoint:
 
 
 def broken_images(trainer: "Trainer") -> list[str]:
-    """What could not be read so far, by any process; all must call this together."""
-    found = {*trainer.images.broken.values(), *trainer.eval_images.broken.values(), *trainer.position.broken}
+    """What could not be read so far, by any process, with what it was for; all must call this together."""
+    # The same name can be that of two files, one of each split.
+    found = {f"training: {each}" for each in trainer.images.broken.values()}
+    found |= {f"evaluation: {each}" for each in trainer.eval_images.broken.values()} | set(trainer.position.broken)
     return sorted(set().union(*processes.gather(trainer.accelerator, found)))
 
 
