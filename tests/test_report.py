@@ -192,6 +192,55 @@ def test_groups_are_configurations_without_seed(runs: Path) -> None:
     assert list(groups[0].different) == ["method"]
 
 
+def named(*configs: dict[str, Any]) -> list[str]:
+    """The labels of runs with these settings, in folders runs/0, runs/1, ..."""
+    runs = [Run(Path(f"runs/{number}"), TrainConfig(**each), [], None) for number, each in enumerate(configs)]
+    return [group.name for group in group_runs(runs)]
+
+
+def test_labels_leave_out_defaults() -> None:
+    assert named({"method": "cutmix"}, {"method": "smmix", "ema": 0.99}) == ["cutmix", "smmix"]
+    assert named({"method": "cutmix"}, {"method": "cutmix", "ema": 0.99}) == ["cutmix", "cutmix, ema 0.99"]
+    found = named({"method": "cutmix", "checkpoint": "a.pt"}, {"method": "cutmix", "ema": 0.99}, {"method": "cutmix"})
+    assert found == ["cutmix, checkpoint a.pt", "cutmix, ema 0.99", "cutmix"]
+    assert named({"size": 32, "lr": 0.1}, {"size": 64, "lr": 0.1}) == ["size 32", "size 64"]
+
+
+def test_labels_tell_all_runs_apart() -> None:
+    """Also where the settings that do it come late, and where it takes many of them."""
+    late = [
+        {"method": "cutmix", "epochs": epochs, "lr": lr, "drop_path": drop_path, "precision": precision}
+        for epochs in (5, 10)
+        for lr in (0.001, 0.002)
+        for drop_path in (0.1, 0.2)
+        for precision in ("fp32", "bf16")
+    ]
+    found = named(*late)
+    assert len(set(found)) == 16 and found[1] == "epochs 5, lr 0.001, drop_path 0.1, precision bf16"
+    assert named({"method": "cutmix"}, {"method": "cutmix", "recipe": "deit"}) == ["cutmix", "cutmix, recipe deit"]
+    args = [{"method": "cutmix", "recipe": name, "model_args": {"depth": depth}} for name in "ab" for depth in (1, 2)]
+    assert len(set(named(*args))) == 4
+
+
+def test_labels_that_read_alike_name_the_folder() -> None:
+    twins = [{"method": "cutmix", "lr": lr} for lr in (0.1, 0.1 + 1e-12)]
+    assert named(*twins) == ["cutmix, 0", "cutmix, 1"]
+
+
+def test_a_ninth_group_looks_different(runs: Path, tmp_path: Path) -> None:
+    for number in range(10):
+        folder = shutil.copytree(runs / "cut-0", tmp_path / "runs" / str(number))
+        config = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(re.sub(r"smoothing: .*", f"smoothing: 0.{number}", config))
+    page = report_on(tmp_path / "runs")
+    for what in (r'<polyline class="mean ([^"]+)"', r'<li><span class="key ([^"]+)"'):
+        assert len(set(re.findall(what, page))) == 10
+    looks = [svg.look(number) for number in range(32)]
+    assert len(set(looks)) == 32 and looks[1] == "g1" and looks[9] == "g1 d1"
+    for name in {name for each in looks for name in each.split()}:
+        assert f".{name} {{" in page or f".{name}::before {{" in page  # the style sheet knows it
+
+
 def test_differences_are_marked(page: str) -> None:
     marked = re.findall(r"<tr class=different><td>(\w+)</td>", page)
     assert marked == ["method"]
