@@ -26,6 +26,7 @@ from vitmix.report import svg, write_report
 from vitmix.report.examples import Example, Part, draw_examples
 from vitmix.report.pictures import tile
 from vitmix.report.runs import Run, find_runs, group_runs
+from vitmix.show.figure import OWN, PARTNER
 from vitmix.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,6 +184,11 @@ def test_page_needs_nothing_else(page: str) -> None:
     style = page.partition("<style>")[2].partition("</style>")[0]
     assert "@import" not in style and "url(" not in style
     assert "@media print" in style and "prefers-color-scheme: dark" in style and 'name="viewport"' in page
+
+
+def test_roles_have_the_colors_of_the_figures(page: str) -> None:
+    assert f"--own: {OWN}; --partner: {PARTNER};" in page and "orange the partner" in page
+    assert page.count("--partner:") == 1
 
 
 def test_groups_are_configurations_without_seed(runs: Path) -> None:

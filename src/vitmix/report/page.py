@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from vitmix import __version__
+from vitmix.show.figure import OWN, PARTNER
 from vitmix.train.checkpoints import write_file
 from vitmix.train.progress import duration
 
@@ -89,7 +90,8 @@ def render(
     ]
     sections = [each for each in sections if each[2]]
     menu = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
-    style = resources.files("vitmix.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = f":root {{ --own: {OWN}; --partner: {PARTNER}; }}\n"
+    style += resources.files("vitmix.report").joinpath("style.css").read_text(encoding="utf-8")
     title = escape(heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"))
     what = f"{len(runs)} run{'s' * (len(runs) > 1)} · {escape(', '.join(sorted({run.config.data for run in runs})))}"
     return (

@@ -61,7 +61,7 @@ def gallery_section(pictures: Pictures) -> str:
     ]
     said = (
         "The same held-out images through the best weights of each configuration: attention block by block, and after "
-        "TL-Align's mixing, whose each token is: red the partner's, blue the own, with the partner's part below."
+        "TL-Align's mixing, whose each token is: orange the partner's, blue the own, with the partner's part below."
     )
     return f'<p class="soft">{said}</p>{"".join(parts)}' if parts else ""
 
