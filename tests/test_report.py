@@ -22,6 +22,7 @@ from vitmix import cli
 from vitmix.commands.report import COMMAND
 from vitmix.evaluate import evaluate_run
 from vitmix.evaluate.subject import open_subject
+from vitmix.evaluate.text import describe
 from vitmix.report import svg, write_report
 from vitmix.report.examples import Example, Part, draw_examples
 from vitmix.report.pictures import tile
@@ -442,7 +443,7 @@ def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
 
 def report_on(*places: Path, **settings: Any) -> str:
     """The page of these runs, without pictures."""
-    output = places[0].parent / "page.html"
+    output = settings.pop("output", places[0].parent / "page.html")
     write_report(places, output, **{"examples": 0, "compute": False, **settings})
     return output.read_text()
 
@@ -450,6 +451,46 @@ def report_on(*places: Path, **settings: Any) -> str:
 def change_metrics(folder: Path, **values: float) -> None:
     rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_top_five_of_five_classes_is_left_out(runs: Path, tmp_path: Path) -> None:
+    """All five guesses of five classes are always right; other runs' top-5 stays."""
+    folder = shutil.copytree(runs, tmp_path / "runs")
+
+    def keep_five(evaluation: dict[str, Any]) -> None:
+        evaluation["classes"] = evaluation["classes"][:5]
+        evaluation["confusion"] = [each for each in evaluation["confusion"] if max(each[:2]) < 5]
+
+    for name in ("cut-0", "cut-1"):
+        change_evaluation(folder / name, keep_five)
+    found = re.findall(r'data-group="(\d)" data-from="metrics.jsonl:best.accuracy5"', report_on(folder))
+    assert set(found) == {"0"}
+    for places in ([folder / "cut-0", folder / "cut-1"], [folder / "cut-0"]):
+        assert "top-5" not in report_on(*places)
+    evaluation = json.loads((folder / "cut-0" / "evaluation.json").read_text())
+    assert "top-1" in describe(evaluation) and "top-5" not in describe(evaluation)
+
+
+def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
+    words = "of different kinds"
+    assert words not in report_on(runs / "cut-0", runs / "aligned-0", output=tmp_path / "page.html")
+    kinds = {
+        ("cutmix", "null"): "cross-entropy: cutmix",
+        ("cutmix", "bce"): "binary cross-entropy: cutmix, loss bce",
+        ("smmix", "null"): "cross-entropy + region + consistency: smmix",
+        (
+            "cutmix | cutmix + htm(block=1)",
+            "null",
+        ): "cross-entropy or cross-entropy + score: cutmix | cutmix + htm(block=1)",
+    }
+    for number, (method, loss) in enumerate(kinds):
+        folder = shutil.copytree(runs / "cut-0", tmp_path / "runs" / str(number))
+        config = re.sub(r"method: .*", f"method: {method}", (folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(re.sub(r"loss: .*", f"loss: {loss}", config))
+    page = report_on(tmp_path / "runs")
+    (said,) = re.findall(r'<figure data-curve="loss">.*?<figcaption>(.*?)</figcaption>', page)
+    assert page.count(words) == 1
+    assert said.endswith(f"do not compare. {'; '.join(kinds.values())}.")
 
 
 def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:
