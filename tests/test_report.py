@@ -475,13 +475,13 @@ def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
     words = "of different kinds"
     assert words not in report_on(runs / "cut-0", runs / "aligned-0", output=tmp_path / "page.html")
     kinds = {
-        ("cutmix", "null"): "cross-entropy: cutmix",
-        ("cutmix", "bce"): "binary cross-entropy: cutmix, loss bce",
-        ("smmix", "null"): "cross-entropy + region + consistency: smmix",
+        ("cutmix", "null"): "cross-entropy (cutmix)",
+        ("cutmix", "bce"): "binary cross-entropy (cutmix)",
+        ("smmix", "null"): "cross-entropy + region + consistency (smmix)",
         (
-            "cutmix | cutmix + htm(block=1)",
+            "mixup | cutmix + htm(block=1)",
             "null",
-        ): "cross-entropy or cross-entropy + score: cutmix | cutmix + htm(block=1)",
+        ): "cross-entropy or cross-entropy + score (mixup | cutmix + htm(block=1))",
     }
     for number, (method, loss) in enumerate(kinds):
         folder = shutil.copytree(runs / "cut-0", tmp_path / "runs" / str(number))
@@ -490,7 +490,7 @@ def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
     page = report_on(tmp_path / "runs")
     (said,) = re.findall(r'<figure data-curve="loss">.*?<figcaption>(.*?)</figcaption>', page)
     assert page.count(words) == 1
-    assert said.endswith(f"do not compare. {'; '.join(kinds.values())}.")
+    assert said.endswith(f"do not compare: {'; '.join(kinds.values())}.")
 
 
 def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:

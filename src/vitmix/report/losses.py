@@ -14,17 +14,16 @@ MAIN = {"ce": "cross-entropy", "bce": "binary cross-entropy"}
 
 def different_losses(groups: Sequence[Group]) -> str:
     """A sentence where the groups' training losses are of different kinds; otherwise none."""
-    kinds: dict[str, list[str]] = {}
-    for group in groups:
+    methods: dict[str, list[str]] = {}
+    for config in (group.runs[0].config for group in groups):
         try:
-            kind = training_loss(group.runs[0].config)
+            methods.setdefault(training_loss(config), []).append(config.method)
         except ValueError:  # a method of another version, of which nothing can be said
             continue
-        kinds.setdefault(kind, []).append(group.name)
-    if len(kinds) < 2:
+    if len(methods) < 2:
         return ""
-    listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
-    return f"These losses are of different kinds, so their heights do not compare. {listed}."
+    listed = "; ".join(f"{kind} ({', '.join(dict.fromkeys(names))})" for kind, names in methods.items())
+    return f"These losses are of different kinds, so their heights do not compare: {listed}."
 
 
 def training_loss(config: TrainConfig) -> str:
