@@ -16,8 +16,9 @@ from vitmix import cli
 from vitmix.data import eval_sample
 from vitmix.data.sources import without_folders
 from vitmix.evaluate import evaluate_run, open_subject
-from vitmix.export import export
+from vitmix.export import _unfinished, export
 from vitmix.train.checkpoints import write_weights
+from vitmix.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODELS: dict[str, dict[str, Any]] = {
@@ -74,6 +75,7 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     found = evaluate_run(tmp_path / "run")
     export(open_subject(tmp_path / "run"), tmp_path / "model", to="hf")
     card = (tmp_path / "model" / "README.md").read_text()
+    assert f"| top-5 | {100 * found['accuracy5']:.2f} % |" in card
     assert f"{100 * found['accuracy']:.2f} %" in card and "n = 24" in card
     assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
     assert str(tmp_path) not in card  # nothing of this machine
@@ -91,6 +93,7 @@ def test_card_says_nothing_of_this_machine(tmp_path: Path) -> None:
     card = (tmp_path / "model" / "README.md").read_text()
     assert str(tmp_path) not in card
     assert "trained on `imagefolder:birds/`" in card and "On imagefolder:birds/val (val), n = 4" in card
+    assert "top-1" in card and "top-5" not in card  # of two classes
     recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
     assert recipe["data"] == "imagefolder:birds/" and recipe["scale"] == [0.5, 1.0]
 
@@ -114,10 +117,18 @@ def test_places_of_data_are_left_out(spec: str, shown: str) -> None:
 def test_card_says_that_the_training_was_not_finished(tmp_path: Path) -> None:
     train_until(tmp_path / "run", 13, epochs=50)  # of 6 updates an epoch
     export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
-    assert "not finished:** 2 of 50 epochs" in (tmp_path / "model" / "README.md").read_text()
+    assert "not finished:** 2 of 50 epochs were done" in (tmp_path / "model" / "README.md").read_text()
     train(tmp_path / "whole", epochs=1)
     export(open_subject(tmp_path / "whole"), tmp_path / "other", to="timm")
     assert "not finished" not in (tmp_path / "other" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("done", "epochs", "said"), [(0, 1, "0 of 1 epoch were"), (1, 1, "1 of 1 epoch was"), (1, 2, "1 of 2 epochs was")]
+)
+def test_one_epoch_is_no_plural(tmp_path: Path, done: int, epochs: int, said: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n" * done)
+    assert _unfinished(tmp_path, TrainConfig(epochs=epochs))[0].endswith(f"{said} done at the export.")
 
 
 def test_weights_of_elsewhere(tmp_path: Path) -> None:

@@ -12,6 +12,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 from PIL import Image
 from torch import Tensor, nn
 
@@ -29,14 +34,17 @@ from vitmix.draw.held_out import held_out
 from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
-from vitmix.draw.sheet import OWN, SHARE, Band, Panel, Row, folded, overlay, unit_scale
+from vitmix.draw.sheet import Band, Panel, Row, _Page, folded, overlay, unit_scale
 from vitmix.draw.sights import short_names
 from vitmix.evaluate.subject import open_subject
 from vitmix.flow import Given
 from vitmix.masks import NoMask
 from vitmix.report.gallery import draw_gallery
 from vitmix.show import observe, read_picture
+from vitmix.show.figure import OWN, PARTNER, SHARE
+from vitmix.show.fonts import any_script
 from vitmix.show.scene import mixing_pair, without_dropout
+from vitmix.show.words import fitted, text_width
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -548,3 +556,61 @@ def test_curves_of_different_classes_say_so() -> None:
     (band,) = KINDS["occlusion"](Subjects(sights, [read_picture("shapes:1", 32)])).bands
     assert "class 0" not in band.axes[1]
     assert [curve.name for curve in band.curves] == ["m0: class 0", "m1: class 1"]
+
+
+# Names
+
+
+LONG = "n02056570_king_penguin"
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "expected"),
+    [
+        ("sock", 1, ["sock"]),
+        (LONG, 1, ["…king_penguin"]),
+        (LONG, 2, [LONG]),
+        (f"{LONG} 54%", 2, ["n02056570_king_", "penguin 54%"]),
+        ("n01774384_black_widow_spider", 1, ["…widow_spider"]),
+        ("a" * 300, 1, ["…" + "a" * 15]),
+    ],
+)
+def test_names_are_cut_in_front(words: str, lines: int, expected: list[str]) -> None:
+    width = 1.2 if words == LONG and lines == 2 else 0.95
+    assert fitted(words, width, size=6.5, lines=lines) == expected
+
+
+@given(st.text("abM _-:W猫", max_size=60), st.floats(0.3, 2), st.integers(1, 3))
+def test_fitted_words_fit(words: str, width: float, lines: int) -> None:
+    with any_script():
+        found = fitted(words, width, size=7, lines=lines)
+        assert len(found) <= lines and all(text_width(line, 7) <= width for line in found)
+    shown, whole = ("".join("".join(each).split()) for each in (found, words))
+    assert shown == whole or shown.startswith("…") and whole.endswith(shown[1:]) and len(shown) > 1
+
+
+@pytest.mark.parametrize("kind", ["gallery", "labels", "occlusion"])
+def test_long_names_touch_nothing(kind: str) -> None:
+    names = [LONG, "n01774384_black_widow_spider"]
+    shown = [replace(picture, name=name) for picture, name in zip(pictures(), names, strict=True)]
+    one = replace(sight("vit"), classes=(*names, *NAMES[2:]))
+    methods = ["cutmix"] * 7 if kind == "gallery" else ()
+    with any_script():
+        figure = _Page(KINDS[kind](Subjects([one], shown, methods))).figure
+        FigureCanvasAgg(figure).draw()
+        words = [each for each in figure.findobj(Text) if isinstance(each, Text) and each.get_text().strip()]
+        texts = [each for each in words if each.get_window_extent().width > 1]  # the others are not drawn
+        boxes = [each.get_window_extent() for each in texts]
+    assert any("penguin" in each.get_text() for each in texts)
+    for number, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, texts[number].get_text()
+        for other, box_of_other in zip(texts[:number], boxes, strict=False):
+            assert not box.overlaps(box_of_other), (texts[number].get_text(), other.get_text())
+        for axes in (each.get_window_extent() for each in figure.axes if each.images):
+            assert not box.overlaps(axes), texts[number].get_text()
+
+
+def test_the_partner_has_one_color() -> None:
+    """Whoever reads a figure of `show`, one of `draw` and a page has to learn the colors once."""
+    cells = overlay(torch.zeros(3, 1, 2), torch.tensor([[0.0, 1.0]]), "share", strength=1)[0]
+    assert cells[0] == pytest.approx(to_rgb(OWN)) and cells[1] == pytest.approx(to_rgb(PARTNER))

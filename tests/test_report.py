@@ -22,10 +22,12 @@ from vitmix import cli
 from vitmix.commands.report import COMMAND
 from vitmix.evaluate import evaluate_run
 from vitmix.evaluate.subject import open_subject
+from vitmix.evaluate.text import describe
 from vitmix.report import svg, write_report
 from vitmix.report.examples import Example, Part, draw_examples
 from vitmix.report.pictures import tile
 from vitmix.report.runs import Run, find_runs, group_runs
+from vitmix.show.figure import OWN, PARTNER
 from vitmix.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -185,11 +187,65 @@ def test_page_needs_nothing_else(page: str) -> None:
     assert "@media print" in style and "prefers-color-scheme: dark" in style and 'name="viewport"' in page
 
 
+def test_roles_have_the_colors_of_the_figures(page: str) -> None:
+    assert f"--own: {OWN}; --partner: {PARTNER};" in page and "orange the partner" in page
+    assert page.count("--partner:") == 1
+
+
 def test_groups_are_configurations_without_seed(runs: Path) -> None:
     groups = group_runs(find_runs([runs])[0])
     assert [group.name for group in groups] == list(METHODS.values())
     assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     assert list(groups[0].different) == ["method"]
+
+
+def named(*configs: dict[str, Any]) -> list[str]:
+    """The labels of runs with these settings, in folders runs/0, runs/1, ..."""
+    runs = [Run(Path(f"runs/{number}"), TrainConfig(**each), [], None) for number, each in enumerate(configs)]
+    return [group.name for group in group_runs(runs)]
+
+
+def test_labels_leave_out_defaults() -> None:
+    assert named({"method": "cutmix"}, {"method": "smmix", "ema": 0.99}) == ["cutmix", "smmix"]
+    assert named({"method": "cutmix"}, {"method": "cutmix", "ema": 0.99}) == ["cutmix", "cutmix, ema 0.99"]
+    found = named({"method": "cutmix", "checkpoint": "a.pt"}, {"method": "cutmix", "ema": 0.99}, {"method": "cutmix"})
+    assert found == ["cutmix, checkpoint a.pt", "cutmix, ema 0.99", "cutmix"]
+    assert named({"size": 32, "lr": 0.1}, {"size": 64, "lr": 0.1}) == ["size 32", "size 64"]
+
+
+def test_labels_tell_all_runs_apart() -> None:
+    """Also where the settings that do it come late, and where it takes many of them."""
+    late = [
+        {"method": "cutmix", "epochs": epochs, "lr": lr, "drop_path": drop_path, "precision": precision}
+        for epochs in (5, 10)
+        for lr in (0.001, 0.002)
+        for drop_path in (0.1, 0.2)
+        for precision in ("fp32", "bf16")
+    ]
+    found = named(*late)
+    assert len(set(found)) == 16 and found[1] == "epochs 5, lr 0.001, drop_path 0.1, precision bf16"
+    assert named({"method": "cutmix"}, {"method": "cutmix", "recipe": "deit"}) == ["cutmix", "cutmix, recipe deit"]
+    args = [{"method": "cutmix", "recipe": name, "model_args": {"depth": depth}} for name in "ab" for depth in (1, 2)]
+    assert len(set(named(*args))) == 4
+
+
+def test_labels_that_read_alike_name_the_folder() -> None:
+    twins = [{"method": "cutmix", "lr": lr} for lr in (0.1, 0.1 + 1e-12)]
+    assert named(*twins) == ["cutmix, 0", "cutmix, 1"]
+
+
+def test_a_ninth_group_looks_different(runs: Path, tmp_path: Path) -> None:
+    for number in range(10):
+        folder = shutil.copytree(runs / "cut-0", tmp_path / "runs" / str(number))
+        config = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(re.sub(r"smoothing: .*", f"smoothing: 0.{number}", config))
+    page = report_on(tmp_path / "runs")
+    for what in (r'<polyline class="mean ([^"]+)"', r'<li><span class="key ([^"]+)"'):
+        assert len(set(re.findall(what, page))) == 10
+    looks = [svg.look(number) for number in range(32)]
+    assert len(set(looks)) == 32 and looks[1] == "g1" and looks[9] == "g1 d1"
+    for name in {name for each in looks for name in each.split()}:
+        assert f".{name} {{" in page or f".{name}::before {{" in page  # the style sheet knows it
 
 
 def test_differences_are_marked(page: str) -> None:
@@ -387,7 +443,7 @@ def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
 
 def report_on(*places: Path, **settings: Any) -> str:
     """The page of these runs, without pictures."""
-    output = places[0].parent / "page.html"
+    output = settings.pop("output", places[0].parent / "page.html")
     write_report(places, output, **{"examples": 0, "compute": False, **settings})
     return output.read_text()
 
@@ -395,6 +451,46 @@ def report_on(*places: Path, **settings: Any) -> str:
 def change_metrics(folder: Path, **values: float) -> None:
     rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_top_five_of_five_classes_is_left_out(runs: Path, tmp_path: Path) -> None:
+    """All five guesses of five classes are always right; other runs' top-5 stays."""
+    folder = shutil.copytree(runs, tmp_path / "runs")
+
+    def keep_five(evaluation: dict[str, Any]) -> None:
+        evaluation["classes"] = evaluation["classes"][:5]
+        evaluation["confusion"] = [each for each in evaluation["confusion"] if max(each[:2]) < 5]
+
+    for name in ("cut-0", "cut-1"):
+        change_evaluation(folder / name, keep_five)
+    found = re.findall(r'data-group="(\d)" data-from="metrics.jsonl:best.accuracy5"', report_on(folder))
+    assert set(found) == {"0"}
+    for places in ([folder / "cut-0", folder / "cut-1"], [folder / "cut-0"]):
+        assert "top-5" not in report_on(*places)
+    evaluation = json.loads((folder / "cut-0" / "evaluation.json").read_text())
+    assert "top-1" in describe(evaluation) and "top-5" not in describe(evaluation)
+
+
+def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
+    words = "of different kinds"
+    assert words not in report_on(runs / "cut-0", runs / "aligned-0", output=tmp_path / "page.html")
+    kinds = {
+        ("cutmix", "null"): "cross-entropy (cutmix)",
+        ("cutmix", "bce"): "binary cross-entropy (cutmix)",
+        ("smmix", "null"): "cross-entropy + region + consistency (smmix)",
+        (
+            "mixup | cutmix + htm(block=1)",
+            "null",
+        ): "cross-entropy or cross-entropy + score (mixup | cutmix + htm(block=1))",
+    }
+    for number, (method, loss) in enumerate(kinds):
+        folder = shutil.copytree(runs / "cut-0", tmp_path / "runs" / str(number))
+        config = re.sub(r"method: .*", f"method: {method}", (folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(re.sub(r"loss: .*", f"loss: {loss}", config))
+    page = report_on(tmp_path / "runs")
+    (said,) = re.findall(r'<figure data-curve="loss">.*?<figcaption>(.*?)</figcaption>', page)
+    assert page.count(words) == 1
+    assert said.endswith(f"do not compare: {'; '.join(kinds.values())}.")
 
 
 def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:

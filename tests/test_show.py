@@ -312,3 +312,16 @@ def test_same_command_same_figure():
 def test_documented_picture_is_small():
     path = Path(__file__).parents[1] / "docs" / "show.png"
     assert path.stat().st_size < 300_000
+
+
+def test_long_names_keep_their_end_inside_the_picture():
+    pictures = [read_picture(text, 32) for text in ("shapes:1", "shapes:46")]
+    names = ["n02056570_king_penguin", "n01774384_black_widow_spider"]
+    named = [Picture(each.image, name) for each, name in zip(pictures, names, strict=True)]
+    figure = _Canvas(observe(small_model(), PLAIN, named, ["cutmix"]), "").figure
+    FigureCanvasAgg(figure).draw()
+    tags = {text.get_text(): (text, panel) for panel in figure.axes for text in panel.texts if ":" in text.get_text()}
+    assert list(tags) == ["own:\n…king_penguin", "partner:\n…widow_spider"]
+    for text, panel in tags.values():
+        frame, box = text.get_bbox_patch(), panel.get_window_extent()
+        assert frame is not None and frame.get_window_extent().x1 <= box.x1

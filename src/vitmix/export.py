@@ -22,7 +22,7 @@ from vitmix._checks import check_choice
 from vitmix.data.sources import without_folders
 from vitmix.evaluate.stored import read_evaluation
 from vitmix.evaluate.subject import Subject
-from vitmix.evaluate.text import NAMES, PERCENT
+from vitmix.evaluate.text import NAMES, PERCENT, measures
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import FIELDS, TrainConfig, setting_yaml
 from vitmix.train.runs import RunFolder
@@ -191,7 +191,9 @@ def _unfinished(run: Path, config: TrainConfig) -> list[str]:
         return []
     rows = run / "metrics.jsonl"
     done = rows.read_text(encoding="utf-8").count("\n") if rows.is_file() else 0
-    return [f"**The training was not finished:** {done} of {config.total_epochs} epochs were done at the export.", ""]
+    total = config.total_epochs
+    count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
+    return [f"**The training was not finished:** {count} done at the export.", ""]
 
 
 def _front_matter(head: dict[str, Any]) -> list[str]:
@@ -206,7 +208,7 @@ def _results(subject: Subject) -> list[str]:
     if found is None or found["weights"] != subject.weights:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]
-    for name in ("accuracy", "accuracy5", "loss", "ece"):
+    for name in measures(found):
         shown = f"{100 * found[name]:.2f} %" if name in PERCENT else f"{found[name]:.4f}"
         rows.append(f"| {NAMES.get(name, name)} | {shown} |")
     rows += [f"| parameters | {found['parameters']:,} |", f"| FLOPs an image | {found['flops']:,} |"]

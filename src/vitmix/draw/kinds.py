@@ -141,7 +141,7 @@ def draw_occlusion(subjects: Subjects) -> Sheet:
 
 
 def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
-    """Aligned label maps: whose each token is after each block, red the partner's and blue the own."""
+    """Aligned label maps: whose each token is after each block, orange the partner's and blue the own."""
 
     def find(sight: Sight, mixing: Mixing, batch: MixedBatch) -> list[LabelMap]:
         with torch.no_grad():

@@ -1,7 +1,6 @@
 """Sheets of small panels: rows and columns of pictures with maps over them, sized for a printed page."""
 
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +10,13 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitmix.show.figure import FAINT, INK, figure_bytes
+from vitmix.show.figure import FAINT, INK, SHARE, figure_bytes
 from vitmix.show.fonts import any_script
+from vitmix.show.words import broken, fitted
 
-OWN, PARTNER = "#2166AC", "#B2182B"  # ColorBrewer's blue and red, which any kind of color vision tells apart
-SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
 HEAT = matplotlib.colormaps["inferno"]
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8c8c8c")
 DASHES = ("-", "--", "-.", ":")
@@ -28,6 +25,8 @@ PAGE = 7.2  # inches: the width of a printed page between its margins
 LEAST, LEAST_ABOVE_CURVES, MOST = 0.62, 0.55, 1.35  # of a panel
 GAP, MARGIN, LABEL = 0.05, 0.08, 1.0
 HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
+HEAD_SIZE, CAPTION_SIZE = 7.5, 6.5  # points
+MOST_CAPTION_LINES = 2  # of a picture's name
 CURVES = 1.5
 Scale = Literal["heat", "share"]
 
@@ -153,8 +152,15 @@ class _Page:
             self._draw_band(band, top)
         self._draw_end()
 
-    def _lines(self, words: str) -> list[str]:
-        return _broken(words, max(9, int(self.panel * 13.5)))
+    def _lines(self, head: str) -> list[str]:
+        return broken(head, self.panel, size=HEAD_SIZE)
+
+    def _caption(self, panel: Panel) -> list[str]:
+        return [
+            line
+            for words in panel.caption.splitlines()
+            for line in fitted(words, self.panel, size=CAPTION_SIZE, lines=MOST_CAPTION_LINES)
+        ]
 
     def _head(self, band: Band) -> float:
         if band.curves:  # whose axis says the same
@@ -167,7 +173,7 @@ class _Page:
         return self.panel * min(1.6, max(0.6, height / width))
 
     def _row(self, row: Row) -> float:
-        lines = max(len(panel.caption.splitlines()) for panel in row.panels)
+        lines = max(len(self._caption(panel)) for panel in row.panels)
         return self._tall(row) + GAP + (CAPTION * lines + 0.03 if lines else 0)
 
     def _draw_band(self, band: Band, top: float) -> None:
@@ -175,20 +181,22 @@ class _Page:
         for number, words in enumerate(band.heads if head else ()):
             middle = self._column(number) + self.panel / 2
             text = "\n".join(self._lines(words))
-            self._text(middle, top + head - 0.04, text, size=7.5, ha="center", va="bottom", linespacing=1.1)
+            self._text(middle, top + head - 0.04, text, size=HEAD_SIZE, ha="center", va="bottom", linespacing=1.1)
         top += head
         for row in band.rows:
             tall = self._tall(row)
             if row.label:
-                words = "\n".join(line for part in row.label.splitlines() for line in _broken(part, 15))
-                self._text(MARGIN, top + tall / 2, words, size=7.5, va="center", linespacing=1.15)
+                parts = (broken(part, LABEL - GAP, size=HEAD_SIZE) for part in row.label.splitlines())
+                words = "\n".join(line for part in parts for line in part)
+                self._text(MARGIN, top + tall / 2, words, size=HEAD_SIZE, va="center", linespacing=1.15)
             for number, panel in enumerate(row.panels):
                 axes = self._axes(self._column(number), top, self.panel, tall)
                 axes.imshow(panel.pixels, interpolation="nearest", aspect="auto")
                 if panel.caption:
                     middle = self._column(number) + self.panel / 2
+                    words = "\n".join(self._caption(panel))
                     self._text(
-                        middle, top + tall + 0.03, panel.caption, size=6.5, color=FAINT, ha="center", va="top",
+                        middle, top + tall + 0.03, words, size=CAPTION_SIZE, color=FAINT, ha="center", va="top",
                         linespacing=1.15,
                     )  # fmt: skip
             top += self._row(row)
@@ -212,8 +220,10 @@ class _Page:
         axes.set_axisbelow(True)
         for side in ("left", "bottom"):
             axes.spines[side].set(visible=True, color=FAINT, linewidth=0.5)
-        axes.set_xlabel(band.axes[0], fontsize=7.5, color=INK, labelpad=2)
-        axes.set_ylabel(band.axes[1], fontsize=7.5, color=INK, labelpad=1)
+        axes.set_xlabel(band.axes[0], fontsize=HEAD_SIZE, color=INK, labelpad=2)
+        said, *name = band.axes[1].split("“")  # the name alone is cut, so that it keeps its quotes
+        short = ["“", *fitted(name[0], CURVES - 0.45, size=HEAD_SIZE, lines=1)] if name else []
+        axes.set_ylabel("".join([said, *short]), fontsize=HEAD_SIZE, color=INK, labelpad=1)
         if len(band.curves) > 1:
             handles = [axes.get_lines()[number] for number in range(len(band.curves))]
             names = [curve.name for curve in band.curves]
@@ -247,13 +257,3 @@ class _Page:
     def _text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
         settings = {"color": INK, "fontsize": size} | settings
         self.figure.text(left / self.width, 1 - top / self.height, words, **settings)
-
-
-def _broken(words: str, width: int) -> list[str]:
-    """A name or a method's text in lines, broken after spaces, underscores, brackets and signs where it must be."""
-    lines = [""]
-    for piece in re.split(r"(?<=[ _,:(+|-])", words):
-        if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]

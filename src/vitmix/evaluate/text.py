@@ -9,6 +9,17 @@ PERCENT = ("accuracy", "accuracy5", "ece")
 NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
 
 
+def top5_tells(evaluation: dict[str, Any]) -> bool:
+    """Whether five guesses can miss: of five classes or fewer they are all."""
+    return len(evaluation["classes"]) > 5
+
+
+def measures(evaluation: dict[str, Any]) -> list[str]:
+    """What of an evaluation is worth a line."""
+    names = ("accuracy", "accuracy5", "loss", "ece")
+    return [name for name in names if name != "accuracy5" or top5_tells(evaluation)]
+
+
 def table(measurements: Iterable[Measurement]) -> str:
     """A line for each measurement, with its interval if it has one, and its n."""
     rows = [(NAMES.get(each.name, each.name), _shown(each), f"n = {each.n:,}") for each in measurements]
@@ -35,7 +46,7 @@ def describe_suite(found: dict[str, Any]) -> str:
 def describe(evaluation: dict[str, Any]) -> str:
     """The whole of `evaluate`'s result, in short."""
     n = evaluation["n"]
-    measured = [Measurement(name, evaluation[name], n) for name in ("accuracy", "accuracy5", "loss", "ece")]
+    measured = [Measurement(name, evaluation[name], n) for name in measures(evaluation)]
     flops, size = evaluation["flops"], evaluation["size"]
     batch, passes, where = evaluation["batch"], evaluation["passes_timed"], evaluation["device"]
     lines = [

@@ -232,7 +232,7 @@ def _rule_charts(members: Sequence[Found], title: str, columns: Sequence[str], a
             continue
         rules = list(dict.fromkeys(row["rule"] for row in table["rows"]))
         keys = "".join(
-            f'<li><span class="key g{n % 8}"><span>{escape(r)}</span></span></li>' for n, r in enumerate(rules)
+            f'<li><span class="key {svg.look(n)}"><span>{escape(r)}</span></span></li>' for n, r in enumerate(rules)
         )
         who = f"{each.group.name}, seed {each.run.config.seed}"
         yield f'<ul class="legend wide"><li>{escape(who)}</li>{keys}</ul>'

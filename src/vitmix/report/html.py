@@ -7,6 +7,7 @@ from html import escape
 from vitmix.train.progress import duration
 
 from .runs import Group, Run
+from .svg import look
 
 Shown = Callable[[float], str]
 PERCENT: Shown = lambda value: f"{100 * value:.2f} %"  # noqa: E731
@@ -66,8 +67,8 @@ def table(
 
 
 def key(group: Group) -> str:
-    """A group's name with its color."""
-    return f'<span class="key g{group.number % 8}"><span>{escape(group.name)}</span></span>'
+    """A group's name with its color and dashes."""
+    return f'<span class="key {look(group.number)}"><span>{escape(group.name)}</span></span>'
 
 
 def legend(groups: Sequence[Group]) -> str:

@@ -73,8 +73,8 @@ def _meter(group: Group, label: int) -> str:
     values = group.values(source)
     if not values:
         return html.NONE
-    bar = f'<span class="meter g{group.number % 8}"><i style="width:{100 * statistics.fmean(values):.1f}%"></i></span>'
-    return bar + spread(group, source, PERCENT)
+    bar = f'<i style="width:{100 * statistics.fmean(values):.1f}%"></i>'
+    return f'<span class="meter {svg.look(group.number)}">{bar}</span>' + spread(group, source, PERCENT)
 
 
 def calibration_section(groups: Sequence[Group]) -> str:

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 from vitmix import __version__
+from vitmix.evaluate.text import top5_tells
+from vitmix.show.figure import OWN, PARTNER
 from vitmix.train.checkpoints import write_file
 from vitmix.train.progress import duration
 
@@ -16,6 +18,7 @@ from . import html, svg
 from .analyses import analyses_section
 from .drawn import drawn_section
 from .html import COUNT, GIGA, LOSS, PERCENT, TIME, number, section, spread, table
+from .losses import different_losses
 from .mistakes import calibration_section, classes_section, confusions_section
 from .pictures import Pictures, draw_pictures, gallery_section, pictures_section
 from .robustness import robustness_section
@@ -29,6 +32,7 @@ CURVES = {  # column of metrics.jsonl → title and how its values read
     "lr": ("Learning rate", lambda value: f"{value:.2g}"),
     "images/s": ("Images per second, training", lambda value: f"{value:,.0f}"),
 }
+TOP5 = "metrics.jsonl:best.accuracy5"
 SHARES = ("accuracy", "ema_accuracy")  # of the curves: what is never above one
 
 
@@ -89,7 +93,8 @@ def render(
     ]
     sections = [each for each in sections if each[2]]
     menu = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
-    style = resources.files("vitmix.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = f":root {{ --own: {OWN}; --partner: {PARTNER}; }}\n"
+    style += resources.files("vitmix.report").joinpath("style.css").read_text(encoding="utf-8")
     title = escape(heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"))
     what = f"{len(runs)} run{'s' * (len(runs) > 1)} · {escape(', '.join(sorted({run.config.data for run in runs})))}"
     return (
@@ -107,11 +112,13 @@ def _results(groups: Sequence[Group]) -> str:
     columns = [
         ("top-1, best epoch", "metrics.jsonl:best.accuracy", PERCENT),
         ("top-1, last epoch", "metrics.jsonl:last.accuracy", PERCENT),
-        ("top-5, best epoch", "metrics.jsonl:best.accuracy5", PERCENT),
+        ("top-5, best epoch", TOP5, PERCENT),
         ("loss, best epoch", "metrics.jsonl:best.eval_loss", LOSS),
         ("calibration error", "evaluation.json:ece", PERCENT),
     ]
     runs = [run for group in groups for run in group.runs]
+    if not any(map(_five_can_miss, runs)):
+        columns = [each for each in columns if each[1] != TOP5]
     notes = "".join(map(html.note, _reservations(groups)))
     chosen = f"The best epoch is that of the best {' or '.join(dict.fromkeys(run.config.best for run in runs))}"
     data = {run.evaluation["data"] for run in runs if run.evaluation}
@@ -123,11 +130,23 @@ def _results(groups: Sequence[Group]) -> str:
         )
         return f'{notes}<div class="cards">{cards}</div><p class="soft">{chosen}</p>'
     rows = [
-        [html.key(group), str(len(group.runs)), *(spread(group, where, how) for _, where, how in columns)]
+        [
+            html.key(group),
+            str(len(group.runs)),
+            *(spread(_telling(group) if where == TOP5 else group, where, how) for _, where, how in columns),
+        ]
         for group in groups
     ]
     caption = f"Mean ± sample standard deviation over the runs. {chosen}"
     return notes + table(["", "runs", *(name for name, _, _ in columns)], rows, caption=caption)
+
+
+def _telling(group: Group) -> Group:
+    return group.only([run for run in group.runs if _five_can_miss(run)])
+
+
+def _five_can_miss(run: Run) -> bool:
+    return run.evaluation is None or top5_tells(run.evaluation)
 
 
 def _reservations(groups: Sequence[Group]) -> list[str]:
@@ -184,7 +203,9 @@ def _curves(groups: Sequence[Group]) -> str:
         if not lines:
             continue
         chart = svg.line_chart(title, lines, bands, shown=shown, x_name="epoch", percent=name in SHARES)
-        charts.append(f'<figure data-curve="{name}"><h3>{title}</h3>{chart}</figure>')
+        said = different_losses(groups) if name == "loss" else ""
+        below = f"<figcaption>{escape(said)}</figcaption>" if said else ""
+        charts.append(f'<figure data-curve="{name}"><h3>{title}</h3>{chart}{below}</figure>')
     many = any(len(group.runs) > 1 for group in groups)
     said = "Thick: mean over the runs; shaded: ± one standard deviation; thin: each run." if many else ""
     return f'{html.legend(groups)}<p class="soft">{said}</p><div class="charts">{"".join(charts)}</div>'

@@ -10,6 +10,7 @@ from .examples import Example, Role, data_uri, draw_examples
 from .gallery import draw_gallery
 from .html import note
 from .runs import Group
+from .svg import look
 
 MOST_GROUPS = 6
 SOURCES: dict[Role, str] = {"own": "own image", "partner": "partner", "taken": "image whose tokens were taken"}
@@ -54,13 +55,13 @@ def _words(error: Exception) -> str:
 
 def gallery_section(pictures: Pictures) -> str:
     parts = [
-        f'<h3 class="key g{drawn.group.number % 8}"><span>{escape(drawn.group.name)}</span></h3>{drawn.gallery}'
+        f'<h3 class="key {look(drawn.group.number)}"><span>{escape(drawn.group.name)}</span></h3>{drawn.gallery}'
         for drawn in pictures
         if drawn.gallery
     ]
     said = (
         "The same held-out images through the best weights of each configuration: attention block by block, and after "
-        "TL-Align's mixing, whose each token is: red the partner's, blue the own, with the partner's part below."
+        "TL-Align's mixing, whose each token is: orange the partner's, blue the own, with the partner's part below."
     )
     return f'<p class="soft">{said}</p>{"".join(parts)}' if parts else ""
 
@@ -80,7 +81,7 @@ def pictures_section(pictures: Pictures) -> str:
             continue
         for method in dict.fromkeys(example.method for example in found):
             tiles = "".join(tile(example) for example in found if example.method == method)
-            title = f'<h3 class="key g{group.number % 8}"><span><code>{escape(method)}</code></span></h3>'
+            title = f'<h3 class="key {look(group.number)}"><span><code>{escape(method)}</code></span></h3>'
             parts.append(f'<figure>{title}<div class="tiles">{tiles}</div></figure>')
     return "".join(parts)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,8 @@ from vitmix.train.config import FIELDS, TrainConfig, resolve
 from vitmix.train.measure import MEASURES
 from vitmix.train.runs import RunFolder
 from vitmix.train.summary import is_better
+
+UNTELLING = ("recipe", "model_args")  # a name for other settings, and a long one
 
 
 @dataclass
@@ -196,12 +199,46 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for number, group in enumerate(found):
         group.number = number
         group.different = {name: _of(group, name) for name in names}
-        told = {name: value for name, value in group.different.items() if name not in ("recipe", "model_args")}
-        told = told or group.different
-        short = [str(told["method"])] if "method" in told else []
-        short += [f"{name} {plain(value)}" for name, value in told.items() if name != "method"]
-        group.name = ", ".join(short[:3]) or group.runs[0].config.method
+    for group, label in zip(found, _labels(found), strict=True):
+        group.name = label
     return found
+
+
+def _labels(groups: Sequence[Group]) -> list[str]:
+    """What to call each group, no two alike: its method, and as few settings as tell the groups apart.
+
+    A setting at its default goes without saying; where no setting helps, the folder does.
+    """
+    names, usual = list(groups[0].different), defaults()
+    chosen = {"method"} & set(names)
+
+    def found(chosen: set[str]) -> list[str]:
+        return [
+            ", ".join(
+                [str(_of(group, "method"))] * ("method" in chosen)
+                + [
+                    f"{name} {plain(value)}"
+                    for name, value in group.different.items()
+                    if name in chosen - {"method"} and value != usual[name]
+                ]
+            )
+            for group in groups
+        ]
+
+    def told_apart(name: str) -> int:
+        return len(set(found(chosen | {name})))
+
+    while useful := [name for name in names if told_apart(name) > len(set(found(chosen)))]:
+        chosen.add(max(useful, key=lambda name: (name not in UNTELLING, told_apart(name))))
+    if not all(found(chosen)):  # one with all of them at their defaults
+        chosen.add("method")
+    labels = found(chosen)
+    for place in (lambda group: group.runs[0].folder.name, lambda group: str(group.runs[0].folder)):
+        twice = {label for label, count in Counter(labels).items() if count > 1}
+        labels = [
+            f"{label}, {place(group)}" if label in twice else label for label, group in zip(labels, groups, strict=True)
+        ]
+    return labels
 
 
 def deciding(config: TrainConfig) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from html import escape
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 48, 8, 10, 34
+COLORS, DASHES = 8, 4  # of the style sheet
 Points = Sequence[tuple[float, float]]
+
+
+def look(group: int) -> str:
+    """The classes that a group's curves and its name in legends have: a color, and dashes once all colors are taken."""
+    dashes = group // COLORS % DASHES
+    return f"g{group % COLORS}" + (f" d{dashes}" if dashes else "")
 
 
 @dataclass(frozen=True)
@@ -53,15 +60,15 @@ def line_chart(
     parts = [_open(title, x_range, y_range), _grid(x_ticks, y_ticks, place, _plain, marked, x_name)]
     for band in bands:
         outline = " ".join(_at(place, point) for point in (*band.low, *reversed(band.high)))
-        parts.append(f'<polygon class="band g{band.group % 8}" points="{outline}"/>')
+        parts.append(f'<polygon class="band {look(band.group)}" points="{outline}"/>')
     for line in sorted(lines, key=lambda each: each.kind == "mean"):
         path = " ".join(_at(place, point) for point in line.points)
         said = escape(f"{line.label}: {shown(line.points[-1][1])} at {line.points[-1][0]:g}")
-        shape = f'<polyline class="{line.kind} g{line.group % 8}" points="{path}"><title>{said}</title></polyline>'
+        shape = f'<polyline class="{line.kind} {look(line.group)}" points="{path}"><title>{said}</title></polyline>'
         if len(line.points) == 1:
             x, y = place(*line.points[0])
             shape = (
-                f'<circle class="dot g{line.group % 8}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{said}</title></circle>'
+                f'<circle class="dot {look(line.group)}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{said}</title></circle>'
             )
         parts.append(shape)
     return "".join([*parts, "</svg>"])
@@ -82,7 +89,7 @@ def reliability_chart(title: str, bins: Sequence[dict[str, float]], group: int) 
         said = f"{row['count']:,} images: {100 * row['accuracy']:.1f} % right, {100 * row['confidence']:.1f} % sure"
         faint = 0.25 + 0.75 * math.sqrt(row["count"] / most)
         parts.append(
-            f'<rect class="bar g{group % 8}" x="{left + 0.5:.2f}" y="{top:.2f}" width="{right - left - 1:.2f}" '
+            f'<rect class="bar {look(group)}" x="{left + 0.5:.2f}" y="{top:.2f}" width="{right - left - 1:.2f}" '
             f'height="{bottom - top:.2f}" fill-opacity="{faint:.2f}" data-bin="{number}"><title>{said}</title></rect>'
         )
     start, end = place(0, 0), place(1, 1)

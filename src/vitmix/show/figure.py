@@ -14,8 +14,9 @@ from matplotlib.patches import Rectangle
 
 from vitmix.show.fonts import any_script
 from vitmix.show.scene import Scene, Statistic, View
+from vitmix.show.words import fitted
 
-# Of Okabe and Ito's palette, which is told apart with any kind of color vision.
+# Of Okabe and Ito's palette, which is told apart with any kind of color vision; texts call them blue and orange.
 OWN, PARTNER = "#0072B2", "#E69F00"
 INK, FAINT, REST = "#222222", "#6b6b6b", "#d9d9d9"
 ORIGIN = LinearSegmentedColormap.from_list("origin", ["#9fcbe6", "#d9cfae", "#f5c55e"])
@@ -23,10 +24,11 @@ SHARE = LinearSegmentedColormap.from_list("share", [OWN, "#f4f4f0", PARTNER])
 ATTENTION = matplotlib.colormaps["magma"]
 SUFFIXES = (".png", ".svg", ".pdf")
 PER_BAND = 8  # methods side by side
-SHORT_TITLE, LINE, MOST_TITLE_LINES, TAG = 13, 18, 5, 13  # letters that fit, and lines
+SHORT_TITLE, LINE, MOST_TITLE_LINES = 13, 18, 5  # letters that fit, and lines
 MOST_LINES = 32  # a finer grid is not drawn, nor one of pixels
 PANEL, GAP, TITLE, CAPTION, BAR = 1.28, 0.13, 0.34, 0.24, 0.24  # inches
 LEFT, MARGIN = 1.62, 0.16
+TAG, TAG_SIZE = 1.08, 8.5  # inches of a picture's name inside it, and points
 
 
 def check_suffix(path: str | Path) -> Path:
@@ -92,9 +94,9 @@ class _Canvas:
             panel = self._panel(MARGIN, row, PANEL, self.tall)
             panel.imshow(picture.permute(1, 2, 0).numpy(), interpolation="antialiased", aspect="auto")
             _frame(panel, color, 2.6)
-            label = f"{role}: {_shortened(name, TAG - len(role))}"
             panel.text(
-                0.04, 0.05, label, transform=panel.transAxes, fontsize=8.5, color=ink, fontweight="bold",
+                0.04, 0.05, _tag(role, name), transform=panel.transAxes,
+                fontsize=TAG_SIZE, color=ink, fontweight="bold",
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": color, "edgecolor": "none"},
             )  # fmt: skip
         side = MARGIN + PANEL + GAP + 0.06
@@ -237,5 +239,10 @@ def _title_lines(title: str) -> list[str]:
     return lines if len(lines) <= MOST_TITLE_LINES else [*lines[: MOST_TITLE_LINES - 1], "…"]
 
 
-def _shortened(name: str, length: int) -> str:
-    return name if len(name) <= length else name[: length - 1] + "…"
+def _tag(role: str, name: str) -> str:
+    """The role and the name, in a line of its own where both do not fit into one."""
+    (together, *more), (alone,) = (
+        fitted(words, TAG, size=TAG_SIZE, weight="bold", lines=lines)
+        for words, lines in ((f"{role}: {name}", 2), (name, 1))
+    )
+    return f"{role}:\n{alone}" if more or together.startswith("…") else together
