@@ -62,7 +62,8 @@ def _text(trainer: "Trainer", broken: list[str]) -> str:
     settings = {**prepare.model_settings(config, trainer.classes), "checkpoint_path": str(trainer.folder.best)}
     arguments = ", ".join(f"{key}={value!r}" for key, value in settings.items())
     lines = [
-        f"Trained   {config.total_epochs} epochs in {duration(position.wall)}, evaluation and checkpoints included",
+        f"Trained   {config.total_epochs} epoch{'s' * (config.total_epochs != 1)} in {duration(position.wall)}, "
+        "evaluation and checkpoints included",
         f"Accuracy  {100 * last['accuracy']:.2f} % on {trainer.eval_images.description}; "
         f"best {config.best} {shown} (epoch {best.get('epoch', '-')})",
         f"Weights   {trainer.folder.best} (best), {trainer.folder.last.name} (final)",
