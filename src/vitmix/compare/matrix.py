@@ -23,9 +23,8 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, unknown_name
-from vitmix.spec import create
+from vitmix.spec import create, spelled
 from vitmix.train.config import TrainConfig, checked_setting, read_yaml, resolve
-from vitmix.train.method_text import spelled
 from vitmix.train.runs import RunFolder
 
 _FOLDER = files("vitmix.compare") / "matrices"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
-from vitmix.train.method_text import same_method, spelled
+from vitmix.spec import same_method, spelled
 from vitmix.train.recipes import load_recipe
 
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
