@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -59,6 +60,20 @@ def test_speeds_are_what_was_measured(name: str, digits: int) -> None:
             speed, ratio = step_ratios("deit_small_rounds")[method]
         shown = "1" if ratio == 1 else f"{ratio:.{digits}f}"
         assert re.search(rf"\| {speed:,.0f} \| {shown} \|", text), method
+
+
+def test_claims_are_judged_by_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(RESULTS / "claims.py"), run_name="__main__")
+    shown = (RESULTS / "README.md").read_text().splitlines()
+    *tables, _, count = capsys.readouterr().out.splitlines()
+    assert [line for line in tables if line and line not in shown] == []
+    assert count in " ".join(shown)
+
+
+def test_readme_says_what_was_measured() -> None:
+    readme = (RESULTS.parent / "README.md").read_text()
+    for row in json.loads((RESULTS / "tinyimagenet100" / "compare.json").read_text())["rows"]:
+        assert f"| {100 * row['mean']:.2f} ± {100 * row['std']:.2f} |" in readme, row["row"]
 
 
 def test_results_have_comparisons() -> None:

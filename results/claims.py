@@ -1,0 +1,256 @@
+"""Prints the tables of README.md on Tiny-ImageNet, from the runs in tinyimagenet100; a test compares them.
+
+python results/claims.py
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vitmix.compare.statistics import Paired, paired_difference
+
+FOLDER = Path(__file__).parent / "tinyimagenet100"
+CUTMIX, TL_ALIGN, SMMIX, TOKENMIX = "CutMix", "TL-Align", "SMMix", "TokenMix"
+EITHER, NONE = "MixUp or CutMix", "no mixing"
+PART = {1: "agrees", -1: "disagrees", 0: "not resolved"}
+REGIONS = {
+    "pasted to itself": ("partner to partner", 1),
+    "to the rest": ("partner to own", -1),
+    "the rest to the pasted": ("own to partner", -1),
+    "to itself": ("own to own", 1),
+}
+ORDERS = {
+    "patches dropped at random": "occlusion random",
+    "the most salient first": "occlusion salient-first",
+    "Gaussian noise": "noise",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stored training: top-1 of its last epoch in %, and what was measured of its best weights."""
+
+    top1: float
+    robustness: dict[str, float]
+    studies: dict[str, list[dict[str, Any]]]
+
+    def number(self, study: str, column: str, **where: str) -> float:
+        """The mean in the last row with these names: where rows go along the blocks, the last block."""
+        return self.numbers(study, column, **where)[-1]
+
+    def numbers(self, study: str, column: str, **where: str) -> list[float]:
+        rows = [row for row in self.studies[study] if all(row.get(key) == name for key, name in where.items())]
+        return [row[column]["mean"] for row in rows if column in row]
+
+    def changed(self, part: str) -> float:
+        """Mean top-1 in % over all changed images of this part."""
+        return fmean(value for name, value in self.robustness.items() if name.startswith(part) and _is_changed(name))
+
+
+def _is_changed(name: str) -> bool:
+    return not name.endswith((" 0 %", "sigma=0"))
+
+
+@functools.cache
+def read(row: str) -> list[Run]:
+    """The runs of a row, by seed."""
+    stored = json.loads((FOLDER / "compare.json").read_text())
+    (found,) = (each for each in stored["rows"] if each["row"] == row)
+    runs = []
+    for name, seed in zip(found["runs"], found["seeds"], strict=True):
+        folder = FOLDER / "runs" / name
+        measured = json.loads((folder / "robustness.json").read_text())["measurements"]
+        tables = {path.stem: json.loads(path.read_text())["tables"] for path in (folder / "analysis").glob("*.json")}
+        studies = {study: [row for table in content for row in table["rows"]] for study, content in tables.items()}
+        robustness = {each["name"]: 100 * each["value"] for each in measured}
+        runs.append(Run(100 * found["accuracy"][str(seed)], robustness, studies))
+    return runs
+
+
+def less(row: str, other: str, measure: Callable[[Run], float], other_measure: Any = None) -> Paired:
+    """What is measured of a row's runs less what is of another's (or other things of the same), by seed."""
+    return paired_difference(
+        [measure(run) for run in read(row)], [(other_measure or measure)(run) for run in read(other)]
+    )
+
+
+def top1(run: Run) -> float:
+    return run.top1
+
+
+def shown(difference: Paired, digits: int = 2) -> str:
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:+.{digits}f}"
+    return f"{difference.mean:+.{digits}f} ({difference.low:+.{digits}f} to {difference.high:+.{digits}f})"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A difference, in what it is measured, and the sign that the claim gives it."""
+
+    about: str
+    difference: Paired
+    claimed: int = 1
+    digits: int = 2
+
+    @property
+    def agreement(self) -> int:
+        return self.claimed * {"better": 1, "worse": -1}.get(self.difference.verdict, 0)
+
+    def __str__(self) -> str:
+        return f"{self.about} {shown(self.difference, self.digits)}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    figures: Sequence[Figure]
+
+    def __str__(self) -> str:
+        parts = [figure.agreement for figure in self.figures]
+        verdicts = [(PART[sign], parts.count(sign)) for sign in (1, -1, 0) if sign in parts]
+        many = len(verdicts) > 1
+        judged = ", ".join(f"{word} in {count} of {len(parts)}" if many else word for word, count in verdicts)
+        return f"| {self.text} | {'; '.join(map(str, self.figures))} | {judged} |"
+
+
+def correlation(rule: str, *, last: bool) -> Callable[[Run], float]:
+    """Of the shares by this rule with those by the tokens' similarity: last block, or mean over the blocks."""
+    return lambda run: fmean(run.numbers("fluctuation", "correlation", rule=rule)[-1 if last else 0 :])
+
+
+def claims() -> list[Claim]:
+    def better(row: str, *others: str) -> list[Figure]:
+        return [Figure(f"to {other}", less(row, other, top1)) for other in others]
+
+    def region(pair: str) -> Callable[[Run], float]:
+        return lambda run: 1000 * run.number("regions", pair, method="cutmix")
+
+    def recognized(top: str, method: str) -> Callable[[Run], float]:
+        return lambda run: 100 * run.number("accuracy", top, method=method)
+
+    def covered(column: str, method: str) -> Callable[[Run], float]:
+        return lambda run: 100 * run.number("coverage", column, method=method)
+
+    def occluded(share: int) -> Callable[[Run], float]:
+        return lambda run: run.robustness[f"occlusion random {share} %"]
+
+    def follows(rule: str, *, last: bool) -> list[Figure]:
+        aligned, other = correlation("aligned", last=last), correlation(rule, last=last)
+        return [Figure(f"in {row} models", less(row, row, aligned, other), digits=3) for row in (CUTMIX, TL_ALIGN)]
+
+    random = "smmix(source=random, destination=random)"
+    drops = {share: less(TOKENMIX, CUTMIX, occluded(share)) for share in (0, 50, 80)}
+    growth = less(TOKENMIX, CUTMIX, lambda run: occluded(80)(run) - occluded(0)(run))
+    fig5 = {"one of the two named": "top-1", "both": "top-2"}
+    return [
+        Claim("SMMix trains better models (points of top-1)", better(SMMIX, CUTMIX, EITHER, TOKENMIX, NONE)),
+        Claim(
+            "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
+            "CutMix's models, on CutMix boxes)",
+            [Figure(name, less(SMMIX, CUTMIX, region(pair)), sign, 1) for name, (pair, sign) in REGIONS.items()],
+        ),
+        Claim(
+            "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
+            [
+                Figure(name, less(SMMIX, CUTMIX, recognized(top, "smmix"), recognized(top, "cutmix")), digits=1)
+                for name, top in fig5.items()
+            ],
+        ),
+        Claim(
+            "its windows show more of the partner's object and hide less of the own than random ones (points of the "
+            "object's box)",
+            [
+                Figure("shown", less(SMMIX, SMMIX, covered("pasted", "smmix"), covered("pasted", random)), 1, 1),
+                Figure(
+                    "hidden", less(SMMIX, SMMIX, covered("own hidden", "smmix"), covered("own hidden", random)), -1, 1
+                ),
+            ],
+        ),
+        Claim("TokenMix trains better models than CutMix (points of top-1)", better(TOKENMIX, CUTMIX)),
+        Claim(
+            "... which bear occlusion better, the more so the more is dropped (figure 5, points of top-1)",
+            [
+                Figure("half of the patches dropped", drops[50]),
+                Figure("80 %", drops[80]),
+                Figure("80 % less none", growth),
+            ],
+        ),
+        Claim("TL-Align trains better models (points of top-1)", better(TL_ALIGN, CUTMIX, EITHER)),
+        Claim(
+            "its labels follow the tokens more than area's (correlation with the share by the tokens' similarity to "
+            "the images' own, mean over the blocks)",
+            follows("area", last=False),
+        ),
+        Claim("... after the last block, more than area's", follows("area", last=True)),
+        Claim("... and than TransMix's", follows("TransMix", last=True)),
+        Claim(
+            "mixing trains better models than none, which all of them take for granted (points of top-1)",
+            [Figure(row, less(row, NONE, top1)) for row in (CUTMIX, EITHER, TOKENMIX, TL_ALIGN)],
+        ),
+    ]
+
+
+def robustness_rows() -> list[str]:
+    """Top-1, and the fall from the clean top-1, less CutMix's."""
+    lines = []
+    for row in (TOKENMIX, SMMIX, TL_ALIGN, EITHER, NONE):
+        tops = [shown(less(row, CUTMIX, lambda run, part=part: run.changed(part))) for part in ORDERS.values()]
+        falls = [
+            shown(less(row, CUTMIX, lambda run, part=part: run.robustness["clean"] - run.changed(part)))
+            for part in ORDERS.values()
+        ]
+        lines += [f"| {row}, top-1 | {' | '.join(tops)} |", f"| {row}, fall | {' | '.join(falls)} |"]
+    return lines
+
+
+def label_rows() -> list[str]:
+    """Error of a rule's label less area's on the same images; over the pairs where one seed was measured."""
+    rules = ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
+    lines = []
+    for row in (CUTMIX, TL_ALIGN, SMMIX, TOKENMIX, EITHER, NONE):
+        runs = [run for run in read(row) if "labels" in run.studies]
+        cells = [
+            paired_difference([run.number("labels", "to area", rule=rule) for run in runs], [0] * len(runs))
+            for rule in rules
+        ]
+        lines.append(f"| {row} | {len(runs)} | {' | '.join(shown(cell, 3) for cell in cells)} |")
+    return lines
+
+
+def accuracy_rows() -> list[str]:
+    lines = []
+    for each in json.loads((FOLDER / "compare.json").read_text())["rows"]:
+        row, accuracy = each["row"], f"{100 * each['mean']:.2f} ± {100 * each['std']:.2f}"
+        cells = "| |"
+        if row != CUTMIX:
+            found = less(row, CUTMIX, top1)
+            cells = f"{found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {found.verdict}"
+        lines.append(f"| {row} | {len(each['seeds'])} | {accuracy} | {cells} |")
+    return lines
+
+
+def tables() -> list[list[str]]:
+    """The lines of each table."""
+    rules = "CutMix box, aligned | CutMix box, attention (TransMix) | blocks, aligned"
+    return [
+        ["| | seeds | top-1, % | to CutMix | 95 % interval | |", "|---|---|---|---|---|---|", *accuracy_rows()],
+        ["| claim | here | |", "|---|---|---|", *map(str, claims())],
+        [f"| | {' | '.join(ORDERS)} |", "|---|---|---|---|", *robustness_rows()],
+        [f"| models | seeds | {rules} |", "|---|---|---|---|---|", *label_rows()],
+    ]
+
+
+def main() -> None:
+    found = "\n\n".join("\n".join(lines) for lines in tables())
+    print(found)
+    print(f"\n{len(re.findall(r' to [+-]', found))} intervals")
+
+
+if __name__ == "__main__":
+    main()
