@@ -186,6 +186,12 @@ def test_unknown_matrix() -> None:
         read_matrix("smmix_part")
 
 
+def test_file_of_any_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("what I did today")
+    with pytest.raises(ValueError, match="notes.txt must hold settings as 'name: value' lines"):
+        read_matrix(str(tmp_path / "notes.txt"))
+
+
 # Running
 
 

@@ -117,6 +117,11 @@ def test_wrong_yaml_is_one_sentence(tmp_path: Path, text: str, sentence: str) ->
     assert said.startswith(f"{file} is not valid YAML {sentence}") and "^" not in said and said.count(str(file)) == 1
 
 
+def test_folder_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a folder; name the file in it, as .*config.yaml"):
+        read_yaml(tmp_path)
+
+
 @pytest.mark.parametrize("recipe", ["shapes", "transmix", "cct_cifar10_300_both", "tl_align_swin_base"])
 def test_stored_configuration_is_the_same(tmp_path: Path, recipe: str) -> None:
     config = resolve({"recipe": recipe, "betas": (0.9, 0.95), "output": "somewhere"})

@@ -90,8 +90,7 @@ def exchange_tokens(tokens: Tensor, mix: HorizontalMix, *, prefix: int = 0) -> T
 
 def top_tokens(saliency: Tensor, count: int) -> Tensor:
     """Positions `(B, count)` of the most salient patches, most salient first."""
-    if count > saliency.shape[1]:
-        raise ValueError(f"cannot pick {count} tokens out of {saliency.shape[1]} patches; choose tokens lower")
+    _check_picked(count, saliency.shape[1])
     return saliency.topk(count, dim=1).indices
 
 
@@ -234,9 +233,10 @@ class VTM:
         return None
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        rows, columns = frame.grids[self.block]
+        _check_picked(self.tokens, rows * columns)
         if self.choose == "salient":
             return {}
-        rows, columns = frame.grids[self.block]
         shape = (self.block % len(frame.grids), frame.batch, rows * columns)
         return {"noise": torch.rand(shape, generator=generator)}
 
@@ -310,6 +310,10 @@ class Horizontal:
         tokens = self.scored.detach() if self.settings.stop_gradient else self.scored
         return soft_cross_entropy(self.score_net(tokens), self.incoming)
 
+    @property
+    def acted(self) -> bool:
+        return self.decision is not None
+
     def bank(self, index: int, tape: Tape) -> Tensor | None:
         return None
 
@@ -332,6 +336,10 @@ class Vertical:
                 self.entered = tokens.detach()
             check_replay(tokens, self.entered)
         return tokens
+
+    @property
+    def acted(self) -> bool:
+        return self.positions is not None
 
     def bank(self, index: int, tape: Tape) -> Tensor | None:
         if index != self.block:
@@ -368,6 +376,11 @@ def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
             "activation checkpointing reran a block of an earlier batch; with htm or vtm, run backward for each mixed "
             "batch before mixing the next"
         )
+
+
+def _check_picked(count: int, patches: int) -> None:
+    if count > patches:
+        raise ValueError(f"cannot pick {count} tokens out of {patches} patches; choose tokens lower")
 
 
 def _check_rollout(rollout: int, block: int, reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""PART 3: losses, pure functions of tensors, and the settings of the extra ones.
+"""Losses, pure functions of tensors, and the settings of the extra ones.
 
 Losses are computed in float32 at least, and average over the batch.
 """

@@ -1,4 +1,4 @@
-"""PART 1: which cells come from the partner.
+"""Which cells come from the partner.
 
 A mask is made in two steps: numbers are drawn on the host from a `torch.Generator`, then tensors are built from them on
 the images' device. `Values` are the drawn numbers; a mask policy has `draw` for the first step and `region` for the
@@ -398,6 +398,8 @@ def _final_grid(frame: Frame) -> Grid:
 
 def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
     grid = given or frame.grid
+    if grid is None and frame.no_grid:
+        raise ValueError(f"{what} is drawn on the model's tokens: {frame.no_grid}")
     if grid is None:
         raise ValueError(
             f"{what} needs a token grid, and there is none here; attach the mixer to a model that has one, "

@@ -19,6 +19,7 @@ class Frame:
         grid: rows and columns on which token masks are drawn, if there is a model that has tokens.
         dtype: in which shares and targets are computed.
         grids: rows and columns of the tokens in each of the model's blocks that have patches as queries.
+        no_grid: why a model that has tokens gives no grid for images of this size.
     """
 
     batch: int
@@ -26,6 +27,7 @@ class Frame:
     grid: Grid | None = None
     dtype: torch.dtype = torch.float32
     grids: tuple[Grid, ...] = ()
+    no_grid: str = ""
 
     @property
     def final_grid(self) -> Grid | None:
@@ -73,11 +75,14 @@ def mix_tokens(tokens: Tensor, mask: Tensor, partner: Tensor, *, prefix: int = 0
 
 def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` probabilities as they are."""
+    check_tensor("labels", labels)
     if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
         return labels.to(dtype)
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         hint = ""
-        if labels.ndim == 2:
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            hint = "; flatten them"
+        elif labels.ndim == 2:
             right = labels.shape[1] == num_classes
             hint = "; convert them to float" if right else f"; pass num_classes={labels.shape[1]}?"
         raise ValueError(
@@ -87,6 +92,11 @@ def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.f
     check_label_range(labels, num_classes)
     rows = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
     return rows.scatter_(1, labels.long().unsqueeze(1), 1)
+
+
+def check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}; torch.as_tensor makes one")
 
 
 def check_label_range(labels: Tensor, num_classes: int) -> None:

@@ -102,9 +102,15 @@ class Mixer(_Method):
         return (self,)
 
     @property
+    def looks_inside(self) -> bool:
+        """Whether the method looks at tokens or attention, so that the model must be one that can be read."""
+        regions = any(isinstance(part, Region) for part in self.extra)
+        return bool(self.share.needs_model or regions or self.inner or self.mask.guide_blocks is not None)
+
+    @property
     def input_only(self) -> bool:
         """Whether the method needs nothing but images and labels, so that it can be called without a model."""
-        return not (self.share.needs_model or self.extra or self.inner or self.mask.guide_blocks is not None)
+        return not (self.looks_inside or self.extra)
 
     def draw(
         self,
@@ -147,6 +153,10 @@ class Switch(_Method):
     @property
     def num_classes(self) -> int:
         return self.choices[0].num_classes
+
+    @property
+    def looks_inside(self) -> bool:
+        return any(mixer.looks_inside for mixer in self.choices)
 
     @property
     def input_only(self) -> bool:

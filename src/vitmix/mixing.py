@@ -1,7 +1,7 @@
 """A method at work on a model: mix, then the model runs, then targets and losses."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitmix import losses
 from vitmix.adapters import Reader, frame_of, logits_of, read_model
 from vitmix.draws import Draw, generator_for
-from vitmix.inner import HTM, Horizontal, Inner
+from vitmix.inner import HTM, Horizontal, Inner, Vertical
 from vitmix.losses import Consistency, Region
 from vitmix.masks import NoMask
 from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, smooth_rows
@@ -56,8 +56,10 @@ class Mixing:
         self.mixer, self.model, self.guide = mixer, model, guide if guide is not None else model
         self.seed, self.rank, self.step = seed, rank, 0
         self.modules = nn.ModuleDict()
-        self.reader = _reader_for(mixer, model)
-        self._guide_reader = read_model(guide) if guide is not None and self.reader is not None else self.reader
+        self.closed = False
+        self.reader = _reader_for(model, needed=mixer.looks_inside)
+        asked = any(each.mask.guide_blocks is not None for each in mixer.mixers)
+        self._guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
         self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
         self._recorder: Recorder | None = None
@@ -73,7 +75,7 @@ class Mixing:
             union = _union(self._plans)
             self._add_modules(self.reader)
             self._recorder = Recorder(self.reader, union if guide is not None else union | _union(self._guide_plans))
-            self._guide_recorder = self._recorder
+            self._guide_recorder = self._recorder if guide is None else None
         if guide is not None and self._guide_reader is not None:
             self._guide_recorder = Recorder(self._guide_reader, _union(self._guide_plans))
 
@@ -102,6 +104,7 @@ class Mixing:
 
     def close(self) -> None:
         """Removes every hook."""
+        self.closed = True
         for recorder in (self._recorder, self._guide_recorder):
             if recorder is not None:
                 recorder.remove()
@@ -112,11 +115,17 @@ class Mixing:
 
     def frame(self, images: Tensor) -> Frame:
         try:
-            return frame_of(images, self.reader)
-        except ValueError:
-            if not self.mixer.input_only:
+            frame = frame_of(images, self.reader)
+        except ValueError as problem:
+            if self.mixer.looks_inside:
                 raise
-            return frame_of(images, None)  # nothing here depends on the model's tokens
+            frame = replace(frame_of(images, None), no_grid=str(problem))  # which block masks alone would need
+        if self._guide_reader is not None and self._guide_reader is not self.reader:
+            try:
+                self._guide_reader.grids(frame.size)
+            except ValueError as problem:
+                raise ValueError(f"the guide does not take these images: {problem}") from None
+        return frame
 
     def draw(self, frame: Frame) -> Draw:
         """The choices of the next batch, a function of (seed, step, rank); the switch's of (seed, step)."""
@@ -158,6 +167,8 @@ class Mixing:
         brief: bool = False,
     ) -> MixedBatch:
         """The mixed batch of given choices, which must be on the images' device; see `Tape` for `brief`."""
+        if self.closed:
+            raise RuntimeError("this mixing is closed, its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
         rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
@@ -170,7 +181,7 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True)
+        tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True, batch=frame.batch)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
         if isinstance(mixer.share, AlignedShare):
             mixer.share.start(self.evidence(batch))
@@ -186,13 +197,7 @@ class Mixing:
     def targets(self, batch: MixedBatch) -> Tensor:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
         tape = batch.tape
-        for actor in tape.actors:
-            if (
-                isinstance(actor, Horizontal)
-                and actor.decision is None
-                and self._read().block(actor.block).module.training
-            ):
-                raise RuntimeError("htm mixed nothing: run the model on the mixed batch before asking for its targets")
+        self._check_acted([actor for actor in tape.actors if isinstance(actor, Horizontal)])
         if tape.targets is None:
             tape.targets = _share_targets(batch, self.evidence(batch))
         tape.closed = tape.closed or tape.ran  # targets by area may be asked for before the model runs
@@ -212,6 +217,7 @@ class Mixing:
                 "the logits that this loss is for"
             )
         targets = self.targets(batch)
+        self._check_acted(batch.tape.actors)
         main = losses.soft_bce if batch.mixer.loss == "bce" else losses.soft_cross_entropy
         parts = {"main": main(logits, targets)}
         for part in batch.mixer.extra:
@@ -227,6 +233,14 @@ class Mixing:
         if idle:
             total = total + 0.0 * torch.stack(idle).sum()
         return {"loss": total, **parts}
+
+    def _check_acted(self, actors: Sequence[Horizontal | Vertical]) -> None:
+        for actor in actors:
+            if not actor.acted and self._read().block(actor.block).module.training:
+                raise RuntimeError(
+                    f"{actor.settings.name} mixed nothing: run the model on the mixed batch before asking for its "
+                    "targets or loss, and attach before torch.compile's first call"
+                )
 
     def counts(self, batch: MixedBatch) -> dict[str, Tensor]:
         """What HTM did to a batch: the part of its samples that were easy, and the part of all tokens that was taken.
@@ -254,20 +268,22 @@ class Mixing:
         """Scores `(B, rows, columns)` and clean logits of the unmixed images, as far as the mixer asks for them."""
         if plan is None:
             return None, None
-        assert self._guide_recorder is not None and self._guide_reader is not None
-        reader, recorder = self._guide_reader, self._guide_recorder
+        reader, tape = self._guide_reader, Tape(plan)
         wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
-        recorder.tape = tape = Tape(plan)
+        if self._guide_recorder is not None:
+            self._guide_recorder.tape = tape
         logits = None
-        with torch.no_grad(), Evaluating(reader.model):
+        with torch.no_grad(), Evaluating(self.guide if reader is None else reader.model):
             if wants_logits:
-                logits = logits_of(self.guide(images))
+                logits = _guide_logits(self.guide, images, mixer.num_classes)
             else:
+                assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
         tape.closed = True
         if not plan.column_mean:
             return None, logits
+        assert reader is not None
         grids, final = reader.grids(frame.size), frame.final_grid
         assert final is not None
         scores = [
@@ -344,14 +360,24 @@ def _share_targets(batch: MixedBatch, evidence: Evidence) -> Tensor:
     return mixer.share.targets(batch.rows, batch.mix.partner, weights, mixer.smoothing)
 
 
-def _reader_for(mixer: AnyMixer, model: nn.Module) -> Reader | None:
-    if all(each.input_only for each in mixer.mixers):
-        # A grid is welcome to block masks, but no method here depends on reading the model.
-        try:
-            return read_model(model)
-        except ValueError:
-            return None
-    return read_model(model)
+def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
+    """Where no method depends on reading the model, its grid is still welcome to block masks."""
+    try:
+        return read_model(model)
+    except ValueError:
+        if needed:
+            raise
+        return None
+
+
+def _guide_logits(guide: nn.Module, images: Tensor, num_classes: int) -> Tensor:
+    logits = logits_of(guide(images))
+    if logits.shape[-1] != num_classes:
+        raise ValueError(
+            f"the guide tells {logits.shape[-1]} classes apart and the method {num_classes}; give a guide of the same "
+            "classes"
+        )
+    return logits
 
 
 def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
@@ -369,13 +395,14 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
 def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
     blocks = mixer.mask.guide_blocks
     wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
-    if reader is None or (blocks is None and not wants_logits):
+    if blocks is None and not wants_logits:
         return None
-    if blocks is not None:
-        reader.need_attention("a salient box")
+    if reader is None or blocks is None:
+        return Plan()
+    reader.need_attention("a salient box", "give a guide that has it, attach(model, guide=...)")
     if blocks == "all":
         blocks = tuple(range(reader.patch_depth))
-    return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks or ())))
+    return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))
 
 
 def _union(plans: tuple[Plan | None, ...]) -> Plan:
@@ -386,7 +413,9 @@ def _union(plans: tuple[Plan | None, ...]) -> Plan:
 
 
 def _module_key(part: Inner) -> str:
-    return f"{part.name}_{part.block}".replace("-", "last")
+    """Parts of a switch share a module if it reads the same tokens."""
+    at = "_last" if isinstance(part, HTM) and part.score_at == "last" else ""
+    return f"{part.name}{at}_{part.block}".replace("-", "last")
 
 
 def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:

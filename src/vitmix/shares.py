@@ -1,4 +1,4 @@
-"""PART 2: how much of the target is the partner's."""
+"""How much of the target is the partner's."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -85,14 +85,17 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
     """
     maps = maps.to(torch.promote_types(maps.dtype, torch.float32))  # 1e-8 is zero in half precision
     grid = (mix.mask.shape[-2], mix.mask.shape[-1])
-    if mix.source is not None:
-        # The pasted content is cell `source` of the partner, so maps are needed cell by cell.
-        maps = resample_mask(maps, grid, rule="area")
-    inside = (
-        resample_mask(mix.mask, (maps.shape[-2], maps.shape[-1]), rule="area", dtype=maps.dtype)
-        .flatten(1)
-        .to(maps.dtype)
-    )
+    size = (maps.shape[-2], maps.shape[-1])
+    try:
+        if mix.source is not None:
+            # The pasted content is cell `source` of the partner, so maps are needed cell by cell.
+            maps, size = resample_mask(maps, grid, rule="area"), grid
+        inside = resample_mask(mix.mask, size, rule="area", dtype=maps.dtype).flatten(1).to(maps.dtype)
+    except ValueError:
+        raise ValueError(
+            f"activation maps of {size[0]}x{size[1]} cannot be laid over a mask of {grid[0]}x{grid[1]} cells; resize "
+            "them so that one divides the other"
+        ) from None
     mass = maps.clamp_min(0).flatten(1)
     mass = mass / (mass.sum(1, keepdim=True) + 1e-8)
     theirs = mass[mix.partner]

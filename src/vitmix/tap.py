@@ -1,4 +1,4 @@
-"""PART 4: attention statistics from chosen blocks, read from outside while fused attention keeps running.
+"""Attention statistics from chosen blocks, read from outside while fused attention keeps running.
 
 The readers of `vitmix.adapters` find each block's flow while it runs. What is recorded of it lands in the slots of a
 `Tape`, one tape per batch. Nothing happens unless a tape is in place.
@@ -60,7 +60,8 @@ class Tape:
     whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
     recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
     decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
-    reads. A tape for `one_pass` does not take a second one for the batch's: `entered` is the last block that ran.
+    reads. A tape for `one_pass` does not take a second one for the batch's, nor one of another number of images than
+    `batch`: `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class Tape:
     final: Tensor | None = None
     closed: bool = False
     one_pass: bool = False
+    batch: int = 0
     entered: int = -1
 
     @property
@@ -188,6 +190,11 @@ class _BlockHooks:
             if self.index <= tape.entered:
                 tape.refuse_second_pass(self.training)
                 return None
+            if args and len(args[0]) != tape.batch:
+                raise RuntimeError(
+                    f"the model got {len(args[0])} images, and the mixed batch has {tape.batch}; run it on the whole "
+                    "mixed batch at once, or mix smaller batches"
+                )
             tape.entered = self.index
         if not (tape.actors or self.index in tape.plan.tokens):
             return None  # nothing to do here: the tokens keep their memory layout

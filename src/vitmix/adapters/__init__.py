@@ -18,7 +18,7 @@ from vitmix.adapters.reader import BlockReader as BlockReader
 from vitmix.adapters.reader import FusedBlock as FusedBlock
 from vitmix.adapters.reader import Listener as Listener
 from vitmix.adapters.reader import Reader as Reader
-from vitmix.mix import Frame
+from vitmix.mix import Frame, check_tensor
 
 READERS: dict[type[nn.Module], Callable[[Any], Reader]] = {
     **sequence.READERS,
@@ -84,6 +84,7 @@ def logits_of(output: Any) -> Any:
 
 def frame_of(images: Tensor, reader: Reader | None) -> Frame:
     """The frame of a batch of images `(B, C, H, W)`."""
+    check_tensor("images", images)
     if images.ndim != 4:
         raise ValueError(f"images must be (B, C, H, W), got {tuple(images.shape)}; add the batch dimension")
     if len(images) == 0:

@@ -5,7 +5,7 @@ from typing import Any
 from timm.models import cait
 from torch import Tensor, nn
 
-from vitmix.adapters.reader import BlockReader, Handles, Reader, one_head_each, split_heads
+from vitmix.adapters.reader import BlockReader, Handles, Reader, one_head_each, project_heads
 from vitmix.adapters.sequence import check_blocks
 from vitmix.flow import ClassOnly, Flow, Given
 from vitmix.mix import Grid, initial_token_share
@@ -24,7 +24,7 @@ class TalkingHeadsBlock(BlockReader):
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         attention = self.attention
         normed = self.norm.forward(tokens)
-        query, key = split_heads(normed, attention.qkv.weight, attention.qkv.bias, attention.num_heads, kinds=2)
+        query, key = project_heads(normed, attention.qkv, attention.num_heads, kinds=2)
         scores = (query * attention.scale) @ key.transpose(-2, -1)
         talked = attention.proj_l.forward(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return Given(talked.softmax(-1), prefix=self.prefix)

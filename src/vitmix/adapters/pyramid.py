@@ -13,7 +13,7 @@ from vitmix.adapters.reader import (
     Reader,
     check_divides,
     one_head_each,
-    split_heads,
+    project_heads,
     stacked_heads,
 )
 from vitmix.flow import Flow, Products, Reduced, Windows, cut_windows
@@ -91,8 +91,7 @@ class WindowBlock(BlockReader):
         block, grid = self.module, (tokens.shape[1], tokens.shape[2])
         windows = cut_windows(self.norm.forward(tokens), block.window_size, block.shift_size, pad_first=False)
         mask = block.get_attn_mask(tokens) if getattr(block, "dynamic_mask", False) else block.attn_mask
-        qkv = self.attention.qkv
-        query, key = split_heads(windows, qkv.weight, qkv.bias, self.attention.num_heads, kinds=2)
+        query, key = project_heads(windows, self.attention.qkv, self.attention.num_heads, kinds=2)
         return self._flow(query, key, mask, grid)
 
 

@@ -107,7 +107,7 @@ class FusedBlock(BlockReader):
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         attention = self.attention
         normed = tokens if self.norm is None else self.norm.forward(tokens)
-        query, key = split_heads(normed, attention.qkv.weight, attention.qkv.bias, attention.num_heads, kinds=2)
+        query, key = project_heads(normed, attention.qkv, attention.num_heads, kinds=2)
         return self.flow(attention.q_norm.forward(query), attention.k_norm.forward(key))
 
 
@@ -189,10 +189,10 @@ class Reader:
             )
         return block % depth
 
-    def need_attention(self, what: str) -> None:
-        """Refuses what cannot be had from a model without attention."""
+    def need_attention(self, what: str, instead: str = "") -> None:
+        """Refuses what cannot be had from a model without attention, and says what can be done `instead`."""
         if not self.has_attention:
-            raise ValueError(f"{what} needs attention, and this {self.name} has none")
+            raise ValueError(f"{what} needs attention, and this {self.name} has none{'; ' * bool(instead)}{instead}")
 
     # Geometry
 
@@ -308,6 +308,13 @@ def split_heads(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int,
     rows = weight.shape[0] // 3 * kinds
     both = nn.functional.linear(tokens, weight[:rows], None if bias is None else bias[:rows])
     return stacked_heads(both, heads, kinds=kinds)
+
+
+def project_heads(tokens: Tensor, module: nn.Module, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
+    """The same for a module, which may be more than a matrix, such as one with low-rank adapters."""
+    if type(module) is nn.Linear and "forward" not in vars(module):
+        return split_heads(tokens, module.weight, module.bias, heads, kinds=kinds)
+    return stacked_heads(module.forward(tokens), heads, kinds=3)[:kinds]
 
 
 def stacked_heads(projected: Tensor, heads: int, *, kinds: int) -> tuple[Tensor, ...]:

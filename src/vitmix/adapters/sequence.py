@@ -16,7 +16,9 @@ from vitmix.adapters.reader import (
     Handles,
     Reader,
     ReplacedBlock,
+    project_heads,
     split_heads,
+    stacked_heads,
 )
 from vitmix.flow import Flow, Pooled, Products
 from vitmix.mix import Grid
@@ -98,7 +100,7 @@ class RotaryBlock(FusedBlock):
         attention = self.attention
         normed = tokens if self.norm is None else self.norm.forward(tokens)
         if attention.qkv is not None:
-            query, key = split_heads(normed, attention.qkv.weight, _qkv_bias(attention), attention.num_heads, kinds=2)
+            query, key = _projected(attention, normed, kinds=2)
         else:
             query, key = (
                 projection.forward(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
@@ -115,16 +117,12 @@ class BiasedBlock(ReplacedBlock):
 
     def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
-        query, key, value = self._projected(tokens, kinds=3)
+        query, key, value = _projected(attention, tokens, kinds=3)
         bias = self._bias(shared_rel_pos_bias)
         self.tell(Products(query, key, prefix=self.prefix, bias=bias))
         dropout = attention.attn_drop.p if attention.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
         return attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))
-
-    def _projected(self, tokens: Tensor, kinds: int) -> tuple[Tensor, ...]:
-        attention = self.attention
-        return split_heads(tokens, attention.qkv.weight, _qkv_bias(attention), attention.num_heads, kinds=kinds)
 
     def _bias(self, shared: Tensor | None) -> Tensor | None:
         if self.attention.relative_position_bias_table is None:
@@ -133,7 +131,7 @@ class BiasedBlock(ReplacedBlock):
         return own if shared is None else own + shared
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
-        query, key = self._projected(self.norm.forward(tokens), kinds=2)
+        query, key = _projected(self.attention, self.norm.forward(tokens), kinds=2)
         return Products(query, key, prefix=self.prefix, bias=self._bias(settings.get("shared_rel_pos_bias")))
 
 
@@ -248,10 +246,13 @@ def _add_pooling(reader: Reader) -> None:
     reader.pooling = PoolingBlock(pool, pool, norm=None, prefix=0, class_token=False, width=reader.width)
 
 
-def _qkv_bias(attention: Any) -> Tensor | None:
-    if getattr(attention, "q_bias", None) is not None:
-        return torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-    return attention.qkv.bias
+def _projected(attention: Any, tokens: Tensor, *, kinds: int) -> tuple[Tensor, ...]:
+    if getattr(attention, "q_bias", None) is None:
+        return project_heads(tokens, attention.qkv, attention.num_heads, kinds=kinds)
+    bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+    if attention.qkv_bias_separate:
+        return stacked_heads(attention.qkv.forward(tokens) + bias, attention.num_heads, kinds=3)[:kinds]
+    return split_heads(tokens, attention.qkv.weight, bias, attention.num_heads, kinds=kinds)
 
 
 READERS = {

@@ -214,9 +214,9 @@ def list_matrices() -> dict[str, Matrix]:
 
 def read_matrix(what: str) -> Matrix:
     """The matrix in a YAML file, or a ready one by its name."""
-    if Path(what).suffix in (".yaml", ".yml"):
-        return parse_matrix(read_yaml(what), what)
     ready = _FOLDER / f"{what}.yaml"
+    if Path(what).suffix in (".yaml", ".yml") or (Path(what).is_file() and not ready.is_file()):
+        return parse_matrix(read_yaml(what), what)
     if not ready.is_file():
         names = [each.name.removesuffix(".yaml") for each in _FOLDER.iterdir()]
         raise unknown_name("matrix", what, sorted(names))

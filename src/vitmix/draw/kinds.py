@@ -166,7 +166,7 @@ def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> S
 def draw_gallery(subjects: Subjects) -> Sheet:
     """What methods make of the same pairs, with targets; the models are told apart where a method looks into them."""
     pairs = pairs_of(subjects.pictures)
-    looks_inside = any(not create(method, 2).input_only for method in subjects.methods)
+    looks_inside = any(create(method, 2).looks_inside for method in subjects.methods)
     sights = subjects.sights if looks_inside else subjects.sights[:1]
     rows, heads = [], ("own", "partner")
     for pair in pairs:

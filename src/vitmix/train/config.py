@@ -249,6 +249,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no configuration file {path}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder; name the file in it, as {Path(path) / 'config.yaml'}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:

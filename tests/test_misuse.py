@@ -1,0 +1,204 @@
+"""What goes wrong in a loop of one's own: nothing trains silently without its method, errors say what to do."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import vitmix
+from support import tiny_batch, tiny_vit
+from vitmix.adapters import read_model
+from vitmix.tap import AttentionTap
+
+CLASSES = 10
+
+
+@pytest.mark.parametrize("method", ["cutmix + htm(block=1)", "cutmix + vtm(block=1, tokens=3)"])
+def test_hidden_mixing_that_did_not_happen_is_told(method: str) -> None:
+    model = tiny_vit().train()
+    images, labels = tiny_batch()
+    with vitmix.create(method, CLASSES).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        mixing.forget()  # as a compiled graph from before the hooks would
+        with pytest.raises(RuntimeError, match="tm mixed nothing: run the model on the mixed batch"):
+            mixing.loss(model(batch.images), batch)
+
+
+@pytest.mark.parametrize("method", ["cutmix", "tl_align", "cutmix + vtm(block=1, tokens=3)"])
+def test_closed_mixing_is_refused(method: str) -> None:
+    with vitmix.create(method, CLASSES).attach(tiny_vit()) as mixing:
+        mixing.mix(*tiny_batch())
+    with pytest.raises(RuntimeError, match="this mixing is closed"):
+        mixing.mix(*tiny_batch())
+
+
+@pytest.mark.parametrize("method", ["tl_align", "transmix", "smmix", "cutmix + htm", "cutmix + vtm(block=1, tokens=3)"])
+def test_parts_of_a_mixed_batch_are_refused(method: str) -> None:
+    model = tiny_vit().train()
+    with vitmix.create(method, CLASSES).attach(model) as mixing:
+        batch = mixing.mix(*tiny_batch(5))
+        with pytest.raises(RuntimeError, match="the model got 2 images, and the mixed batch has 5"):
+            mixing.loss(model(batch.images[:2]), batch)
+
+
+def test_vtm_refuses_more_tokens_than_patches_before_the_model_runs() -> None:
+    with vitmix.create("cutmix + vtm(block=1, tokens=17)", CLASSES).attach(tiny_vit()) as mixing:
+        with pytest.raises(ValueError, match="cannot pick 17 tokens out of 16 patches"):
+            mixing.mix(*tiny_batch())
+
+
+# A guide
+
+
+def test_guide_of_another_size_is_refused() -> None:
+    with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(img_size=32)) as mixing:
+        with pytest.raises(ValueError, match="the guide does not take these images: .* 32x32, got 16x16"):
+            mixing.mix(*tiny_batch())
+
+
+def test_guide_of_other_classes_is_refused() -> None:
+    with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(num_classes=7)) as mixing:
+        with pytest.raises(ValueError, match="the guide tells 7 classes apart and the method 10"):
+            mixing.mix(*tiny_batch())
+
+
+class Wordless(nn.Module):
+    """A classifier that cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 16 * 16, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.flatten(1))
+
+
+@pytest.mark.parametrize("guided", ["by itself", "by one that can be read", "one that can be read"])
+def test_consistency_needs_logits_only(guided: str) -> None:
+    torch.manual_seed(0)
+    model = tiny_vit() if guided == "one that can be read" else Wordless()
+    guide = {"by itself": None, "by one that can be read": tiny_vit(), "one that can be read": Wordless()}[guided]
+    images, labels = tiny_batch()
+    with vitmix.create("cutmix + consistency", CLASSES).attach(model.train(), guide=guide) as mixing:
+        batch = mixing.mix(images, labels)
+        logits = model(batch.images)
+        parts = mixing.losses(logits, batch)
+        asked = guide if guide is not None else model
+        clean = asked.eval()(images)
+        expected = vitmix.functional.consistency_loss(logits, clean, batch.mix.partner, mixing.evidence(batch).area)
+        torch.testing.assert_close(parts["consistency"], expected)
+    with pytest.raises(ValueError, match="cannot be read"):
+        vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=Wordless())
+
+
+# Models that were changed
+
+
+class LowRank(nn.Linear):
+    """A projection with a low-rank addition, as adapters of fine-tuning have it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features, bias=base.bias is not None)
+        self.load_state_dict(base.state_dict())
+        self.down, self.up = (
+            nn.Parameter(torch.randn(shape)) for shape in ((base.in_features, 2), (2, base.out_features))
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input @ self.down @ self.up
+
+
+class Wrapped(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return 2 * self.base(tokens)
+
+
+@pytest.mark.parametrize("change", [LowRank, Wrapped])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("eva02_tiny_patch14_224", {"qkv_bias": False}),
+        ("cait_xxs24_224", {}),
+        ("beit_base_patch16_224", {"qkv_bias": False}),
+    ],
+)
+def test_saliency_sees_what_replaced_a_projection(name: str, settings: dict[str, object], change: type) -> None:
+    torch.manual_seed(0)
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": CLASSES}
+    model = timm.create_model(name, **size, **settings).eval()
+    for block in model.blocks:
+        if isinstance(block.attn.qkv, nn.Linear):
+            block.attn.qkv = change(block.attn.qkv)
+    images, _ = tiny_batch()
+    reader, seen = read_model(model), []
+    hook = model.blocks[1].register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
+    )
+    with torch.no_grad():
+        plain = model(images)
+        seen.clear()
+        with AttentionTap(model, column_mean=[1]) as tap:
+            torch.testing.assert_close(model(images), plain)
+    hook.remove()
+    ((tokens, *rest), kwargs) = seen[0]
+    with torch.no_grad():
+        found = reader.blocks[1].attend(tokens, tuple(rest), kwargs).column_mean()
+    torch.testing.assert_close(found, tap.column_mean(1))
+
+
+def test_parts_of_a_switch_have_score_nets_of_their_own_where_they_read_other_tokens() -> None:
+    text = "(cutmix + htm(block=1, tau=9)) | (mixup + htm(block=1, tau=9, score_at=last))"
+    model = timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=32,
+        embed_dim=12,
+        depths=(2, 2),
+        num_heads=(2, 2),
+        window_size=4,
+        num_classes=CLASSES,
+    ).train()
+    learner = vitmix.Learner(model, vitmix.create(text, CLASSES))
+    assert len(learner.added) == 2
+    images, labels = tiny_batch(size=(32, 32))
+    for _ in range(6):
+        learner(images, labels).loss.backward()
+
+
+# Sizes and labels
+
+
+def test_block_mask_says_that_the_image_size_is_wrong() -> None:
+    with vitmix.create("tokenmix", CLASSES).attach(tiny_vit()) as mixing:
+        with pytest.raises(
+            ValueError, match="a block mask is drawn on the model's tokens: this model takes images of 16x16"
+        ):
+            mixing.mix(*tiny_batch(size=(24, 24)))
+
+
+def test_labels_in_a_column_are_to_be_flattened() -> None:
+    images, labels = tiny_batch()
+    with pytest.raises(ValueError, match="flatten them"):
+        vitmix.cutmix(CLASSES)(images, labels.unsqueeze(1))
+
+
+def test_what_is_no_tensor_is_told() -> None:
+    images, labels = tiny_batch()
+    for given in ((images.numpy(), labels), (images, labels.tolist())):
+        with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list); torch.as_tensor makes one"):
+            vitmix.cutmix(CLASSES)(*given)  # pyright: ignore
+
+
+def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
+    with vitmix.create("tokenmix(label=activation)", CLASSES).attach(tiny_vit()) as mixing:
+        with pytest.raises(ValueError, match="maps of 14x14 cannot be laid over a mask of 4x4 cells; resize"):
+            mixing.mix(*tiny_batch(5), maps=torch.rand(5, 14, 14))
+
+
+def test_model_without_attention_may_have_a_guide() -> None:
+    with pytest.raises(ValueError, match="this ResNet has none; give a guide that has it"):
+        vitmix.create("smmix", CLASSES).attach(timm.create_model("resnet18", num_classes=CLASSES))
