@@ -128,8 +128,13 @@ def claims() -> list[Claim]:
     def better(row: str, *others: str) -> list[Figure]:
         return [Figure(f"to {other}", less(row, other, top1)) for other in others]
 
-    def region(pair: str) -> Callable[[Run], float]:
-        return lambda run: 1000 * run.number("regions", pair, method="cutmix")
+    def region(pair: str, method: str) -> Callable[[Run], float]:
+        return lambda run: 1000 * run.number("regions", pair, method=method)
+
+    def regions(method: str) -> list[Figure]:
+        return [
+            Figure(name, less(SMMIX, CUTMIX, region(pair, method)), sign, 1) for name, (pair, sign) in REGIONS.items()
+        ]
 
     def recognized(top: str, method: str) -> Callable[[Run], float]:
         return lambda run: 100 * run.number("accuracy", top, method=method)
@@ -152,8 +157,16 @@ def claims() -> list[Claim]:
         Claim("SMMix trains better models (points of top-1)", better(SMMIX, CUTMIX, EITHER, TOKENMIX, NONE)),
         Claim(
             "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
-            "CutMix's models, on CutMix boxes)",
-            [Figure(name, less(SMMIX, CUTMIX, region(pair)), sign, 1) for name, (pair, sign) in REGIONS.items()],
+            "CutMix's models, on images mixed by SMMix for each)",
+            regions("smmix"),
+        ),
+        Claim("... on CutMix boxes, the same for both", regions("cutmix")),
+        Claim(
+            "... and the rest more to itself than to the pasted (× 1000, in its models)",
+            [
+                Figure(name, less(SMMIX, SMMIX, region("own to own", method), region("own to partner", method)), 1, 1)
+                for name, method in (("on its images", "smmix"), ("on CutMix boxes", "cutmix"))
+            ],
         ),
         Claim(
             "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
