@@ -41,6 +41,27 @@ def test_parts_of_a_mixed_batch_are_refused(method: str) -> None:
             mixing.loss(model(batch.images[:2]), batch)
 
 
+def test_other_images_in_evaluation_are_not_taken_for_the_batch() -> None:
+    model = tiny_vit().train()
+    images, labels = tiny_batch(5)
+    with vitmix.create("tl_align", CLASSES).attach(model) as mixing:
+        skipped = mixing.mix(images, labels)
+        model.eval()(images[:2])
+        with pytest.raises(RuntimeError, match="was not recorded"):
+            mixing.targets(skipped)
+        batch = mixing.mix(images, labels)
+        mixing.loss(model.train()(batch.images), batch)
+
+
+def test_parts_of_a_batch_that_nothing_is_asked_of_run() -> None:
+    model = tiny_vit().train()
+    with vitmix.create("cutmix | tl_align", CLASSES).attach(model) as mixing:
+        draws = [mixing.draw(mixing.frame(tiny_batch()[0])) for _ in range(20)]
+        batch = mixing.mix(*tiny_batch(), draw=next(draw for draw in draws if draw.choice == 0))
+        logits = torch.cat([model(part) for part in batch.images.split(3)])
+        mixing.loss(logits, batch)
+
+
 def test_vtm_refuses_more_tokens_than_patches_before_the_model_runs() -> None:
     with vitmix.create("cutmix + vtm(block=1, tokens=17)", CLASSES).attach(tiny_vit()) as mixing:
         with pytest.raises(ValueError, match="cannot pick 17 tokens out of 16 patches"):

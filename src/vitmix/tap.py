@@ -87,6 +87,23 @@ class Tape:
         """Whether the model ran, as far as anything was to be recorded of it."""
         return self.entered >= 0 or self.final is not None
 
+    @property
+    def asks(self) -> bool:
+        """Whether anything is wanted of the pass."""
+        return bool(self.actors or self.plan.attention or self.plan.final)
+
+    def is_other(self, images: int, training: bool) -> bool:
+        """Whether a pass cannot be the batch's by its number of images, which closes the tape in evaluation mode."""
+        if images == self.batch:
+            return False
+        if training:
+            raise RuntimeError(
+                f"the model got {images} images, and the mixed batch has {self.batch}; run it on the whole mixed batch "
+                "at once, or mix smaller batches"
+            )
+        self.closed = True
+        return True
+
     def refuse_second_pass(self, training: bool) -> None:
         """Closes the tape before a pass in evaluation mode; one in training mode may be the mixed batch's, or not."""
         if training:
@@ -186,15 +203,12 @@ class _BlockHooks:
         tape = self.recorder.active()
         if tape is None:
             return None
-        if tape.one_pass and not tape.closed:
+        if tape.one_pass and tape.asks and not tape.closed:
             if self.index <= tape.entered:
                 tape.refuse_second_pass(self.training)
                 return None
-            if args and len(args[0]) != tape.batch:
-                raise RuntimeError(
-                    f"the model got {len(args[0])} images, and the mixed batch has {tape.batch}; run it on the whole "
-                    "mixed batch at once, or mix smaller batches"
-                )
+            if args and tape.is_other(len(args[0]), self.training):
+                return None
             tape.entered = self.index
         if not (tape.actors or self.index in tape.plan.tokens):
             return None  # nothing to do here: the tokens keep their memory layout
