@@ -9,15 +9,15 @@ import torch
 import vitmix
 
 COMPOSITIONS = {
-    "TokenMix, area labels (tables 2, 3)": "tokenmix",
-    "TokenMix, activation labels (tables 2, 3, 6, 8, 9)": "tokenmix(label=activation)",
+    "TokenMix, area labels (tables 2, 3, 8, 9)": "tokenmix",
+    "TokenMix, activation labels (tables 2, 6, 9)": "tokenmix(label=activation)",
     "CutMix box, activation labels (TokenMix table 7)": "mix(mask=box, share=activation, loss=bce)",
-    "single tokens instead of blocks (TokenMix table 7)": "mix(mask=scattered, loss=bce)",
-    "cross-entropy instead of BCE (TokenMix table 10)": "tokenmix(loss=ce)",
+    "single tokens instead of blocks (TokenMix tables 8, 9)": "mix(mask=scattered, loss=bce)",
+    "cross-entropy instead of BCE (TokenMix table 11)": "tokenmix(loss=ce)",
     "MixUp and CutMix switched (TokenMix table 5)": "mixup | cutmix",
     "MixUp and TokenMix switched (TokenMix table 5)": "mixup | tokenmix",
     "CutMix and TokenMix switched (TokenMix table 5)": "cutmix | tokenmix",
-    "all three switched (TokenMix table 5)": "mixup | cutmix | tokenmix",
+    "all three switched (not in TokenMix table 5)": "mixup | cutmix | tokenmix",
     "the paper's and the released block masks": "tokenmix(preset=paper) | tokenmix(preset=released)",
     "TransMix": "transmix",
     "TransMix's recipe: MixUp in a fifth of the batches": "0.2*mixup | 0.8*transmix",
@@ -52,15 +52,15 @@ COMPOSITIONS = {
     "HTM (TokenMixup)": "htm",
     "VTM (TokenMixup)": "vtm",
     "both, as trained on CIFAR-100": "(mixup | cutmix) + htm(block=3, tau=0.2, rho=0.005) + vtm(block=2, tokens=3)",
-    "difficulty threshold (TokenMixup table 1)": "htm(tau=0.25)",
-    "saliency threshold (TokenMixup table 1)": "htm(rho=0.001)",
-    "more tokens per layer (TokenMixup table 1)": "vtm(tokens=10)",
-    "five random samples (TokenMixup table 5)": "htm(choose=random_samples)",
-    "random tokens, horizontal (TokenMixup table 6)": "htm(choose=random_tokens)",
-    "random tokens, vertical (TokenMixup table 6)": "vtm(choose=random)",
-    "score net at the last layer (TokenMixup table 7)": "htm(score_at=last)",
-    "saliency rolled out, horizontal (TokenMixup algorithm 1)": "htm(rollout=2)",
-    "saliency rolled out, vertical (TokenMixup algorithm 2)": "vtm(rollout=1)",
+    "difficulty threshold (TokenMixup supplement, table 1)": "htm(tau=0.25)",
+    "saliency threshold (TokenMixup supplement, table 1)": "htm(rho=0.001)",
+    "more tokens per layer (TokenMixup supplement, table 1)": "vtm(tokens=10)",
+    "five random samples (TokenMixup supplement, table 5)": "htm(choose=random_samples)",
+    "random tokens, horizontal (TokenMixup supplement, table 6)": "htm(choose=random_tokens)",
+    "random tokens, vertical (TokenMixup supplement, table 6)": "vtm(choose=random)",
+    "score net at the last layer (TokenMixup supplement, table 7)": "htm(score_at=last)",
+    "saliency rolled out, horizontal (TokenMixup supplement, algorithm 1)": "htm(rollout=2)",
+    "saliency rolled out, vertical (TokenMixup supplement, algorithm 2)": "vtm(rollout=1)",
     "ImageNet fine-tuning (TokenMixup)": "htm(block=3, tau=0.1, rho=0.01, score_weight=1.0, stop_gradient=True)",
     "what no paper has": "mix(mask=block, share=aligned, pairing=derangement) + consistency + vtm",
 }
@@ -79,15 +79,15 @@ def main() -> None:
         )
         output = vitmix.Learner(model, vitmix.create(text, num_classes=10))(images, labels, maps=maps)
         output.loss.backward()
-        print(f"{name:52s} {text:88s} {output.loss:.3f}")
+        print(f"{name:68s} {text:88s} {output.loss:.3f}")
     # The rows whose difference is not in the text: another model as guide, and a network without attention.
     learner = vitmix.Learner(model, vitmix.create("smmix", num_classes=10), guide=teacher.eval())
-    print(f"{'a frozen guide (SMMix table 9)':52s} {'smmix, guide=teacher':88s} {learner(images, labels).loss:.3f}")
+    print(f"{'a frozen guide (SMMix table 9)':68s} {'smmix, guide=teacher':88s} {learner(images, labels).loss:.3f}")
     convnet = timm.create_model("resnet18", num_classes=10)
     masks = ("box", "scattered(grid=[8, 8])", "block(grid=[8, 8])")
     for text in (f"mix(mask={mask}, share={share}, loss=bce)" for mask in masks for share in ("area", "activation")):
         output = vitmix.Learner(convnet, vitmix.create(text, num_classes=10))(images, labels, maps=maps)
-        print(f"{'on a ResNet (TokenMix tables 7, 8)':52s} {text:88s} {output.loss:.3f}")
+        print(f"{'on a ResNet (TokenMix tables 7, 8)':68s} {text:88s} {output.loss:.3f}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix import cli
+from vitmix.spec import PARTS
 from vitmix.train.config import FIELDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,7 +201,9 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["methods"]) == 0
-    assert "tl_align" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tl_align" in said and all(name in said for parts in PARTS.values() for name in parts)
+    assert "rolled(by=1)" in said and "consistency(weight=1.0, average=logits)" in said
     for arguments in (["recipes"], ["train", "--recipe", "help"]):
         assert cli.main(arguments) == 0
         assert "cct_cifar10_300_both" in capsys.readouterr().out

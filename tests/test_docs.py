@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from vitmix import cli
 from vitmix.methods import METHODS
+from vitmix.spec import PARTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,6 +60,14 @@ def test_links_between_pages_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_parts_and_their_settings_are_in_the_design() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    for kind, parts in PARTS.items():
+        named = {name: ", ".join(field.name for field in fields(part)) for name, part in parts.items()}
+        row = ", ".join(f"`{name}({settings})`" if settings else f"`{name}`" for name, settings in named.items())
+        assert f"| `{kind}` | {row} |" in page
 
 
 def test_support_table_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:

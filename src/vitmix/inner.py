@@ -21,7 +21,7 @@ from vitmix.pairing import random_derangement
 from vitmix.statistics import forget_casts
 from vitmix.tap import Plan, Tape
 
-RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's table 5 mixes
+RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's supplement, table 5, mixes
 
 # Formulas
 

@@ -1,4 +1,4 @@
-"""How sharp saliency maps are, attention against gradient: total variation and variance (TokenMixup table 2)."""
+"""How sharp saliency maps are, attention and gradient: total variation, variance (TokenMixup supplement, table 2)."""
 
 from collections.abc import Iterable
 

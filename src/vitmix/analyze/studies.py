@@ -202,12 +202,14 @@ STUDIES: dict[str, Study] = {
     "regions": Study("attention between the two regions per block (SMMix tables A1, A2)", REGIONS, figures.draw_blocks),
     "presence": Study("presence of each token per block (TL-Align equation 2)", PRESENCE, figures.draw_blocks),
     "sharpness": Study(
-        "total variation and variance of saliency, attention and gradient (TokenMixup table 2)",
+        "total variation and variance of saliency, attention and gradient (TokenMixup supplement, table 2)",
         _sharpness,
         figures.draw_bars,
     ),
     "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", COVERAGE, figures.draw_bars),
     "htm": Study(
-        "samples and tokens that HTM mixed, epoch by epoch (TokenMixup table 1)", _hidden, figures.draw_hidden
+        "samples and tokens that HTM mixed, epoch by epoch (TokenMixup supplement, table 1)",
+        _hidden,
+        figures.draw_hidden,
     ),
 }
