@@ -72,8 +72,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         return index
     except FileNotFoundError:
         raise ValueError(
-            f"{str(folder)!r} is no folder of activation maps; make one with 'vitmix maps --data DATA --teacher TEACHER "
-            f"--output {folder}'"
+            f"{str(folder)!r} is no folder of activation maps; make one with 'vitmix maps --data DATA "
+            f"--teacher TEACHER --output {folder}'"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as problem:
         raise ValueError(f"{str(folder / INDEX)!r} is not an index of activation maps ({problem})") from None
