@@ -4,10 +4,12 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import vitmix
 from support import tiny_batch, tiny_vit
 from vitmix.adapters import read_model
+from vitmix.mix import Frame
 from vitmix.tap import AttentionTap
 
 CLASSES = 10
@@ -41,16 +43,22 @@ def test_parts_of_a_mixed_batch_are_refused(method: str) -> None:
             mixing.loss(model(batch.images[:2]), batch)
 
 
-def test_other_images_in_evaluation_are_not_taken_for_the_batch() -> None:
+@pytest.mark.parametrize("method", ["tl_align", "cutmix + region", "cutmix + vtm(block=1, tokens=3)"])
+def test_other_images_in_evaluation_are_not_taken_for_the_batch(method: str) -> None:
     model = tiny_vit().train()
     images, labels = tiny_batch(5)
-    with vitmix.create("tl_align", CLASSES).attach(model) as mixing:
-        skipped = mixing.mix(images, labels)
-        model.eval()(images[:2])
-        with pytest.raises(RuntimeError, match="was not recorded"):
-            mixing.targets(skipped)
-        batch = mixing.mix(images, labels)
-        mixing.loss(model.train()(batch.images), batch)
+    with vitmix.create(method, CLASSES).attach(model) as mixing:
+        draw = mixing.draw(mixing.frame(images))
+        found = []
+        for others in (False, True):
+            batch = mixing.mix(images, labels, draw=draw)
+            if others:
+                model.eval()(images[:2])
+            logits = model.train()(batch.images)
+            if others:
+                model.eval()(images[:2])
+            found.append(mixing.loss(logits, batch))
+        assert torch.equal(*found)
 
 
 def test_parts_of_a_batch_that_nothing_is_asked_of_run() -> None:
@@ -81,6 +89,22 @@ def test_guide_of_other_classes_is_refused() -> None:
     with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(num_classes=7)) as mixing:
         with pytest.raises(ValueError, match="the guide tells 7 classes apart and the method 10"):
             mixing.mix(*tiny_batch())
+
+
+def test_guide_that_is_not_asked_may_be_any() -> None:
+    images, labels = tiny_batch(size=(32, 32))
+    learner = vitmix.Learner(tiny_vit(dynamic_img_size=True), vitmix.smmix(CLASSES), guide=tiny_vit())
+    learner.eval()(images, labels)
+    with vitmix.create("cutmix", CLASSES).attach(tiny_vit(img_size=32), guide=tiny_vit()) as mixing:
+        mixing.mix(images, labels)
+
+
+def test_head_of_other_classes_is_the_models_fault_without_a_guide() -> None:
+    model = tiny_vit(num_classes=7).train()
+    with vitmix.create("smmix", CLASSES).attach(model) as mixing:
+        batch = mixing.mix(*tiny_batch())
+        with pytest.raises(ValueError, match="the model must return logits of shape"):
+            mixing.loss(model(batch.images), batch)
 
 
 class Wordless(nn.Module):
@@ -115,6 +139,16 @@ def test_consistency_needs_logits_only(guided: str) -> None:
 # Models that were changed
 
 
+SMALL_SWIN = {
+    "img_size": 32,
+    "embed_dim": 12,
+    "depths": (2, 2),
+    "num_heads": (2, 2),
+    "window_size": 4,
+    "num_classes": CLASSES,
+}
+
+
 class LowRank(nn.Linear):
     """A projection with a low-rank addition, as adapters of fine-tuning have it."""
 
@@ -146,18 +180,22 @@ class Wrapped(nn.Module):
         ("eva02_tiny_patch14_224", {"qkv_bias": False}),
         ("cait_xxs24_224", {}),
         ("beit_base_patch16_224", {"qkv_bias": False}),
+        ("beit_base_patch16_224", {}),
+        ("swin_tiny_patch4_window7_224", SMALL_SWIN),
     ],
 )
 def test_saliency_sees_what_replaced_a_projection(name: str, settings: dict[str, object], change: type) -> None:
     torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": CLASSES}
-    model = timm.create_model(name, **size, **settings).eval()
-    for block in model.blocks:
-        if isinstance(block.attn.qkv, nn.Linear):
-            block.attn.qkv = change(block.attn.qkv)
-    images, _ = tiny_batch()
+    model = timm.create_model(name, **(settings if settings is SMALL_SWIN else size | settings)).eval()
+    images, _ = tiny_batch(size=(32, 32) if settings is SMALL_SWIN else (16, 16))
     reader, seen = read_model(model), []
-    hook = model.blocks[1].register_forward_pre_hook(
+    for block in reader.blocks[: reader.patch_depth]:
+        block.attention.qkv = change(block.attention.qkv)
+    if getattr(reader.blocks[0].attention, "q_bias", None) is not None:  # and so `qkv` is called
+        for block in reader.blocks:
+            block.attention.qkv_bias_separate = True
+    hook = reader.blocks[1].module.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
     )
     with torch.no_grad():
@@ -174,15 +212,7 @@ def test_saliency_sees_what_replaced_a_projection(name: str, settings: dict[str,
 
 def test_parts_of_a_switch_have_score_nets_of_their_own_where_they_read_other_tokens() -> None:
     text = "(cutmix + htm(block=1, tau=9)) | (mixup + htm(block=1, tau=9, score_at=last))"
-    model = timm.create_model(
-        "swin_tiny_patch4_window7_224",
-        img_size=32,
-        embed_dim=12,
-        depths=(2, 2),
-        num_heads=(2, 2),
-        window_size=4,
-        num_classes=CLASSES,
-    ).train()
+    model = timm.create_model("swin_tiny_patch4_window7_224", **SMALL_SWIN).train()
     learner = vitmix.Learner(model, vitmix.create(text, CLASSES))
     assert len(learner.added) == 2
     images, labels = tiny_batch(size=(32, 32))
@@ -212,6 +242,8 @@ def test_what_is_no_tensor_is_told() -> None:
     for given in ((images.numpy(), labels), (images, labels.tolist())):
         with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list); torch.as_tensor makes one"):
             vitmix.cutmix(CLASSES)(*given)  # pyright: ignore
+        with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list)"):
+            vitmix.Learner(tiny_vit(), vitmix.cutmix(CLASSES))(*given)  # pyright: ignore
 
 
 def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
@@ -221,5 +253,26 @@ def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
 
 
 def test_model_without_attention_may_have_a_guide() -> None:
+    model = timm.create_model("resnet18", num_classes=CLASSES).train()
     with pytest.raises(ValueError, match="this ResNet has none; give a guide that has it"):
-        vitmix.create("smmix", CLASSES).attach(timm.create_model("resnet18", num_classes=CLASSES))
+        vitmix.create("smmix", CLASSES).attach(model)
+    with vitmix.create("smmix", CLASSES).attach(model, guide=tiny_vit(img_size=64, patch_size=16)) as mixing:
+        batch = mixing.mix(*tiny_batch(size=(64, 64)))
+        assert mixing.loss(model(batch.images), batch).isfinite()
+
+
+@pytest.mark.parametrize("method", ["tl_align", "transmix", "cutmix + vtm(block=1, tokens=3)"])
+def test_compiled_model_is_not_compiled_for_each_size_of_batch(method: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    model = tiny_vit().train()
+    with vitmix.create(method, CLASSES).attach(model) as mixing:
+        compiled = torch.compile(model, backend=counter)
+        for size in range(4, 10):
+            batch = mixing.mix(*tiny_batch(size))
+            mixing.loss(compiled(batch.images), batch)
+    assert counter.frame_count <= 2
+
+
+def test_vtm_is_drawn_without_a_model() -> None:
+    assert set(vitmix.create("cutmix + vtm", CLASSES).draw(Frame(4, (16, 16))).values) >= {"partner"}

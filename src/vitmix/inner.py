@@ -4,6 +4,7 @@ Settings are frozen; the `actor` of a batch carries out one mixing and remembers
 activation checkpointing runs twice is mixed the same way twice.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -233,10 +234,11 @@ class VTM:
         return None
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        rows, columns = frame.grids[self.block]
-        _check_picked(self.tokens, rows * columns)
+        if frame.grids:
+            _check_picked(self.tokens, math.prod(frame.grids[self.block]))
         if self.choose == "salient":
             return {}
+        rows, columns = frame.grids[self.block]
         shape = (self.block % len(frame.grids), frame.batch, rows * columns)
         return {"noise": torch.rand(shape, generator=generator)}
 

@@ -13,7 +13,7 @@ from vitmix.adapters import logits_of
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
 from vitmix.masks import box_mask
-from vitmix.mix import check_label_range, label_rows
+from vitmix.mix import check_label_range, check_tensor, label_rows
 from vitmix.mixer import AnyMixer
 from vitmix.shares import AlignedShare
 
@@ -122,6 +122,7 @@ class Learner(nn.Module):
             return self.model(images)
         if not self.training:
             return self._forward_plain(images, labels)
+        check_tensor("labels", labels)
         check_label_range(labels, self.mixer.num_classes)
         if draw is None:
             draw = self.mixing.draw(self.mixing.frame(images))

@@ -120,12 +120,15 @@ class Mixing:
             if self.mixer.looks_inside:
                 raise
             frame = replace(frame_of(images, None), no_grid=str(problem))  # which block masks alone would need
-        if self._guide_reader is not None and self._guide_reader is not self.reader:
+        return frame
+
+    def check_guide(self, size: Grid) -> None:
+        """Refuses images of a size that a guide cannot look at."""
+        if self.guide is not self.model and self._guide_reader is not None:
             try:
-                self._guide_reader.grids(frame.size)
+                self._guide_reader.grids(size)
             except ValueError as problem:
                 raise ValueError(f"the guide does not take these images: {problem}") from None
-        return frame
 
     def draw(self, frame: Frame) -> Draw:
         """The choices of the next batch, a function of (seed, step, rank); the switch's of (seed, step)."""
@@ -268,6 +271,7 @@ class Mixing:
         """Scores `(B, rows, columns)` and clean logits of the unmixed images, as far as the mixer asks for them."""
         if plan is None:
             return None, None
+        self.check_guide(frame.size)
         reader, tape = self._guide_reader, Tape(plan)
         wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
         if self._guide_recorder is not None:
@@ -275,12 +279,17 @@ class Mixing:
         logits = None
         with torch.no_grad(), Evaluating(self.guide if reader is None else reader.model):
             if wants_logits:
-                logits = _guide_logits(self.guide, images, mixer.num_classes)
+                logits = logits_of(self.guide(images))
             else:
                 assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
         tape.closed = True
+        if logits is not None and self.guide is not self.model and logits.shape[-1] != mixer.num_classes:
+            raise ValueError(
+                f"the guide tells {logits.shape[-1]} classes apart and the method {mixer.num_classes}; give a guide of "
+                "the same classes"
+            )
         if not plan.column_mean:
             return None, logits
         assert reader is not None
@@ -370,16 +379,6 @@ def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
         return None
 
 
-def _guide_logits(guide: nn.Module, images: Tensor, num_classes: int) -> Tensor:
-    logits = logits_of(guide(images))
-    if logits.shape[-1] != num_classes:
-        raise ValueError(
-            f"the guide tells {logits.shape[-1]} classes apart and the method {num_classes}; give a guide of the same "
-            "classes"
-        )
-    return logits
-
-
 def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
     plan = Plan()
     if reader is None:
@@ -413,7 +412,7 @@ def _union(plans: tuple[Plan | None, ...]) -> Plan:
 
 
 def _module_key(part: Inner) -> str:
-    """Parts of a switch share a module if it reads the same tokens."""
+    """By which parts of a switch share what they add."""
     at = "_last" if isinstance(part, HTM) and part.score_at == "last" else ""
     return f"{part.name}{at}_{part.block}".replace("-", "last")
 

@@ -61,7 +61,7 @@ class Tape:
     recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
     decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
     reads. A tape for `one_pass` does not take a second one for the batch's, nor one of another number of images than
-    `batch`: `entered` is the last block that ran.
+    `batch`: `entered` is the last block that ran, `passing` says that other images run.
     """
 
     plan: Plan
@@ -80,6 +80,7 @@ class Tape:
     closed: bool = False
     one_pass: bool = False
     batch: int = 0
+    passing: bool = False
     entered: int = -1
 
     @property
@@ -92,16 +93,24 @@ class Tape:
         """Whether anything is wanted of the pass."""
         return bool(self.actors or self.plan.attention or self.plan.final)
 
-    def is_other(self, images: int, training: bool) -> bool:
-        """Whether a pass cannot be the batch's by its number of images, which closes the tape in evaluation mode."""
-        if images == self.batch:
+    def takes(self, index: int, images: int | None, training: bool) -> bool:
+        """Whether the pass that enters a block is the batch's; `images` is how many it has, where that is known.
+
+        In evaluation mode other images pass by.
+        """
+        other = images is not None and images != self.batch
+        self.passing = other and not training
+        if self.passing:
             return False
-        if training:
+        if index <= self.entered:
+            self.refuse_second_pass(training)
+            return False
+        if other:
             raise RuntimeError(
                 f"the model got {images} images, and the mixed batch has {self.batch}; run it on the whole mixed batch "
                 "at once, or mix smaller batches"
             )
-        self.closed = True
+        self.entered = index
         return True
 
     def refuse_second_pass(self, training: bool) -> None:
@@ -181,7 +190,10 @@ class Recorder:
 
     def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
         tape = self.active()
-        if tape is None or not tape.plan.final or tape.closed:
+        if tape is None or not tape.plan.final or tape.closed or tape.passing:
+            return
+        images = _count((output,))
+        if tape.one_pass and images not in (None, tape.batch) and not module.training:
             return
         if tape.one_pass and tape.final is not None:
             tape.refuse_second_pass(module.training)
@@ -203,13 +215,8 @@ class _BlockHooks:
         tape = self.recorder.active()
         if tape is None:
             return None
-        if tape.one_pass and tape.asks and not tape.closed:
-            if self.index <= tape.entered:
-                tape.refuse_second_pass(self.training)
-                return None
-            if args and tape.is_other(len(args[0]), self.training):
-                return None
-            tape.entered = self.index
+        if tape.one_pass and tape.asks and not tape.closed and not tape.takes(self.index, _count(args), self.training):
+            return None
         if not (tape.actors or self.index in tape.plan.tokens):
             return None  # nothing to do here: the tokens keep their memory layout
         tokens = args[0].flatten(1, -2)
@@ -247,7 +254,7 @@ class _BlockHooks:
 
     def wanted(self) -> bool:
         tape = self.recorder.active()
-        return tape is not None and not tape.closed and self.index in tape.plan.attention
+        return tape is not None and not (tape.closed or tape.passing) and self.index in tape.plan.attention
 
     def receive(self, flow: Flow) -> None:
         tape = self.recorder.active()
@@ -333,6 +340,11 @@ class AttentionTap:
 
     def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
         return recorded(slots, what, self.reader.resolve(block))
+
+
+def _count(args: tuple[Any, ...]) -> int | None:
+    """How many images enter a block; not in a compiled model, which would be compiled for each number of them."""
+    return len(args[0]) if args and not torch.compiler.is_compiling() else None
 
 
 def recorded(slots: dict[int, Any], what: str, block: int) -> Any:

@@ -1,5 +1,6 @@
 """timm's plain transformers (ViT, DeiT, BEiT, EVA) and the compact ones of this library: alike blocks, one grid."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -117,7 +118,7 @@ class BiasedBlock(ReplacedBlock):
 
     def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
-        query, key, value = _projected(attention, tokens, kinds=3)
+        query, key, value = _projected(attention, tokens, kinds=3, project=attention.qkv)
         bias = self._bias(shared_rel_pos_bias)
         self.tell(Products(query, key, prefix=self.prefix, bias=bias))
         dropout = attention.attn_drop.p if attention.training else 0.0
@@ -246,12 +247,18 @@ def _add_pooling(reader: Reader) -> None:
     reader.pooling = PoolingBlock(pool, pool, norm=None, prefix=0, class_token=False, width=reader.width)
 
 
-def _projected(attention: Any, tokens: Tensor, *, kinds: int) -> tuple[Tensor, ...]:
-    if getattr(attention, "q_bias", None) is None:
-        return project_heads(tokens, attention.qkv, attention.num_heads, kinds=kinds)
+def _projected(
+    attention: Any, tokens: Tensor, *, kinds: int, project: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """As the attention of EVA and BEiT; `project` is its projection where that is to be called with its hooks."""
+    heads, biased = attention.num_heads, getattr(attention, "q_bias", None) is not None
+    if not biased:
+        if project is None:
+            return project_heads(tokens, attention.qkv, heads, kinds=kinds)
+        return stacked_heads(project(tokens), heads, kinds=3)[:kinds]
     bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
     if attention.qkv_bias_separate:
-        return stacked_heads(attention.qkv.forward(tokens) + bias, attention.num_heads, kinds=3)[:kinds]
+        return stacked_heads((project or attention.qkv.forward)(tokens) + bias, heads, kinds=3)[:kinds]
     return split_heads(tokens, attention.qkv.weight, bias, attention.num_heads, kinds=kinds)
 
 

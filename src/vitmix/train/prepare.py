@@ -99,6 +99,7 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
     """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
     size = augmentation.size if isinstance(augmentation.size, tuple) else (augmentation.size, augmentation.size)
     frame = learner.mixing.frame(torch.empty(1, 3, *size))
+    learner.mixing.check_guide(size)
     for mixer in learner.mixer.mixers:
         values = mixer.draw(frame, torch.Generator()).part("mask")
         mask = values.get("mask")
