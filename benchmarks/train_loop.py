@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", default="shapes(length=50000)")
     parser.add_argument("--settings", default="examples/cifar10.yaml", help="a comparison whose settings to take")
+    parser.add_argument("--recipe", help="instead of the settings' recipe")
     parser.add_argument("--method", default="mixup(alpha=0.8) | cutmix")
     parser.add_argument("--mode", help="instead of the settings' compile_mode, such as reduce-overhead")
     parser.add_argument("--epochs", type=int, default=4)
@@ -80,7 +81,8 @@ def main() -> None:
         settings = yaml.safe_load(Path(given.settings).read_text())["settings"]
         settings |= {"data": given.data, "method": given.method, "output": str(Path(folder) / "run")}
         settings |= {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
-        settings |= {"compile_mode": given.mode} if given.mode else {}
+        instead = {"recipe": given.recipe, "compile_mode": given.mode}
+        settings |= {name: value for name, value in instead.items() if value is not None}
         trainer = Trainer(resolve({**settings, "track": "none", "log_every": 200}))
         trainer.run()
         rates = [row["images/s"] for row in trainer.position.history[1:]]

@@ -104,6 +104,17 @@ def golden_compact(data: Arrays, dtype: torch.dtype = torch.float64) -> CompactT
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
 
 
+# A Swin of timm on 32 px images with two stages.
+SMALL_SWIN = {
+    "img_size": 32,
+    "embed_dim": 12,
+    "depths": (2, 2),
+    "num_heads": (2, 2),
+    "window_size": 4,
+    "num_classes": 10,
+}
+
+
 def tiny_vit(name: str = "vit_tiny_patch16_224", **settings: object) -> nn.Module:
     """A ViT of about 0.1 M parameters on 16 px images with 4 x 4 tokens."""
     defaults = dict(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, num_classes=10)

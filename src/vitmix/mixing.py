@@ -115,12 +115,11 @@ class Mixing:
 
     def frame(self, images: Tensor) -> Frame:
         try:
-            frame = frame_of(images, self.reader)
+            return frame_of(images, self.reader)
         except ValueError as problem:
             if self.mixer.looks_inside:
                 raise
-            frame = replace(frame_of(images, None), no_grid=str(problem))  # which block masks alone would need
-        return frame
+            return replace(frame_of(images, None), no_grid=str(problem))  # which block masks alone would need
 
     def check_guide(self, size: Grid) -> None:
         """Refuses images of a size that a guide cannot look at."""

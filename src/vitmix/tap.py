@@ -93,12 +93,13 @@ class Tape:
         """Whether anything is wanted of the pass."""
         return bool(self.actors or self.plan.attention or self.plan.final)
 
-    def takes(self, index: int, images: int | None, training: bool) -> bool:
-        """Whether the pass that enters a block is the batch's; `images` is how many it has, where that is known.
+    def is_other(self, images: int | None) -> bool:
+        """Whether a pass cannot be the batch's by its number of images, where that is known."""
+        return self.one_pass and images is not None and images != self.batch
 
-        In evaluation mode other images pass by.
-        """
-        other = images is not None and images != self.batch
+    def takes(self, index: int, images: int | None, training: bool) -> bool:
+        """Whether the pass that enters a block is the batch's; in evaluation mode other images pass by."""
+        other = self.is_other(images)
         self.passing = other and not training
         if self.passing:
             return False
@@ -192,8 +193,7 @@ class Recorder:
         tape = self.active()
         if tape is None or not tape.plan.final or tape.closed or tape.passing:
             return
-        images = _count((output,))
-        if tape.one_pass and images not in (None, tape.batch) and not module.training:
+        if tape.is_other(_count((output,))) and not module.training:
             return
         if tape.one_pass and tape.final is not None:
             tape.refuse_second_pass(module.training)

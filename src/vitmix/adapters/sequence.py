@@ -251,15 +251,15 @@ def _projected(
     attention: Any, tokens: Tensor, *, kinds: int, project: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, ...]:
     """As the attention of EVA and BEiT; `project` is its projection where that is to be called with its hooks."""
-    heads, biased = attention.num_heads, getattr(attention, "q_bias", None) is not None
-    if not biased:
+    heads = attention.num_heads
+    if getattr(attention, "q_bias", None) is None:
         if project is None:
             return project_heads(tokens, attention.qkv, heads, kinds=kinds)
         return stacked_heads(project(tokens), heads, kinds=3)[:kinds]
     bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
     if attention.qkv_bias_separate:
         return stacked_heads((project or attention.qkv.forward)(tokens) + bias, heads, kinds=3)[:kinds]
-    return split_heads(tokens, attention.qkv.weight, bias, attention.num_heads, kinds=kinds)
+    return split_heads(tokens, attention.qkv.weight, bias, heads, kinds=kinds)
 
 
 READERS = {
