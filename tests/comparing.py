@@ -1,5 +1,6 @@
 """Comparisons small enough for tests."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,10 @@ def finish(cell: Cell) -> None:
     """What a process of the comparison would do."""
     assert Trainer(cell.config).run() == 0
     evaluate_run(cell.folder.path)
+
+
+def wait_for(condition: Any, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,5 +1,6 @@
 """Trainings small enough for tests."""
 
+import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +97,15 @@ def weights(output: Path | str, name: str = "last") -> dict[str, Tensor]:
 
 def same_weights(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def whole_run(factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run that others are held against."""
+    output = factory.mktemp("run") / "whole"
+    train(output, ema=0.9)
+    return output
+
+
+def rows(output: Path) -> list[dict[str, str]]:
+    with open(output / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,185 @@
+"""Trainings side by side: processes that begin, share what there is, are told to stop, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparing import SETTINGS, wait_for, write
+from vitmix.compare import read_matrix, runner
+from vitmix.compare.matrix import Cell
+from vitmix.compare.runner import is_busy
+
+LONG = SETTINGS | {"epochs": 400, "checkpoint_every": "100 epochs", "log_every": 1, "eval_every": 400}
+
+
+def begin(path: Path, output: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "vitmix", "compare", str(path), "--output", str(output), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def children_of(process: int) -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = each.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process:
+            found.append(int(each.parent.name))
+    return found
+
+
+def trains(cell: Cell) -> bool:
+    return cell.folder.log.exists() and "update" in cell.folder.log.read_text()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+def test_ctrl_c_ends_all_trainings_at_a_checkpoint(tmp_path: Path) -> None:
+    path, output = write(tmp_path, seeds=[0, 1], settings=LONG), tmp_path / "out"
+    cells = read_matrix(str(path)).cells(output)
+    process = begin(path, output, "--jobs", "2")
+    wait_for(lambda: trains(cells[0]) and trains(cells[1]))
+    children = children_of(process.pid)
+    assert len(children) == 2 and not cells[2].folder.path.exists()  # the two seeds of the first row
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Stopped by SIGINT" in said and "failed" not in said
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    for cell in cells[:2]:
+        assert list((cell.folder.checkpoints).iterdir()) and "Checkpoint of update" in cell.folder.log.read_text()
+        assert not is_busy(cell.folder)
+
+
+# The rest with processes that only say when they begin and end: what starts and stops them is at stake.
+
+STAND_IN = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1]).parent
+def stop(number, frame):
+    (folder / ".stopped").write_text("at a checkpoint")
+    sys.exit(143)
+if sys.argv[2] != "deaf":
+    signal.signal(signal.SIGTERM, stop)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / ".begun").touch()
+time.sleep(60 if sys.argv[2] != "short" else 0)
+"""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(
+        runner, "training_command", lambda settings: [sys.executable, "-c", STAND_IN, str(settings), kind]
+    )
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    return read_matrix(str(write(tmp_path, seeds=[0, 1]))).cells(tmp_path / "out")
+
+
+def there(cell: Cell, name: str) -> bool:
+    return (cell.folder.path / name).exists()
+
+
+def test_time_that_is_over_stops_what_runs(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "patient")
+    assert runner.run_cells(cells, jobs=2, minutes=1.5 / 60) == []
+    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert not children_of(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_every_process(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    stand_in(monkeypatch, "patient")
+    when(lambda: there(cells[0], ".begun") and there(cells[1], ".begun"), lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(runner.Interrupted) as caught:
+        runner.run_cells(cells, jobs=2)
+    assert caught.value.exit_code == 128 + number and signal.getsignal(number) is before
+    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert not children_of(os.getpid())
+
+
+def test_a_second_ctrl_c_does_not_wait(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "deaf")
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when(lambda: there(cells[0], ".begun"), press)
+    with pytest.raises(runner.Interrupted):
+        runner.run_cells(cells)
+    assert not children_of(os.getpid())
+
+
+def when(condition: Any, action: Any) -> None:
+    def wait() -> None:
+        wait_for(condition)
+        action()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(runner, "_cores", lambda: 8)
+    say = f"import os; print(*(os.environ.get(name) for name in {runner.THREADS!r}))"
+    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", say])
+    for jobs, given, expected in ((1, None, "None None"), (4, None, "2 2"), (16, None, "1 1"), (4, "3", "3 2")):
+        for name in runner.THREADS:
+            monkeypatch.delenv(name, raising=False)
+        if given is not None:
+            monkeypatch.setenv(runner.THREADS[0], given)
+        (failure,) = runner.run_cells(cells[:1], jobs=jobs)  # it ended without having trained
+        assert failure.reason == expected
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "short")
+    busy = iter([False, True, True])  # free when looked at, then taken before our process came to it
+    monkeypatch.setattr(runner, "is_busy", lambda folder: next(busy, False))
+    said: list[str] = []
+    (failure,) = runner.run_cells(cells[:1], say=said.append)
+    assert next(busy, None) is None and failure.reason == "it ended with code 0"
+
+
+def test_a_killed_training_and_a_failing_one_are_told_apart(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("epoch 1/3  update 7\nvitmix: error: no such data\n\n")
+    assert runner._reason(2, log) == "no such data"
+    assert runner._reason(-9, log) == "signal 9 ended it (Killed, as when memory runs out)"
+    log.write_text("")
+    assert runner._reason(3, log) == "it ended with code 3"
+
+
+def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "short")
+    assert len(runner.run_cells(cells, stop_at_failure=True)) == 1 and not there(cells[1], ".begun")
+    assert len(runner.run_cells(cells)) == 4
+
+
+def test_two_comparisons_start_a_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", "input()"])
+    cells = read_matrix(str(write(tmp_path))).cells(tmp_path / "out")
+    one, other = (runner._Crew(jobs, lambda text: None) for jobs in (1, 2))
+    try:
+        assert one.start(cells) == cells[1:]
+        assert other.start(cells) == cells[:1]
+    finally:
+        for crew in (one, other):
+            crew._stop()
+    assert one.start(cells) == cells[1:]
+    one._stop()

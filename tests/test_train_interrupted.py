@@ -1,0 +1,243 @@
+"""Trainings that are stopped, killed or run out of disk: what was written is complete, and they go on bit for bit."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
+from vitmix.train import checkpoints
+from vitmix.train.engine import Trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def finished(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    return whole_run(tmp_path_factory)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, workers: int) -> None:
+    output, chance = tmp_path / "run", random.Random(workers)
+    for update in sorted(chance.sample(range(1, 12), 3 - workers // 2)):
+        train_until(output, update, ema=0.9, checkpoint_every="1 step" if update % 2 else "2 steps", workers=workers)
+    train(output, ema=0.9, workers=workers)
+    assert same_weights(weights(finished), weights(output))
+    assert same_weights(weights(finished, "best"), weights(output, "best"))
+    newest, damaged = checkpoints.newest_checkpoint(output / "checkpoints")
+    assert newest is not None and not damaged
+    ema = checkpoints.load_checkpoint(newest).ema
+    whole, _ = checkpoints.newest_checkpoint(finished / "checkpoints")
+    assert ema is not None and whole is not None and same_weights(ema, checkpoints.load_checkpoint(whole).ema or {})
+    shown = ("epoch", "lr", "loss", "accuracy", "eval_loss", "ema_accuracy")
+    assert [[row[name] for name in shown] for row in rows(output)] == [[r[n] for n in shown] for r in rows(finished)]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("method", ["(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "mixup | smmix"])
+def test_every_state_is_resumed(tmp_path: Path, method: str, resident: bool) -> None:
+    settings = {"method": method, "resident": resident, "accumulate": 2, "erasing": 0.5, "erase_after_mixing": True}
+    settings |= {"clip_grad": 1.0, "mixing_off_epoch": 1, "repeats": 2, "optimizer": "sgd", "layer_decay": 0.8}
+    train(tmp_path / "whole", **settings)
+    train_until(tmp_path / "parts", 4, checkpoint_every="3 steps", **settings)
+    train_until(tmp_path / "parts", 8, checkpoint_every="3 steps", **settings)
+    train(tmp_path / "parts", **settings)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_finished_run_is_not_repeated(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = shutil.copytree(finished, tmp_path / "copy")
+    before = (output / "last.safetensors").stat().st_mtime_ns
+    train(output, ema=0.9)
+    assert (output / "last.safetensors").stat().st_mtime_ns == before
+    assert "finished" in capsys.readouterr().out
+
+
+def test_truncated_checkpoint_is_passed_over(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    train_until(output, 9, ema=0.9, checkpoint_every="2 steps", keep=3)
+    newest = checkpoints.list_checkpoints(output / "checkpoints")[-1]
+    content = (newest / "model.safetensors").read_bytes()
+    (newest / "model.safetensors").write_bytes(content[: len(content) // 2])
+    (output / "checkpoints" / ".update-000000009.partial").mkdir()
+    train(output, ema=0.9)
+    said = capsys.readouterr().out
+    assert "update-000000008 is damaged" in said and "2 updates are computed again" in said
+    assert "update-000000009 was interrupted" in said
+    assert same_weights(weights(finished), weights(output))
+
+
+def test_full_disk(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, write, full = tmp_path / "run", checkpoints._write, [False]
+
+    def write_until_full(path: Path, content: bytes) -> None:
+        if full[0] and "training.safetensors" in path.name:
+            path.write_bytes(content[:10])
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write", write_until_full)
+    trainer = Trainer(tiny(output, ema=0.9, checkpoint_every="2 steps", keep=1))
+    save = trainer._save
+
+    def save_while_there_is_room() -> str:
+        full[0] = trainer.update > 4
+        return save()
+
+    trainer._save = save_while_there_is_room
+    assert trainer.run() == 0
+    said = capsys.readouterr().out
+    assert "checkpoint of update 6 could not be written: No space left on device" in said
+    assert "newest complete checkpoint is update-000000004" in said
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["update-000000004"]
+    assert same_weights(weights(finished), weights(output))
+
+
+def test_metrics_make_up_for_a_full_disk(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, write = tmp_path / "run", checkpoints._write
+    trainer = Trainer(tiny(output, ema=0.9))
+
+    def write_some(path: Path, content: bytes) -> None:
+        if "metrics" in path.name and trainer.update < 12:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write", write_some)
+    assert trainer.run() == 0
+    assert "metrics could not be written: No space left on device" in capsys.readouterr().out
+    assert [row["loss"] for row in rows(output)] == [row["loss"] for row in rows(finished)]
+
+
+def test_a_disk_that_is_full_at_the_end(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run"
+    trainer = Trainer(tiny(output, ema=0.9))
+
+    def fail(summary: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    trainer.folder.write_summary = fail
+    assert trainer.run() == 1
+    assert "newest complete checkpoint is update-000000012: make room" in capsys.readouterr().out
+    train(output, ema=0.9)
+    assert same_weights(weights(finished), weights(output)) and (output / "summary.json").exists()
+
+
+def test_signal_saves_and_exits(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, update, code in ((signal.SIGTERM, 3, 143), (signal.SIGINT, 7, 130)):
+        trainer = Trainer(tiny(tmp_path / "run", ema=0.9))
+        learn = trainer._learn
+
+        def learn_and_stop(*arguments: object, trainer=trainer, learn=learn, update=update, number=number) -> None:
+            learn(*arguments)
+            if trainer.update == update:
+                os.kill(os.getpid(), number)
+
+        trainer._learn = learn_and_stop
+        assert trainer.run() == code
+        assert f"Checkpoint of update {update} is written" in capsys.readouterr().out
+    train(tmp_path / "run", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "run"))
+
+
+def test_signal_to_the_whole_job(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loader's workers end first, as when a scheduler signals every process."""
+    trainer = Trainer(tiny(tmp_path / "run", ema=0.9, workers=2))
+    learn = trainer._learn
+
+    def learn_and_stop(*arguments: object) -> None:
+        learn(*arguments)
+        if trainer.update == 2:
+            workers = multiprocessing.active_children()
+            os.kill(os.getpid(), signal.SIGTERM)
+            for worker in workers:
+                os.kill(worker.pid or 0, signal.SIGKILL)
+            time.sleep(0.2)
+            trainer.stopper.check = lambda accelerator: None  # as if it had come while waiting for a batch
+
+    trainer._learn = learn_and_stop
+    assert trainer.run() == 143
+    assert "is written" in capsys.readouterr().out
+    train(tmp_path / "run", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "run"))
+
+
+def test_counts_survive_a_restart(tmp_path: Path) -> None:
+    settings = {"skip_nonfinite": True, "checkpoint_every": "1 step"}
+    trainer = Trainer(tiny(tmp_path / "run", **settings))
+    poison(trainer, 2)
+    trainer.stopper.received = signal.SIGTERM
+    check = trainer.stopper.check
+    trainer.stopper.check = lambda accelerator: check(accelerator) if trainer.update == 5 else None
+    assert trainer.run() == 143
+    train(tmp_path / "run", **settings)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["skipped_updates"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resuming_on_a_gpu(tmp_path: Path, precision: str) -> None:
+    settings = {"precision": precision, "cpu": False, "resident": True, "optimizer": "momentum", "lr": 0.1}
+    train(tmp_path / "whole", **settings)
+    train_until(tmp_path / "parts", 7, checkpoint_every="3 steps", **settings)
+    train(tmp_path / "parts", **settings)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for key in whole:
+        torch.testing.assert_close(parts[key], whole[key], atol=1e-3, rtol=1e-2)  # kernels may add in any order
+    newest, _ = checkpoints.newest_checkpoint(tmp_path / "parts" / "checkpoints")
+    assert newest is not None
+    assert (checkpoints.load_checkpoint(newest).training["scaler"] is None) == (precision != "fp16")
+
+
+def _signal_after(monkeypatch: pytest.MonkeyPatch, update: int, pause: float = 0.0) -> None:
+    learn = Trainer._learn
+
+    def stopped(self: Trainer, *arguments: object) -> None:
+        learn(self, *arguments)  # pyright: ignore
+        time.sleep(pause)
+        if self.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "_learn", stopped)
+
+
+def test_a_second_sigterm_does_not_end_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a scheduler and a launcher both pass it on. In a process: unpatched it would end pytest."""
+    sent = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sent.append(number))
+    write = checkpoints._write
+
+    def slow(path: Path, content: bytes) -> None:
+        if checkpoints.PREFIX in path.parent.name:
+            os.kill(os.getpid(), signal.SIGTERM)
+        write(path, content)
+
+    _signal_after(monkeypatch, 3)
+    trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="9 epochs"))
+    monkeypatch.setattr(checkpoints, "_write", slow)
+    try:
+        assert trainer.run() == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sent == []
+
+
+def test_time_of_updates_before_a_stop_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(tmp_path / "run", epochs=1, log_every=50)  # 6 updates
+    _signal_after(monkeypatch, 5, pause=0.1)
+    assert Trainer(config).run() == 143
+    trainer = Trainer(config)
+    assert trainer.run() == 0 and trainer.position.seconds > 0.6
