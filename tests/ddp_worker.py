@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch.nn.parallel import DistributedDataParallel
 
+from support import tiny_batch, tiny_vit
 from training import TINY, poison, tiny, train, train_until
+from vitmix import Learner, create
 from vitmix.train import prepare, processes
 from vitmix.train.config import TrainConfig
 from vitmix.train.engine import Trainer
@@ -83,6 +86,25 @@ def accumulation(folder: Path, rank: int) -> list[bool]:
     trainer.accelerator.backward = noted
     save_file(first_gradients(trainer), folder / f"accumulated-{rank}.safetensors")
     return exchanged
+
+
+def static_graph(folder: Path, rank: int) -> list[bool]:
+    """Whether the gradients of several steps are alike everywhere when data parallelism expects the same graph."""
+    alike: list[bool] = []
+    for method in ("cutmix", "cutmix + htm(block=1)", "mixup | smmix"):
+        torch.manual_seed(0)
+        learner = Learner(tiny_vit(), create(method, num_classes=10))
+        parallel = DistributedDataParallel(learner, static_graph=True)
+        for step in range(3):
+            torch.manual_seed(10 * step + rank)
+            learner.zero_grad()
+            parallel(*tiny_batch()).loss.backward()
+            own = learner.model.get_parameter("head.weight").grad
+            assert own is not None
+            both = [torch.zeros_like(own) for _ in range(2)]
+            torch.distributed.all_gather(both, own)
+            alike.append(torch.equal(*both))
+    return alike
 
 
 def whole(folder: Path, rank: int) -> None:
@@ -192,7 +214,7 @@ def turns(folder: Path, rank: int) -> list[bool]:
     return found
 
 
-PARTS = (gradients, accumulation, whole, resumed, stopped, own_disks, nonfinite, skipped, refusals, turns)
+PARTS = (gradients, accumulation, static_graph, whole, resumed, stopped, own_disks, nonfinite, skipped, refusals, turns)
 
 
 def main(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from vitmix.train.engine import Trainer
 
 # Every kind of part: statistics from hooks, the guide's head outside the model, added parameters, tokens inside.
 METHODS = ["tl_align | smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)"]
-SETTINGS: dict[str, Any] = {"epochs": 1, "clip_grad": 1.0, "checkpoint_every": "2 steps"}
+# 25 images: one process has a batch more to evaluate than the other.
+DATA = "shapes(size=16, length=48, test_length=25)"
+SETTINGS: dict[str, Any] = {"data": DATA, "epochs": 1, "clip_grad": 1.0, "checkpoint_every": "2 steps"}
 
 
 def main(folder: Path) -> None:
@@ -28,13 +31,15 @@ def main(folder: Path) -> None:
     if trainer.rank == 0:
         shutil.copytree(folder / "resumed", folder / "left")
     run(folder / "resumed", method=METHODS[1], fsdp=True)
+    run(folder / "stopped", stop_at=6, method=METHODS[1], fsdp=True)
+    run(folder / "stopped", method=METHODS[1], fsdp=True)
     if trainer.rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))
     torch.distributed.destroy_process_group()  # its threads would abort the end of a process that leaves them running
 
 
-def run(output: Path, *, until: int | None = None, **changes: Any) -> Trainer:
-    """A training, up to the end or until it crashes after this many updates."""
+def run(output: Path, *, until: int | None = None, stop_at: int | None = None, **changes: Any) -> Trainer:
+    """A training, up to the end or until it crashes or is told to stop after this many updates."""
     trainer = Trainer(tiny(output, **SETTINGS, **changes))
     trainer.accelerator.end_training = lambda: None  # which would end the processes' connection
     learn = trainer._learn
@@ -43,10 +48,12 @@ def run(output: Path, *, until: int | None = None, **changes: Any) -> Trainer:
         learn(*given)
         if trainer.update == until:
             raise Crash
+        if trainer.update == stop_at:
+            trainer.stopper.received = signal.SIGTERM
 
     trainer._learn = learn_and_crash
     try:
-        assert trainer.run() == 0
+        assert (trainer.run() == 0) == (stop_at is None)
     except Crash:
         assert until is not None
     return trainer

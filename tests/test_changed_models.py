@@ -1,10 +1,15 @@
 """Models whose projections were replaced after they were built, as for fine-tuning: read as they now compute."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
+import vitmix
 from support import SMALL_SWIN, tiny_batch
 from vitmix.adapters import read_model
 from vitmix.tap import AttentionTap
@@ -71,3 +76,45 @@ def test_saliency_sees_what_replaced_a_projection(name: str, settings: dict[str,
     with torch.no_grad():
         found = reader.blocks[1].attend(tokens, tuple(rest), kwargs).column_mean()
     torch.testing.assert_close(found, tap.column_mean(1))
+
+
+def test_a_forward_pass_that_another_replaced_is_refused() -> None:
+    """Reading would put its own in that place, and take both away in the end."""
+    model = timm.create_model(
+        "beit_base_patch16_224", img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=CLASSES
+    )
+    attention = model.blocks[1].attn
+    original, ran = attention.forward, []
+    attention.forward = lambda *args, **kwargs: (ran.append(1), original(*args, **kwargs))[1]
+    with pytest.raises(ValueError, match="the forward pass of a Attention was replaced"):
+        vitmix.create("tl_align", CLASSES).attach(model)
+    images, _ = tiny_batch()
+    model(images)
+    assert ran == [1]
+    assert not any("vitmix_blocks" in vars(each) or "forward" in vars(each) for each in model.blocks[0].modules())
+
+
+def test_another_version_of_a_package_works_without_reading() -> None:
+    """Models of transformers are built otherwise before version 5."""
+    said = subprocess.run(
+        [sys.executable, "-c", OLDER],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert said.returncode == 0, said.stderr
+    assert "this transformers cannot be read: its models are built otherwise before version 5" in said.stdout
+
+
+OLDER = """
+import sys, torch, vitmix
+from transformers import ViTConfig, ViTForImageClassification
+sys.modules["transformers"].__version__ = "4.57.1"
+small = dict(image_size=16, patch_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+model = ViTForImageClassification(ViTConfig(**small, num_attention_heads=2, num_labels=4))
+vitmix.Learner(model, vitmix.cutmix(4))(torch.randn(4, 3, 16, 16), torch.arange(4)).loss.backward()
+try:
+    vitmix.Learner(model, vitmix.tl_align(4))
+except ValueError as problem:
+    print(problem)
+"""

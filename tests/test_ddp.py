@@ -111,6 +111,10 @@ def test_accumulated_gradients_equal_those_of_one_process(pair: Path) -> None:
             torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
+def test_gradients_are_exchanged_with_a_static_graph(pair: Path) -> None:
+    assert found(pair, "static_graph") == [[True] * 9] * 2
+
+
 def table(output: Path) -> list[dict[str, str]]:
     with open(output / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))

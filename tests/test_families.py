@@ -1,8 +1,12 @@
 """Every family of models: statistics, shares and heads against dense twins, and a training step of every method."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -354,6 +358,21 @@ def test_learners_can_be_pickled(name: str) -> None:
         two = back(images, torch.arange(4))
         close(two.targets, one.targets, 1e-9)
         close(two.loss, one.loss, 1e-9)
+
+
+def test_another_process_unpickles_hugging_face_models(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    learner = vitmix.Learner(FAMILIES["Hugging Face ViT"].build(), vitmix.create("tl_align", CLASSES))
+    torch.save(learner, tmp_path / "learner.pt")
+    size = FAMILIES["Hugging Face ViT"].size
+    script = (
+        "import sys, torch; learner = torch.load(sys.argv[1], weights_only=False); "
+        f"learner.train()(torch.randn(4, 3, {size}, {size}), torch.arange(4)).loss.backward()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(tmp_path / "learner.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["BEiT", "torchvision Swin", "Hugging Face ViT", "Hugging Face Swin", "Swin", "CaiT"])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from fsdp_worker import METHODS, SETTINGS
 from training import one_thread, same_weights, train, train_until, weights  # noqa: F401
+from training import rows as epochs
 from vitmix.data import Augmentation, EvalLoader, TrainLoader, open_images
 from vitmix.data import tar_sets as tars
 from vitmix.data.images import BrokenImage
@@ -334,6 +335,16 @@ def test_each_process_holds_its_part(spread: Path) -> None:
 def test_spread_weights_resume_exactly(spread: Path) -> None:
     assert same_weights(weights(spread / "1-True"), weights(spread / "resumed"))
     assert same_weights(weights(spread / "1-True", "best"), weights(spread / "resumed", "best"))
+
+
+def test_spread_weights_resume_before_an_evaluation(spread: Path) -> None:
+    assert same_weights(weights(spread / "1-True"), weights(spread / "stopped"))
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=METHODS)
+def test_spread_weights_are_measured_on_every_image_once(spread: Path, number: int) -> None:
+    whole, parts = ([float(row["eval_loss"]) for row in epochs(spread / f"{number}-{fsdp}")] for fsdp in (False, True))
+    assert parts == pytest.approx(whole, rel=1e-4)
 
 
 def test_one_process_continues_what_two_spread(spread: Path) -> None:

@@ -161,6 +161,19 @@ def test_labels_in_a_column_are_to_be_flattened() -> None:
         vitmix.cutmix(CLASSES)(images, labels.unsqueeze(1))
 
 
+def test_a_label_alone_is_told() -> None:
+    for labels in (torch.tensor(3), torch.tensor(0.5)):
+        with pytest.raises(ValueError, match="labels"):
+            vitmix.Learner(tiny_vit(), vitmix.cutmix(CLASSES))(tiny_batch(1)[0], labels)
+
+
+def test_an_image_that_is_not_finite_reaches_the_loss() -> None:
+    images, labels = tiny_batch()
+    images[1, 0, 0, 0] = torch.nan
+    output = vitmix.Learner(tiny_vit(), vitmix.create("htm(block=1, tau=1, rho=0)", CLASSES))(images, labels)
+    assert output.loss.isnan() and output.counts["htm_samples"] > 0
+
+
 def test_what_is_no_tensor_is_told() -> None:
     images, labels = tiny_batch()
     for given in ((images.numpy(), labels), (images, labels.tolist())):
@@ -200,3 +213,23 @@ def test_compiled_model_is_not_compiled_for_each_size_of_batch(method: str) -> N
 
 def test_vtm_is_drawn_without_a_model() -> None:
     assert set(vitmix.create("cutmix + vtm", CLASSES).draw(Frame(4, (16, 16))).values) >= {"partner"}
+
+
+@pytest.mark.parametrize(
+    "text", ["mixup | cutmix(pairing=derangement)", "tokenmix | smmix", "htm(choose=random_tokens)"]
+)
+def test_draws_are_on_the_host_whatever_the_default_device(text: str) -> None:
+    frame = Frame(4, (32, 32), grid=(4, 4), grids=((4, 4),) * 3)
+    mixer = vitmix.create(text, CLASSES)
+    for seed in range(4):
+        expected = mixer.draw(frame, torch.Generator().manual_seed(seed))
+        with torch.device("meta"):
+            drawn = mixer.draw(frame, torch.Generator("cpu").manual_seed(seed))
+        assert drawn.choice == expected.choice and drawn.values.keys() == expected.values.keys()
+        assert all(torch.equal(value, expected.values[name]) for name, value in drawn.values.items())
+
+
+def test_a_draw_that_is_on_the_device_stays_as_it_is() -> None:
+    draw = vitmix.cutmix(CLASSES).draw(Frame(4, (32, 32)))
+    meta = draw.to(torch.device("meta"))
+    assert meta.to(torch.device("meta")) is meta and draw.to(torch.device("cpu")) is draw

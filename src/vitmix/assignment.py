@@ -29,7 +29,8 @@ def assign_partners(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
     if HAS_TRITON and saliency.is_cuda and saliency.dtype == torch.float32 and 0 < len(saliency) <= LARGEST_BATCH:
         from vitmix.kernels import assignment
 
-        return assignment.assign_partners(saliency, easy, rho)
+        with torch.cuda.device_of(saliency):
+            return assignment.assign_partners(saliency, easy, rho)
     return assign_on_host(saliency, easy, rho)
 
 
@@ -43,5 +44,7 @@ def assign_on_host(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
     partner = torch.arange(len(easy), device=saliency.device)
     rows = easy.nonzero().squeeze(1)
     if len(rows):
-        partner[rows] = best_assignment(saliency_gain(saliency[rows], saliency, rho))
+        gain = saliency_gain(saliency[rows], saliency, rho)
+        # As in the kernel: a sample that is not finite must reach the loss, where it is told.
+        partner[rows] = best_assignment(torch.where(gain < 1e30, gain, 0))
     return partner

@@ -1,5 +1,6 @@
 """Randomness: a batch's choices as a function of (seed, step, rank), drawn on the host before anything is computed."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,11 @@ def generator_for(*numbers: int) -> torch.Generator:
     """A CPU generator that is a function of some whole numbers, such as (seed, step, rank)."""
     state = np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
+
+
+def on_host() -> AbstractContextManager[object]:
+    """Makes new tensors on the host, whatever `torch.set_default_device` says: generators are there."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 ALIGNMENT = 16  # bytes at which each of several packed tensors starts
@@ -44,9 +50,9 @@ class Draw:
 
     def to(self, device: torch.device) -> "Draw":
         """The same numbers on a device; from pinned memory and without waiting where that is a GPU."""
-        if device.type == "cpu":
+        if all(value.device == device for value in self.values.values()):
             return self
-        if device.type != "cuda":
+        if device.type != "cuda" or any(value.is_cuda for value in self.values.values()):
             return Draw(self.choice, {name: value.to(device) for name, value in self.values.items()})
         packed = pack(list(self.values.values())).pin_memory().to(device, non_blocking=True)  # one copy for all
         return Draw(self.choice, dict(zip(self.values, unpack(packed, list(self.values.values())), strict=True)))

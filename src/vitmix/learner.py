@@ -32,6 +32,10 @@ class Output:
     counts: dict[str, Tensor] = field(default_factory=dict)
 
 
+# Or data parallelism with a static graph would find no tensors in it, and leave gradients as each process has them.
+torch.export.register_dataclass(Output)
+
+
 class Learner(nn.Module):
     """`learner(images, labels)` is a training step's forward pass; `learner(images)` is the plain model.
 

@@ -121,7 +121,8 @@ def window_sums(scores: Tensor, height: Tensor, width: Tensor) -> Tensor:
     `height` and `width` are `(B or 1,)` tensors, so that a window of another size is not another program.
     """
     batch, rows, columns = scores.shape
-    integral = torch.nn.functional.pad(scores.to(torch.float64).cumsum(1).cumsum(2), (1, 0, 1, 0))
+    exact = torch.float32 if scores.device.type == "mps" else torch.float64  # which MPS does not have
+    integral = torch.nn.functional.pad(scores.to(exact).cumsum(1).cumsum(2), (1, 0, 1, 0))
     top = torch.arange(rows, device=scores.device).expand(batch, rows)
     left = torch.arange(columns, device=scores.device).expand(batch, columns)
     bottom, right = top + height.unsqueeze(1), left + width.unsqueeze(1)

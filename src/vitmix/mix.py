@@ -102,7 +102,7 @@ def check_tensor(name: str, value: object) -> None:
 def check_label_range(labels: Tensor, num_classes: int) -> None:
     """Refuses integers outside 0..num_classes - 1. Not on a GPU, which looking at values would stall: there a bad
     label ends in a device-side assertion."""
-    if labels.device.type != "cpu" or labels.is_floating_point() or torch.compiler.is_compiling() or not len(labels):
+    if labels.device.type != "cpu" or labels.is_floating_point() or torch.compiler.is_compiling() or not labels.numel():
         return
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.draws import Draw
+from vitmix.draws import Draw, on_host
 from vitmix.inner import HTM, Inner
 from vitmix.losses import Extra, Region
 from vitmix.masks import Mask, NoMask
@@ -120,10 +120,11 @@ class Mixer(_Method):
         shared: torch.Generator | None = None,
     ) -> Draw:
         """The choices for one batch; None draws from torch's global CPU generator. `shared` is for switches."""
-        values = {"partner": self.pairing.draw(frame.batch, generator)}
-        values |= {f"mask.{key}": value for key, value in self.mask.draw(frame, generator).items()}
-        for number, part in enumerate(self.inner):
-            values |= {f"inner{number}.{key}": value for key, value in part.draw(frame, generator).items()}
+        with on_host():
+            values = {"partner": self.pairing.draw(frame.batch, generator)}
+            values |= {f"mask.{key}": value for key, value in self.mask.draw(frame, generator).items()}
+            for number, part in enumerate(self.inner):
+                values |= {f"inner{number}.{key}": value for key, value in part.draw(frame, generator).items()}
         return Draw(0, values)
 
 
@@ -170,8 +171,9 @@ class Switch(_Method):
         shared: torch.Generator | None = None,
     ) -> Draw:
         """The choices for one batch. `shared` draws which mixer, so that every rank can draw the same one."""
-        odds = torch.tensor(self.weights, dtype=torch.float64).cumsum(0)
-        uniform = torch.rand((), generator=shared or generator, dtype=torch.float64)
+        with on_host():
+            odds = torch.tensor(self.weights, dtype=torch.float64).cumsum(0)
+            uniform = torch.rand((), generator=shared or generator, dtype=torch.float64)
         choice = min(int(torch.searchsorted(odds / odds[-1], uniform, right=True)), len(self.choices) - 1)
         return Draw(choice, self.choices[choice].draw(frame, generator).values)
 

@@ -136,11 +136,8 @@ class Tape:
                 share = reader.pass_by(index, share, self.size)
         return share
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Tape":
-        # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
-        return Tape(Plan(), closed=True)
-
     def __reduce__(self) -> tuple[Any, ...]:
+        # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
         return Tape, (Plan(),)
 
 

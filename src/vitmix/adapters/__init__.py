@@ -46,7 +46,7 @@ def read_model(model: nn.Module) -> Reader:
     kind = type(model)
     package = _package(kind)
     if kind not in READERS and package in LATER:
-        for each, reader in import_module(LATER[package]).READERS.items():
+        for each, reader in _later_readers(package).items():
             READERS.setdefault(each, reader)  # one's own comes first
     if kind in REFUSED:
         raise ValueError(
@@ -60,6 +60,15 @@ def read_model(model: nn.Module) -> Reader:
             "model; docs/adapters.md shows how to add a class"
         )
     return READERS[kind](model)
+
+
+def _later_readers(package: str) -> dict[type[nn.Module], Callable[[Any], Reader]]:
+    try:
+        return import_module(LATER[package]).READERS
+    except ImportError as error:
+        raise ValueError(
+            f"this {package} cannot be read: {error}. Methods that need no attention work with it"
+        ) from None
 
 
 def _package(kind: type) -> str:

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
@@ -22,6 +23,9 @@ from vitmix.adapters.pyramid import PyramidReader
 from vitmix.adapters.reader import BlockReader, Handles, Reader, check_divides, check_size, one_head_each
 from vitmix.flow import Flow, Products, Windows, cut_windows
 from vitmix.mix import Grid
+
+if int(transformers.__version__.partition(".")[0]) < 5:
+    raise ImportError(f"its models are built otherwise before version 5, and it is {transformers.__version__}")
 
 PREFIX = "vitmix_"  # of the names under which tapped implementations are registered
 VIT = (modeling_vit.ViTLayer, modeling_vit.ViTAttention)
@@ -52,6 +56,11 @@ def tapped(original: str) -> str:
         if original in ALL_MASK_ATTENTION_FUNCTIONS:
             AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
     return name
+
+
+# Pickled models name theirs, and another process has to know it.
+for _name in ("eager", *ALL_ATTENTION_FUNCTIONS):
+    tapped(_name)
 
 
 class SwitchedAttention:

@@ -335,6 +335,11 @@ class ReplacedForward:
     """
 
     def __init__(self, module: nn.Module, block: "ReplacedBlock") -> None:
+        if "forward" in vars(module) and "vitmix_blocks" not in vars(module):
+            raise ValueError(
+                f"the forward pass of a {type(module).__name__} was replaced, and reading its attention replaces it "
+                "too; take the other replacement off"
+            )
         self.module, self.block = module, block
         module.__dict__.setdefault("vitmix_blocks", []).append(block)
         module.__dict__["forward"] = partial(_forward_by_block, module)

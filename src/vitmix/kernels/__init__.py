@@ -1,6 +1,7 @@
 """The statistics of `vitmix.statistics` as operators that run Triton kernels.
 
-`torch.compile` keeps an operator in its graph and does not look inside. Triton itself is imported at the first call:
+`torch.compile` keeps an operator in its graph and does not look inside. Triton launches kernels on the current device,
+so each operator makes that of its tensors the current one. Triton itself is imported at the first call:
 a machine without a GPU needs none.
 """
 
@@ -48,7 +49,8 @@ def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | Non
     """`A_h @ share` of every head, `(B, H, N)`; the mean is left to the caller, where a compiler fuses it."""
     from vitmix.kernels import attention
 
-    return attention.carried_shares(query, key, share, bias, scale)
+    with torch.cuda.device_of(query):
+        return attention.carried_shares(query, key, share, bias, scale)
 
 
 @carried_shares.register_fake
@@ -69,7 +71,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: floa
     """
     from vitmix.kernels import fused_attention
 
-    return fused_attention.attend(query, key, value, share, scale)
+    with torch.cuda.device_of(query):
+        return fused_attention.attend(query, key, value, share, scale)
 
 
 @attend.register_fake
@@ -84,7 +87,8 @@ def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | Non
     """`weight @ mean_h A_h` `(B, M)`."""
     from vitmix.kernels import attention
 
-    return attention.pulled_weight(query, key, weight, bias, scale)
+    with torch.cuda.device_of(query):
+        return attention.pulled_weight(query, key, weight, bias, scale)
 
 
 @pulled_weight.register_fake

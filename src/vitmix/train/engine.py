@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
 import torch
@@ -14,7 +14,7 @@ from vitmix.draws import Draw, generator_for
 from vitmix.learner import Learner
 from vitmix.train import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.train.config import TrainConfig, checkpoint_interval
-from vitmix.train.measure import MEASURES, LossTally, score
+from vitmix.train.measure import MEASURES, LossTally, in_step, score
 from vitmix.train.opening import opening
 from vitmix.train.optim import make_optimizer, make_schedule
 from vitmix.train.progress import MetricsFiles, Reporter, Row
@@ -86,6 +86,7 @@ class Trainer:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation)
+        self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
         place = (self.device, self.rank, self.world)
         self.loader, self.eval_loader = prepare.make_loaders(
@@ -252,7 +253,7 @@ class Trainer:
         row |= self.tally.means(self.accelerator)
         last = epoch + 1 == self.config.total_epochs
         if last or (epoch + 1) % self.config.eval_every == 0:
-            row |= self._measure(self.core.model)
+            row |= self._measure(self.core)
             if self.ema is not None:
                 row |= {f"ema_{name}": value for name, value in self._measure(self.ema.module).items()}
         seconds = position.seconds - sum(each["seconds"] for each in position.history)
@@ -270,7 +271,10 @@ class Trainer:
             if self.world == 1:
                 self.stopper.check(self.accelerator)
 
-        return score(model, self.eval_loader, self.accelerator, between=between)
+        batches: Iterable[Batch] = self.eval_loader
+        if self.config.fsdp:  # every pass of spread weights is a message
+            batches = in_step(batches, self.accelerator, self.idle)
+        return score(model, batches, self.accelerator, between=between)
 
     # Writing down
 

@@ -1,7 +1,7 @@
 """What a training measures, summed on the device so that no step waits for the host."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitmix.data.images import NothingReadable
 from vitmix.data.loader import Batch
+from vitmix.train.processes import any_process
 
 MEASURES = ("accuracy", "accuracy5", "eval_loss")
 
@@ -70,11 +71,24 @@ class LossTally:
         self.sums, self.count = [0.0] * len(self.names), 0
 
 
+def in_step(batches: Iterable[Batch], accelerator: Accelerator, idle: Tensor) -> Iterator[Batch]:
+    """As many batches in every process: one that has no more gets `idle` images, and no labels."""
+    none = torch.zeros(0, dtype=torch.long)
+    left = iter(batches)
+    batch = next(left, None)
+    while any_process(accelerator, batch is not None):
+        yield Batch(idle, none, none) if batch is None else batch
+        batch = next(left, None)
+
+
 @torch.no_grad()
 def score(
     model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, between: Callable[[], None]
 ) -> dict[str, float]:
-    """Top-1 and top-5 accuracy and cross-entropy over all processes; `between` is called before every batch."""
+    """Top-1 and top-5 accuracy and cross-entropy over all processes; `between` is called before every batch.
+
+    Images of a batch that have no label are not counted.
+    """
     training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64 if accelerator.device.type != "mps" else torch.float32)
@@ -84,7 +98,8 @@ def score(
         batch = batch.to(accelerator.device)
         with accelerator.autocast():
             logits = model(batch.images)
-        logits, labels = logits.float(), batch.labels
+        labels = batch.labels
+        logits = logits[: len(labels)].float()
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels.unsqueeze(1)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([ranked[:, 0].sum().to(sums.dtype), ranked.sum().to(sums.dtype), loss.to(sums.dtype)])

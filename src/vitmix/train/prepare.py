@@ -97,7 +97,7 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
 
 def check_size(learner: Learner, augmentation: Augmentation) -> None:
     """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
-    size = augmentation.size if isinstance(augmentation.size, tuple) else (augmentation.size, augmentation.size)
+    size = augmentation.sides
     frame = learner.mixing.frame(torch.empty(1, 3, *size))
     learner.mixing.check_guide(size)
     for mixer in learner.mixer.mixers:
