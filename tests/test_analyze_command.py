@@ -13,6 +13,8 @@ from PIL import Image
 from training import one_thread, train
 from vitmix import cli
 from vitmix.analyze import labels
+from vitmix.analyze.figures import draw_bars, draw_blocks
+from vitmix.analyze.results import Spread, Table
 from vitmix.analyze.studies import STUDIES
 from vitmix.commands.analyze import NAMES
 from vitmix.data import Shapes
@@ -166,3 +168,24 @@ def test_a_stopped_command_says_what_it_finished(
     assert cli.main([*given, "--study", "accuracy", "regions"]) == 130
     assert capsys.readouterr().err == f"Stopped. Studies that were finished are in {tmp_path / 'found'}: accuracy.\n"
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"accuracy.json", "accuracy.txt", "accuracy.png"}
+
+
+def test_bars_of_one_row_stand_at_one_height() -> None:
+    """Also where a column has no value in some rows."""
+    one = Spread(1.0, 0.1, 9, 0.9, 1.1)
+    rows = [(("0", "area"), {"error": one}), (("1", "aligned"), {"error": one, "to area": one})]
+    error, to_area = draw_bars([Table("Labels", ("block", "rule"), rows)]).axes
+    assert error.get_ylim() == to_area.get_ylim() == (1.5, -0.5)
+    assert [label.get_text() for label in error.get_yticklabels()] == ["block 0, area", "block 1, aligned"]
+
+
+def test_lines_of_methods_can_be_compared() -> None:
+    def table(high: float) -> list[tuple[tuple[str, str], dict[str, Spread]]]:
+        return [
+            (("cutmix" if high < 2 else "smmix", str(block)), {"own": Spread(high, 0.1, 9, high - 0.5, high + 0.5)})
+            for block in range(3)
+        ]
+
+    panels = draw_blocks([Table("Regions", ("method", "block"), [*table(1), *table(5)])], measure="attention").axes
+    assert panels[0].get_ylim() == panels[1].get_ylim() and panels[0].get_ylabel() == "attention"
+    assert panels[0].get_ylim()[0] < 0.5 and panels[1].get_ylim()[1] > 5.5  # the intervals are in view

@@ -39,13 +39,24 @@ def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--easy", "2"], "between 0 and 1"),
         (["--graphs", "--cpu"], "CUDA"),
         (["--methods", "cutmux"], "cutmux"),
-        (["--model", "resnet18", "--parts", "kernels"], "--parts steps"),
+        (["--model", "resnet18", "--parts", "kernels"], "kernels and growth need a model with timm's Attention"),
+        (["--model", "resnet18", "--methods", "cutmix", "transmix"], "needs attention, and this ResNet has none"),
     ],
 )
 def test_wrong_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *SMALL, *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("vitmix: error:") and message in error
+
+
+def test_what_a_model_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model", "resnet18", "--size", "32", "--modes", "eager", "--output", str(tmp_path)]
+    assert main(["bench", *SMALL, *small]) == 0
+    said = capsys.readouterr().out
+    assert "Left out: kernels and growth need a model with timm's Attention" in said
+    assert "Left out: transmix, since an attention share needs attention" in said
+    measured = [row["method"] for row in json.loads((tmp_path / "bench.json").read_text())["steps"]]
+    assert {"cutmix", "tl_align"} <= {*measured} and not {"transmix", "smmix", "cutmix + htm"} & {*measured}
 
 
 @pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])

@@ -152,12 +152,12 @@ def test_weights_in_every_form(tmp_path: Path) -> None:
     torch.save({"model_ema": state, "model": {}}, tmp_path / "d.pth")
     for name in ("a.safetensors", "b.pth", "c.pth", "d.pth"):
         other = timm.create_model("test_vit", num_classes=5)
-        assert checkpoints.load_weights(other, tmp_path / name) == []
+        assert checkpoints.load_weights(other, tmp_path / name) == ([], [])
         assert same_weights(dict(other.state_dict()), state)
     fresh = timm.create_model("test_vit", num_classes=7)
-    assert checkpoints.load_weights(fresh, tmp_path / "b.pth") == ["head.bias", "head.weight"]
-    larger = timm.create_model("test_vit", num_classes=5, img_size=320)  # positions are resampled
-    checkpoints.load_weights(larger, tmp_path / "b.pth")
+    assert checkpoints.load_weights(fresh, tmp_path / "b.pth") == (["head.bias", "head.weight"], [])
+    larger = timm.create_model("test_vit", num_classes=5, img_size=320)
+    assert checkpoints.load_weights(larger, tmp_path / "b.pth") == ([], ["pos_embed"])
     assert torch.equal(larger.state_dict()["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from accelerate.tracking import GeneralTracker, register_tracker_class
 from PIL import Image
 from rich.console import Console
@@ -19,7 +20,7 @@ from support import never_waiting
 from training import TINY, one_thread, poison, rows, same_weights, tiny, train, weights, whole_run  # noqa: F401
 from vitmix import Learner, cli
 from vitmix.train import checkpoints
-from vitmix.train.config import read_yaml, resolve
+from vitmix.train.config import TrainConfig, read_yaml, resolve
 from vitmix.train.engine import Trainer
 from vitmix.train.optim import make_optimizer, make_schedule
 
@@ -29,6 +30,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def finished(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     return whole_run(tmp_path_factory)
+
+
+def cats_and_dogs(folder: Path) -> str:
+    """Noise in files, named as data."""
+    numbers = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 4)):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = numbers.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
+    return f"imagefolder:{folder}"
 
 
 def test_loss_falls(tmp_path: Path) -> None:
@@ -326,23 +339,50 @@ def test_fine_tuning(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the classifier is new" in capsys.readouterr().out
 
 
+def test_fine_tuning_knows_the_model_of_the_weights(finished: Path, tmp_path: Path) -> None:
+    for given in (finished, finished / "last.safetensors"):
+        found = resolve({"checkpoint": str(given), "data": "imagefolder:somewhere"})
+        assert (found.model, found.size, found.model_args) == (TINY["model"], TINY["size"], TINY["model_args"])
+    other = resolve({"checkpoint": str(finished), "data": "shapes", "model_args": {"depth": 1}, "size": 24})
+    assert other.model_args == {**TINY["model_args"], "depth": 1} and other.size == 24
+    assert resolve({"checkpoint": str(tmp_path / "nothing.pth"), "data": "shapes"}).model == TrainConfig().model
+
+
+def test_fine_tuning_says_what_it_changes(finished: Path, tmp_path: Path) -> None:
+    patches = {**TINY["model_args"], "patch_size": 4}
+    (said,) = Trainer(tiny(tmp_path / "patches", checkpoint=str(finished), model_args=patches)).remarks
+    assert said.endswith("resampled, since sizes differ: patch_embed.proj.weight, pos_embed.")
+    wider = {**TINY["model_args"], "embed_dim": 32, "patch_size": 4}
+    with pytest.raises(
+        ValueError, match=r"pos_embed is \(1, 5, 16\) instead of \(1, 17, 32\).* of vit_tiny_patch16_224 wi"
+    ):
+        Trainer(tiny(tmp_path / "wider", checkpoint=str(finished), model_args=wider))
+
+
+def test_top_5_of_few_classes_is_not_shown(finished: Path, tmp_path: Path) -> None:
+    assert "accuracy5" in Trainer(tiny(tmp_path / "many")).reporter.columns
+    assert "accuracy5" not in Trainer(tiny(tmp_path / "few", data=cats_and_dogs(tmp_path / "data"))).reporter.columns
+
+
 def test_broken_images_are_counted(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0)
-    for split, count in (("train", 8), ("val", 4)):
-        for name in ("cat", "dog"):
-            folder = tmp_path / "data" / split / name
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = numbers.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{index}.png")
+    data = cats_and_dogs(tmp_path / "data")
     (tmp_path / "data/train/cat/3.png").write_bytes(b"not a picture")
     (tmp_path / "data/val/dog/1.png").write_bytes(b"")
-    train(tmp_path / "run", data=f"imagefolder:{tmp_path / 'data'}", workers=1, epochs=1)
+    train(tmp_path / "run", data=data, workers=1, epochs=1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(summary["broken_images"]) == 2
     assert any("cat/3.png" in each for each in summary["broken_images"])
     assert "Unread    2 images" in summary["text"]
     assert [each.partition(" ")[0] for each in summary["broken_images"]] == ["evaluation:", "training:"]
+
+
+def test_broken_images_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {**TINY, "data": cats_and_dogs(tmp_path / "data"), "epochs": 1, "output": str(tmp_path / "run")}
+    (tmp_path / "data/val/dog/1.png").write_bytes(b"")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["train", "--config", str(tmp_path / "config.yaml")]) == 0
+    assert (tmp_path / "run" / "evaluation.json").is_file()
+    assert sum("dog/1.png" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"grad_checkpointing": True, "method": "htm(block=1)"}])

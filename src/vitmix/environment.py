@@ -1,5 +1,6 @@
 """The device: what it is, with the versions of what runs on it, and how its libraries choose."""
 
+import os
 import platform
 
 import torch
@@ -13,6 +14,11 @@ def try_convolutions() -> None:
     What it takes unasked for a patch embedding of 16 x 16 pixels is the slowest kernel of a training step.
     """
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:

@@ -47,7 +47,7 @@ def draw_fluctuation(tables: Sequence[Table]) -> Figure:
 def draw_bars(tables: Sequence[Table]) -> Figure:
     """The first table: a panel for each column, a bar for each row, with its interval."""
     table = tables[0]
-    names = [", ".join(each) for each, _ in table.rows]
+    names = [", ".join(map(_named, table.keys, each)) for each, _ in table.rows]
     figure, panels = _panels(len(table.columns), width=3.2, height=1.1 + 0.28 * len(names), beside=max(map(len, names)))
     for column, axes in zip(table.columns, panels, strict=True):
         factor = 100 if column in table.percent else 1
@@ -59,23 +59,30 @@ def draw_bars(tables: Sequence[Table]) -> Figure:
                 axes.hlines(place, factor * value.low, factor * value.high, color=COLORS[SIMILARITY], linewidth=1.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [""] * len(names))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)  # the same everywhere: a panel may have no bar in some rows
         axes.set_title(f"{column} (%)" if factor == 100 else column, fontsize=10)
         _plain(axes)
     return figure
 
 
-def draw_blocks(tables: Sequence[Table]) -> Figure:
-    """The first table, whose rows are blocks: a panel for each method, a line for each column."""
+def draw_blocks(tables: Sequence[Table], *, measure: str) -> Figure:
+    """The first table, whose rows are blocks: a panel for each method, a line for each column, with its interval."""
     table = tables[0]
     methods = list(dict.fromkeys(names[0] for names, _ in table.rows))
     figure, panels = _panels(len(methods), width=4.4, height=3.2, beside=24)
     for method, axes in zip(methods, panels, strict=True):
         blocks = [int(names[1]) for names, _ in table.rows if names[0] == method]
         for column, color in zip(table.columns, COLORS.values(), strict=False):
-            axes.plot(blocks, table.column(column, method=method), color=color, label=column, marker="o", markersize=4)
+            values = [values[column] for names, values in table.rows if names[0] == method]
+            means = [value.mean for value in values]
+            lows = [value.mean if value.low is None else value.low for value in values]
+            highs = [value.mean if value.high is None else value.high for value in values]
+            axes.fill_between(blocks, lows, highs, color=color, alpha=0.2, linewidth=0)
+            axes.plot(blocks, means, color=color, label=column, marker="o", markersize=4)
         axes.set_title(method, fontsize=10)
+        axes.sharey(panels[0])
         _blocks(axes, 1 + max(blocks), "block")
+    panels[0].set_ylabel(measure)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     return figure
 
@@ -89,6 +96,7 @@ def draw_hidden(tables: Sequence[Table]) -> Figure:
     for axes, (column, color) in zip(panels, columns.items(), strict=True):
         axes.plot(epochs, table.column(column), color=color, marker="o", markersize=3)
         axes.set(xlabel="epoch", ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(column, fontsize=10)
         _plain(axes)
     return figure
@@ -98,6 +106,10 @@ def _panels(count: int, *, width: float, height: float, beside: int) -> tuple[Fi
     """Panels next to each other, with room for so many letters beside them."""
     figure = Figure(figsize=(width * count + 0.075 * beside, height), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _named(key: str, name: str) -> str:
+    return f"{key} {name}" if name.isdigit() else name
 
 
 def _plain(axes: Axes) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -199,8 +200,16 @@ STUDIES: dict[str, Study] = {
         _fluctuation,
         figures.draw_fluctuation,
     ),
-    "regions": Study("attention between the two regions per block (SMMix tables A1, A2)", REGIONS, figures.draw_blocks),
-    "presence": Study("presence of each token per block (TL-Align equation 2)", PRESENCE, figures.draw_blocks),
+    "regions": Study(
+        "attention between the two regions per block (SMMix tables A1, A2)",
+        REGIONS,
+        partial(figures.draw_blocks, measure="attention of a patch to a patch"),
+    ),
+    "presence": Study(
+        "presence of each token per block (TL-Align equation 2)",
+        PRESENCE,
+        partial(figures.draw_blocks, measure="presence of a patch"),
+    ),
     "sharpness": Study(
         "total variation and variance of saliency, attention and gradient (TokenMixup supplement, table 2)",
         _sharpness,

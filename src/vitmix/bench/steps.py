@@ -177,8 +177,10 @@ def _model_for(mode: str, work: Workload) -> Any:
 
 
 def build_model(work: Workload) -> Any:
-    sized: dict[str, Any] = {} if work.size is None else {"img_size": work.size}
     try:
+        cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
+        fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
+        sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
         return timm.create_model(work.model, **sized).to(work.device).train()
     except RuntimeError as error:  # what timm says of names it does not know
         raise ValueError(f"{error}; timm.list_models() lists what there is") from None
@@ -219,6 +221,22 @@ def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor
     return replace(mixer, choices=choices) if isinstance(mixer, Switch) else choices[0]
 
 
+def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:
+    """Why a model does not go with some of the methods, which is better known before the others are measured."""
+    model = build_model(work)
+    images, _ = batch_for(model, work)
+    found = {}
+    for text in methods:
+        if text == BARE:
+            continue
+        try:
+            with create(text, model.num_classes).attach(model) as mixing:
+                mixing.draw(mixing.frame(images))
+        except ValueError as problem:
+            found[text] = str(problem)
+    return found
+
+
 def measure_steps(
     methods: Sequence[str],
     modes: Sequence[str],
@@ -230,9 +248,6 @@ def measure_steps(
     tell: Callable[[str], None],
 ) -> list[StepRow]:
     """A row for each method and mode; within a mode the repeats of all methods take turns."""
-    for text in methods:
-        if text != BARE:
-            create(text, 2)  # a wrong name is better known now than after the others were measured
     images, labels = batch_for(build_model(work), work)
     rows = []
     for mode in modes:

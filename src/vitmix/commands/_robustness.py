@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmix.commands._bar import bar
+from vitmix.environment import available_cores
 
 if TYPE_CHECKING:
     from vitmix.data.images import ImageSet
@@ -141,7 +141,7 @@ def run_suite(
 
 def workers(given: int | None) -> int:
     """Corruptions are computed by the workers, so that every core helps even where pictures are in memory."""
-    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) if given is None else given
+    return min(8, available_cores()) if given is None else given
 
 
 def pixels_of(text: str, name: str) -> float:

@@ -24,7 +24,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="deit_small_patch16_224", metavar="NAME", help="timm's name of a model")
     parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images (default: the model's)")
     parser.add_argument("--batch", type=int, metavar="N", help="images in a step (1024, on a CPU 8)")
-    parser.add_argument("--methods", nargs="+", metavar="TEXT", help="methods as text (default: every method)")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="TEXT", help="methods as text (default: all that the model allows)"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--against", action="store_true", help="also the path that materializes attention, eagerly")
     parser.add_argument("--graphs", action="store_true", help="compile with CUDA graphs: for small models")
@@ -33,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats whose median is taken (5)")
     parser.add_argument("--steps", type=int, default=6, metavar="N", help="in a repeat (6), or whole rounds of a | b")
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="steps before all repeats (8)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="what to measure (default: all that can be)")
     parser.add_argument("--tokens", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 4096)")
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 2048)")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU even where there is a GPU")
@@ -74,20 +76,34 @@ def _measure(given: argparse.Namespace, device: "torch.device", precision: str) 
     model = steps.build_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]
     print(", ".join(f"{key} {value}" for key, value in place.items()))
+    parts, shape = given.parts or PARTS, None
+    if {"kernels", "growth"} & {*parts}:
+        try:
+            shape = growth.attention_shape(model, image)
+        except ValueError as problem:
+            if given.parts:
+                raise
+            print(f"Left out: {problem}.")
     rows: list[steps.StepRow] = []
-    if "steps" in given.parts:
+    if "steps" in parts:
         modes = [*given.modes, *(["materialized"] if given.against else [])]
         counts = {"repeats": given.repeats, "steps": given.steps, "warmup": given.warmup}
-        rows = steps.measure_steps(given.methods or steps.METHODS, modes, work, **counts, tell=_tell)
+        refused = steps.refusals(given.methods or steps.METHODS, work)
+        if refused and given.methods:
+            raise ValueError(next(iter(refused.values())))
+        for method, reason in refused.items():
+            print(f"Left out: {method}, since {reason}.")
+        methods = given.methods or [method for method in steps.METHODS if method not in refused]
+        rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell)
         how = f"forward, backward and fused AdamW{', CUDA graphs' if given.graphs else ''}"
         print(f"\n{given.model}, batch {given.batch}, {precision}, {how}; ", end="")
         print(f"medians of {given.repeats} x {given.steps} steps\n{report.step_table(rows, given.batch)}", flush=True)
     kinds: dict[str, list[growth.Shape]] = {}
-    if "kernels" in given.parts or "growth" in given.parts:
-        heads, tokens, depth = growth.attention_shape(model, image)
-        if "kernels" in given.parts:
+    if shape is not None:
+        heads, tokens, depth = shape
+        if "kernels" in parts:
             kinds["kernels"] = [(given.batch, heads, tokens, depth)]
-        if "growth" in given.parts:
+        if "growth" in parts:
             kinds["tokens"] = [(min(given.batches), heads, count, depth) for count in given.tokens]
             kinds["batch"] = [(count, heads, tokens, depth) for count in given.batches]
     tables = {}

@@ -4,13 +4,16 @@ import argparse
 import traceback
 import typing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from vitmix.commands._command import Command
 from vitmix.commands.recipes import list_all
 from vitmix.train import config
+
+if TYPE_CHECKING:
+    from vitmix.data.images import ImageSet
 
 EXAMPLES = {"model_args": "depth=6", "--set": "epochs=10"}
 
@@ -75,7 +78,7 @@ def _train(settings: config.TrainConfig) -> int:
         try:
             code = trainer.run()
             if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
-                _keep_evaluation(trainer.folder.path)
+                _keep_evaluation(trainer.folder.path, trainer.eval_images)
             return code
         except NothingReadable:
             raise
@@ -91,13 +94,13 @@ def _train(settings: config.TrainConfig) -> int:
             torch.distributed.destroy_process_group()
 
 
-def _keep_evaluation(folder: Path) -> None:
+def _keep_evaluation(folder: Path, images: "ImageSet") -> None:
     """Classes, calibration and confusions of the best weights, for `vitmix report`; once, after the last epoch."""
     from vitmix.evaluate.stored import evaluate_run, read_evaluation
 
     if read_evaluation(folder) is None:
         try:
-            evaluate_run(folder)
+            evaluate_run(folder, images)
         except (ValueError, OSError) as error:  # no reason to call a finished training failed
             print(f"The best weights could not be evaluated: {error}")
 

@@ -179,9 +179,9 @@ class _Page:
     def _draw_band(self, band: Band, top: float) -> None:
         head = self._head(band)
         for number, words in enumerate(band.heads if head else ()):
-            middle = self._column(number) + self.panel / 2
-            text = "\n".join(self._lines(words))
-            self._text(middle, top + head - 0.04, text, size=HEAD_SIZE, ha="center", va="bottom", linespacing=1.1)
+            lines = self._lines(words)
+            for above, line in enumerate(reversed(lines)):
+                self._text(self._middle(number), top + head - 0.06 - HEAD * above, line, size=HEAD_SIZE, ha="center")
         top += head
         for row in band.rows:
             tall = self._tall(row)
@@ -192,13 +192,9 @@ class _Page:
             for number, panel in enumerate(row.panels):
                 axes = self._axes(self._column(number), top, self.panel, tall)
                 axes.imshow(panel.pixels, interpolation="nearest", aspect="auto")
-                if panel.caption:
-                    middle = self._column(number) + self.panel / 2
-                    words = "\n".join(self._caption(panel))
-                    self._text(
-                        middle, top + tall + 0.03, words, size=CAPTION_SIZE, color=FAINT, ha="center", va="top",
-                        linespacing=1.15,
-                    )  # fmt: skip
+                for below, line in enumerate(self._caption(panel)):
+                    baseline = top + tall + 0.11 + CAPTION * below
+                    self._text(self._middle(number), baseline, line, size=CAPTION_SIZE, color=FAINT, ha="center")
             top += self._row(row)
         if band.curves:
             self._draw_curves(band, top)
@@ -253,6 +249,9 @@ class _Page:
         for spine in axes.spines.values():
             spine.set_visible(False)
         return axes
+
+    def _middle(self, column: int) -> float:
+        return self._column(column) + self.panel / 2
 
     def _text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
         settings = {"color": INK, "fontsize": size} | settings

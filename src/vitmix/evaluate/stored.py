@@ -11,6 +11,7 @@ from vitmix import __version__
 from vitmix.data.images import ArrayImages, ImageSet
 from vitmix.data.loader import EvalLoader
 from vitmix.data.sources import open_images
+from vitmix.environment import available_cores
 from vitmix.train.checkpoints import write_file
 
 from .cost import count_flops, count_parameters, throughput
@@ -62,11 +63,15 @@ def evaluate(subject: Subject, images: ImageSet, running: Running) -> Evaluation
     }
 
 
-def evaluate_run(folder: Path, running: Running | None = None) -> Evaluation:
-    """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder."""
+def evaluate_run(folder: Path, images: ImageSet | None = None) -> Evaluation:
+    """Evaluates a run's best weights on the split that it was evaluated on, and keeps the result in its folder.
+
+    Args:
+        images: that split, where it is open: what of it cannot be read is known then, and not told again.
+    """
     subject = open_subject(folder)
-    images = own_images(subject)
-    found = evaluate(subject, images, running or running_of(subject, images))
+    images = own_images(subject) if images is None else images
+    found = evaluate(subject, images, running_of(subject, images))
     keep_evaluation(subject, found)
     return found
 
@@ -105,7 +110,7 @@ def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) 
         device,
         "fp32" if device.type == "cpu" else config.precision,
         config.eval_batch or min(config.batch, 256),
-        0 if isinstance(images, ArrayImages) else config.workers,  # pixels in memory need no help
+        0 if isinstance(images, ArrayImages) else min(config.workers, available_cores()),  # in memory: no help
     )
 
 

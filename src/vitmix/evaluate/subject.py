@@ -3,14 +3,12 @@
 import copy
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import timm
 import torch
 from torch import nn
@@ -19,7 +17,7 @@ from vitmix._checks import check_choice, check_count
 from vitmix.data.augment import Augmentation
 from vitmix.data.images import ImageSet, match_names
 from vitmix.train import prepare
-from vitmix.train.checkpoints import load_weights, read_weights
+from vitmix.train.checkpoints import load_weights, read_weights, weights_facts
 from vitmix.train.config import TrainConfig, resolve
 from vitmix.train.runs import RunFolder
 
@@ -136,18 +134,6 @@ def open_subject(
     return _of_file(place, model, dict(model_args or {}), size)
 
 
-def weights_facts(path: Path) -> dict[str, Any]:
-    """What a file of weights that `vitmix train` wrote says about itself; nothing of other files."""
-    if path.suffix != ".safetensors":
-        return {}
-    try:
-        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
-            facts = json.loads((file.metadata() or {}).get("vitmix", "{}"))
-    except (safetensors.SafetensorError, OSError, ValueError):
-        return {}  # reading the weights will say what is wrong
-    return facts if isinstance(facts, dict) else {}
-
-
 def checksum(path: Path) -> str:
     """What tells one file of weights from another."""
     with open(path, "rb") as file:
@@ -188,9 +174,9 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     config = dataclasses.replace(config, **facts.get("preprocessing", {}))
     config = config if size is None else dataclasses.replace(config, size=size)
     subject = _built(config, outputs, str(path), facts.get("classes"))
-    replaced = load_weights(subject.model, path)
-    if replaced:
-        raise ValueError(f"{path} is no classifier of {outputs} classes ({replaced[0]} differs); give num_classes")
+    left_out = load_weights(subject.model, path).left_out
+    if left_out:
+        raise ValueError(f"{path} is no classifier of {outputs} classes ({left_out[0]} differs); give num_classes")
     return dataclasses.replace(subject, sha256=sha256)
 
 

@@ -113,11 +113,11 @@ class _Canvas:
 
     def _draw_view(self, view: View, left: float, top: float) -> None:
         lines = _title_lines(view.title)
-        baseline = top + self.title - 0.12 - 0.16 * self.notes
+        baseline = top + self.title - 0.15 - 0.16 * self.notes
         size = 11 if len(view.title) <= SHORT_TITLE else 7.8
-        self._text(left, baseline, "\n".join(lines), size=size, weight="bold", va="bottom")
+        self._text(left, baseline, "\n".join(lines), size=size, weight="bold")
         for number, note in enumerate(view.notes):
-            self._text(left, baseline + 0.16 * (number + 1), note, size=8, color=FAINT, va="bottom")
+            self._text(left, baseline + 0.16 * (number + 1), note, size=8, color=FAINT)
         row = top + self.title
         self._draw_mask(view, self._panel(left, row, PANEL, self.tall))
         row += self.tall + GAP
@@ -168,7 +168,7 @@ class _Canvas:
                 _frame(panel, (OWN, PARTNER)[number], 1.6)
         caption = view.statistics[0].caption if count == 1 else view.statistics[0].caption.split()[-1] + " of both"
         words = caption if view.used else f"({caption})"
-        self._text(left, row + self.tall + 0.06, words, size=8.5, color=FAINT, va="top")
+        self._text(left, row + self.tall + 0.15, words, size=8.5, color=FAINT)
 
     def _draw_target(self, view: View, panel: Any) -> None:
         # Activation labels need not sum to one: what is missing stays gray, what is too much makes the bar longer.

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -219,15 +219,22 @@ def _checksum(content: bytes) -> str:
 # Weights to start from
 
 
-def load_weights(model: nn.Module, path: str | Path) -> list[str]:
-    """Loads weights of a file, or the best ones of a run folder, into a model; returns what was left out.
+class Changed(NamedTuple):
+    """The tensors of a file that a model does not start from as they are."""
 
-    A classifier for another number of classes is left out. Any other difference is an error that names the first ones.
+    left_out: list[str]
+    resampled: list[str]
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Changed:
+    """Loads weights of a file, or the best ones of a run folder, into a model.
+
+    A classifier for another number of classes is left out; positions of another grid and patches of another size are
+    resampled, where timm can. Any other difference is an error that names the first ones.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "best.safetensors"
-    weights = _adapted(read_weights(path), model)
+    path = weights_file(path)
+    stored = read_weights(path)
+    weights = _adapted(stored, model)
     own = model.state_dict()
     classifier = _classifier_keys(model)
     replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
@@ -235,7 +242,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
         weights = {key: value for key, value in weights.items() if key not in classifier}
     kept = own.keys() - (classifier if replaced else set())
     problems = [
-        f"{key} is {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
+        f"{key} is {tuple(stored.get(key, weights[key]).shape)} instead of {tuple(own[key].shape)}"
         for key in own
         if key in kept and key in weights and weights[key].shape != own[key].shape
     ]
@@ -243,11 +250,41 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     problems += [f"{key} is not in the model" for key in weights if key not in own]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        said = model_in(path)
+        hint = f"; it says that it is of {said['model']} with model_args {said['model_args']}" if said else ""
         raise ValueError(
-            f"the weights in {path} are not of this {type(model).__name__}: {', '.join(problems[:3])}{more}"
+            f"the weights in {path} are not of this {type(model).__name__}: {', '.join(problems[:3])}{more}{hint}"
         )
     model.load_state_dict(weights, strict=not replaced)
-    return sorted(replaced)
+    resampled = [key for key in weights if key in stored and stored[key].numel() != weights[key].numel()]
+    return Changed(sorted(replaced), resampled)
+
+
+def weights_file(path: str | Path) -> Path:
+    """The file that a path to start from means: of a run folder its best weights."""
+    return Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
+
+
+def model_in(path: str | Path) -> dict[str, Any]:
+    """The settings `model`, `model_args` and `size` of a training from weights that `vitmix train` wrote."""
+    facts = weights_facts(weights_file(path))
+    if not facts.get("model"):
+        return {}
+    own = {key: value for key, value in facts["model_settings"].items() if key not in ("num_classes", "img_size")}
+    size = facts["preprocessing"]["size"]
+    return {"model": facts["model"], "model_args": own} | ({"size": size} if isinstance(size, int) else {})
+
+
+def weights_facts(path: Path) -> dict[str, Any]:
+    """What a file of weights that `vitmix train` wrote says about itself; nothing of other files."""
+    if path.suffix != ".safetensors":
+        return {}
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            facts = json.loads((file.metadata() or {}).get("vitmix", "{}"))
+    except (safetensors.SafetensorError, OSError, ValueError):
+        return {}  # reading the weights will say what is wrong
+    return facts if isinstance(facts, dict) else {}
 
 
 def read_weights(path: Path) -> Tensors:

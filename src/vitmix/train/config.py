@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
+from vitmix.environment import available_cores
 from vitmix.spec import same_method, spelled
+from vitmix.train.checkpoints import model_in
 from vitmix.train.recipes import load_recipe
 
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
@@ -149,7 +151,9 @@ class TrainConfig:
     )
     grad_checkpointing: bool = option(False, RUN, "recompute activations to save memory", may_change=True)
     resident: bool = option(False, RUN, "keep the data set in device memory and augment it there, in batches")
-    workers: int = option(4, RUN, "processes that load images; 0 loads in the training process", may_change=True)
+    workers: int = option(
+        min(4, available_cores()), RUN, "processes that load images; 0 loads in the training process", may_change=True
+    )
     fsdp: bool = option(
         False, RUN, "spread weights and optimizer over the processes, for models too large for one", may_change=True
     )
@@ -222,7 +226,8 @@ def checkpoint_interval(text: str) -> tuple[float, str]:
 def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> TrainConfig:
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win.
 
-    Without a recipe, and with neither data nor model named, it is the built-in example.
+    Without a recipe, and with neither data nor model named, it is the built-in example; with data and weights to start
+    from, the model is the one that those weights say they are of.
     """
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
@@ -230,8 +235,11 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     if recipe is None and not {"data", "model", "recipe"} & (given.keys() | stored.keys()):
         recipe = DEFAULT_RECIPE
     layers: list[tuple[str, Mapping[str, Any]]] = [(str(file), stored), ("the flags", given)]
+    checkpoint = _fit(str | None, given.get("checkpoint", stored.get("checkpoint")))
     if recipe is not None:
         layers.insert(0, (f"recipe {recipe}", load_recipe(str(recipe))))
+    elif checkpoint is not None and "model" not in given.keys() | stored.keys():
+        layers.insert(0, (checkpoint, model_in(checkpoint)))
     values: dict[str, Any] = {}
     for source, layer in layers:
         checked = {name: checked_setting(name, value, source) for name, value in layer.items()}

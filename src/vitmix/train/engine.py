@@ -64,7 +64,10 @@ class Trainer:
         columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
         self.metrics = MetricsFiles(self.folder.path, columns)
         self.reporter = Reporter(
-            enabled=accelerator.is_main_process, epochs=config.total_epochs, updates=self.total_updates, columns=columns
+            enabled=accelerator.is_main_process,
+            epochs=config.total_epochs,
+            updates=self.total_updates,
+            columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper = processes.Stopper()
         processes.on_main(accelerator, lambda: self.folder.open(config))

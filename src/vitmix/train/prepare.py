@@ -89,9 +89,10 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         switch(True)
     remarks = []
     if config.checkpoint is not None and initial_weights:
-        replaced = load_weights(model, config.checkpoint)
-        new = "; the classifier is new, since the number of classes differs" if replaced else ""
-        remarks.append(f"Starting from {config.checkpoint}{new}.")
+        changed = load_weights(model, config.checkpoint)
+        new = "; the classifier is new, since the number of classes differs" if changed.left_out else ""
+        resampled = f"; resampled, since sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
+        remarks.append(f"Starting from {config.checkpoint}{new}{resampled}.")
     return model, remarks
 
 
