@@ -23,7 +23,7 @@ from vitmix.data.sources import without_folders
 from vitmix.evaluate.stored import read_evaluation
 from vitmix.evaluate.subject import Subject
 from vitmix.evaluate.text import NAMES, PERCENT, measures
-from vitmix.train.checkpoints import write_file
+from vitmix.train.checkpoints import host_copies, write_file
 from vitmix.train.config import FIELDS, TrainConfig, setting_yaml
 from vitmix.train.runs import RunFolder
 
@@ -78,8 +78,7 @@ def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     transformers computes on the file as it lies in memory. At odd addresses a CPU's matrix products take other paths,
     and the logits differ in their last bits.
     """
-    # Copies, since safetensors refuses tensors that share memory.
-    whole = safetensors.torch.save({key: each.detach().cpu().clone().contiguous() for key, each in tensors.items()})
+    whole = safetensors.torch.save(host_copies(tensors))
     (length,) = struct.unpack("<Q", whole[:8])
     entries, data = json.loads(whole[8 : 8 + length]), memoryview(whole)[8 + length :]
     spans = {name: slice(*entry["data_offsets"]) for name, entry in entries.items()}

@@ -52,7 +52,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Writes weights as safetensors that timm loads; `about` goes into the file's header."""
-    write_file(path, safetensors.torch.save(_on_host(weights), dict(about or {})))
+    write_file(path, safetensors.torch.save(host_copies(weights), dict(about or {})))
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -72,8 +72,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _on_host(tensors: Mapping[str, Tensor]) -> Tensors:
-    # A copy, since safetensors refuses tensors that share memory.
+def host_copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies in host memory: safetensors refuses tensors that share theirs."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
@@ -124,12 +124,12 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
     partial = folder / f".{target.name}{PARTIAL}"
     tensors, skeleton = pack(checkpoint.training)
     files = {
-        "model.safetensors": safetensors.torch.save(_on_host(checkpoint.model)),
-        "training.safetensors": safetensors.torch.save(_on_host(tensors)),
+        "model.safetensors": safetensors.torch.save(host_copies(checkpoint.model)),
+        "training.safetensors": safetensors.torch.save(host_copies(tensors)),
         "training.json": json.dumps(skeleton).encode(),
     }
     if checkpoint.ema is not None:
-        files["ema.safetensors"] = safetensors.torch.save(_on_host(checkpoint.ema))
+        files["ema.safetensors"] = safetensors.torch.save(host_copies(checkpoint.ema))
     manifest = {name: {"bytes": len(content), "sha256": _checksum(content)} for name, content in files.items()}
     files[MANIFEST] = json.dumps(manifest, indent=1).encode()
     try:

@@ -285,8 +285,7 @@ class Trainer:
         name, best = self.config.best, self.position.best
         if name not in row or (best is not None and not is_better(name, row[name], best[name])):
             return
-        averaged = self.ema is not None and name.startswith("ema_")
-        model = self.ema.module if averaged and self.ema is not None else self.core.model
+        model = self.ema.module if self.ema is not None and name.startswith("ema_") else self.core.model
         weights = sharding.whole(model.state_dict())  # in all processes
         write = lambda: checkpoints.write_weights(self.folder.best, weights, about(self))  # noqa: E731
         if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
