@@ -1,22 +1,24 @@
-"""Prints the tables of README.md on Tiny-ImageNet, from the runs in tinyimagenet100; a test compares them.
+"""Prints the tables of README.md on the runs of one comparison; a test compares them.
 
-python results/claims.py
+python results/claims.py tinyimagenet100
 """
 
-import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from vitmix.compare.statistics import Paired, paired_difference
 
-FOLDER = Path(__file__).parent / "tinyimagenet100"
-CUTMIX, TL_ALIGN, SMMIX, TOKENMIX = "CutMix", "TL-Align", "SMMix", "TokenMix"
-EITHER, NONE = "MixUp or CutMix", "no mixing"
+RESULTS = Path(__file__).parent
+CUTMIX, MIXUP, EITHER, NONE = "CutMix", "MixUp", "MixUp or CutMix", "no mixing"
+TRANSMIX, TL_ALIGN, HTM, VTM = "TransMix", "TL-Align", "HTM", "VTM"
+TOKENMIX, BLOCKS_ALIGNED = "TokenMix", "TokenMix masks, aligned labels"
+SMMIX, MIXUP_OR_SMMIX = "SMMix", "MixUp or SMMix"
 PART = {1: "agrees", -1: "disagrees", 0: "not resolved"}
 REGIONS = {
     "pasted to itself": ("partner to partner", 1),
@@ -56,27 +58,44 @@ def _is_changed(name: str) -> bool:
     return not name.endswith((" 0 %", "sigma=0"))
 
 
-@functools.cache
-def read(row: str) -> list[Run]:
-    """The runs of a row, by seed."""
-    stored = json.loads((FOLDER / "compare.json").read_text())
-    (found,) = (each for each in stored["rows"] if each["row"] == row)
-    runs = []
-    for name, seed in zip(found["runs"], found["seeds"], strict=True):
-        folder = FOLDER / "runs" / name
-        measured = json.loads((folder / "robustness.json").read_text())["measurements"]
-        tables = {path.stem: json.loads(path.read_text())["tables"] for path in (folder / "analysis").glob("*.json")}
-        studies = {study: [row for table in content for row in table["rows"]] for study, content in tables.items()}
-        robustness = {each["name"]: 100 * each["value"] for each in measured}
-        runs.append(Run(100 * found["accuracy"][str(seed)], robustness, studies))
-    return runs
+Measure = Callable[[Run], float]
 
 
-def less(row: str, other: str, measure: Callable[[Run], float], other_measure: Any = None) -> Paired:
-    """What is measured of a row's runs less what is of another's (or other things of the same), by seed."""
-    return paired_difference(
-        [measure(run) for run in read(row)], [(other_measure or measure)(run) for run in read(other)]
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of each row, by seed."""
+
+    rows: dict[str, list[Run]]
+
+    def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Paired:
+        """What is measured of a row's runs less what is of another's (or other things of the same), by seed."""
+        return paired_difference(
+            [measure(run) for run in self.rows[row]], [(other_measure or measure)(run) for run in self.rows[other]]
+        )
+
+    def has(self, *rows: str) -> bool:
+        return self.rows.keys() >= {*rows}
+
+
+def read(name: str) -> Comparison:
+    folder = RESULTS / name
+    rows = json.loads((folder / "compare.json").read_text())["rows"]
+    return Comparison(
+        {
+            row["row"]: [
+                _read_run(folder / "runs" / run, 100 * row["accuracy"][str(seed)])
+                for run, seed in zip(row["runs"], row["seeds"], strict=True)
+            ]
+            for row in rows
+        }
     )
+
+
+def _read_run(folder: Path, top1: float) -> Run:
+    measured = json.loads((folder / "robustness.json").read_text())["measurements"]
+    tables = {path.stem: json.loads(path.read_text())["tables"] for path in (folder / "analysis").glob("*.json")}
+    studies = {study: [row for table in content for row in table["rows"]] for study, content in tables.items()}
+    return Run(top1, {each["name"]: 100 * each["value"] for each in measured}, studies)
 
 
 def top1(run: Run) -> float:
@@ -119,41 +138,64 @@ class Claim:
         return f"| {self.text} | {'; '.join(map(str, self.figures))} | {judged} |"
 
 
-def correlation(rule: str, *, last: bool) -> Callable[[Run], float]:
+def correlation(rule: str, *, last: bool) -> Measure:
     """Of the shares by this rule with those by the tokens' similarity: last block, or mean over the blocks."""
     return lambda run: fmean(run.numbers("fluctuation", "correlation", rule=rule)[-1 if last else 0 :])
 
 
-def claims() -> list[Claim]:
-    def better(row: str, *others: str) -> list[Figure]:
-        return [Figure(f"to {other}", less(row, other, top1)) for other in others]
+def region(pair: str, method: str, *, last: bool = True) -> Measure:
+    return lambda run: 1000 * fmean(run.numbers("regions", pair, method=method)[-1 if last else 0 :])
 
-    def region(pair: str, method: str, *, last: bool = True) -> Callable[[Run], float]:
-        return lambda run: 1000 * fmean(run.numbers("regions", pair, method=method)[-1 if last else 0 :])
 
+def recognized(top: str, method: str) -> Measure:
+    return lambda run: 100 * run.number("accuracy", top, method=method)
+
+
+def covered(column: str, method: str) -> Measure:
+    return lambda run: 100 * run.number("coverage", column, method=method)
+
+
+def occluded(share: int) -> Measure:
+    return lambda run: run.robustness[f"occlusion random {share} %"]
+
+
+def kept(part: str) -> Measure:
+    """What is left of the clean top-1 on changed images, in %."""
+    return lambda run: 100 * run.changed(part) / run.robustness["clean"]
+
+
+def better(stored: Comparison, row: str, *others: str) -> list[Figure]:
+    return [Figure(f"to {other}", stored.less(row, other, top1)) for other in others if stored.has(row, other)]
+
+
+def claims(stored: Comparison) -> list[Claim]:
+    """Those about rows that were trained."""
+    found = [
+        *_claims_of_smmix(stored),
+        *_claims_of_tokenmix(stored),
+        *_claims_of_tl_align(stored),
+        Claim("TransMix trains better models than CutMix (points of top-1)", better(stored, TRANSMIX, CUTMIX)),
+        *_claims_of_tokenmixup(stored),
+        Claim(
+            "mixing trains better models than none, which all of them take for granted (points of top-1)",
+            [Figure(row, stored.less(row, NONE, top1)) for row in stored.rows if row != NONE],
+        ),
+    ]
+    return [claim for claim in found if claim.figures]
+
+
+def _claims_of_smmix(stored: Comparison) -> list[Claim]:
     def regions(method: str, *, last: bool = True) -> list[Figure]:
-        found = {name: less(SMMIX, CUTMIX, region(pair, method, last=last)) for name, (pair, _) in REGIONS.items()}
-        return [Figure(name, difference, REGIONS[name][1]) for name, difference in found.items()]
-
-    def recognized(top: str, method: str) -> Callable[[Run], float]:
-        return lambda run: 100 * run.number("accuracy", top, method=method)
-
-    def covered(column: str, method: str) -> Callable[[Run], float]:
-        return lambda run: 100 * run.number("coverage", column, method=method)
-
-    def occluded(share: int) -> Callable[[Run], float]:
-        return lambda run: run.robustness[f"occlusion random {share} %"]
-
-    def follows(rule: str, *, last: bool) -> list[Figure]:
-        aligned, other = correlation("aligned", last=last), correlation(rule, last=last)
-        return [Figure(f"in {row} models", less(row, row, aligned, other), digits=3) for row in (CUTMIX, TL_ALIGN)]
+        return [
+            Figure(name, stored.less(SMMIX, CUTMIX, region(pair, method, last=last)), claimed)
+            for name, (pair, claimed) in REGIONS.items()
+        ]
 
     random = "smmix(source=random, destination=random)"
-    drops = {share: less(TOKENMIX, CUTMIX, occluded(share)) for share in (0, 50, 80)}
-    growth = less(TOKENMIX, CUTMIX, lambda run: occluded(80)(run) - occluded(0)(run))
     fig5 = {"one of the two named": "top-1", "both": "top-2"}
     return [
-        Claim("SMMix trains better models (points of top-1)", better(SMMIX, CUTMIX, EITHER, TOKENMIX, NONE)),
+        Claim("SMMix trains better models (points of top-1)", better(stored, SMMIX, CUTMIX, EITHER, TOKENMIX, NONE)),
+        Claim("... in turns with MixUp, better than CutMix in turns with it", better(stored, MIXUP_OR_SMMIX, EITHER)),
         Claim(
             "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
             "CutMix's models, on images mixed by SMMix for each; last block)",
@@ -164,37 +206,55 @@ def claims() -> list[Claim]:
         Claim(
             "... and the rest more to itself than to the pasted (× 1000, in its models; last block)",
             [
-                Figure(name, less(SMMIX, SMMIX, region("own to own", method), region("own to partner", method)))
+                Figure(name, stored.less(SMMIX, SMMIX, region("own to own", method), region("own to partner", method)))
                 for name, method in (("on its images", "smmix"), ("on CutMix boxes", "cutmix"))
             ],
         ),
         Claim(
             "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
             [
-                Figure(name, less(SMMIX, CUTMIX, recognized(top, "smmix"), recognized(top, "cutmix")), digits=1)
+                Figure(name, stored.less(SMMIX, CUTMIX, recognized(top, "smmix"), recognized(top, "cutmix")), digits=1)
                 for name, top in fig5.items()
             ],
         ),
         Claim(
             "its windows show more of the partner's object and hide less of the own than random ones (points of the "
-            "object's box)",
+            "object's pixels)",
             [
-                Figure("shown", less(SMMIX, SMMIX, covered("pasted", "smmix"), covered("pasted", random)), 1, 1),
-                Figure(
-                    "hidden", less(SMMIX, SMMIX, covered("own hidden", "smmix"), covered("own hidden", random)), -1, 1
-                ),
+                Figure(name, stored.less(SMMIX, SMMIX, covered(column, "smmix"), covered(column, random)), claimed, 1)
+                for name, column, claimed in (("shown", "pasted", 1), ("hidden", "own hidden", -1))
             ],
         ),
-        Claim("TokenMix trains better models than CutMix (points of top-1)", better(TOKENMIX, CUTMIX)),
+    ]
+
+
+def _claims_of_tokenmix(stored: Comparison) -> list[Claim]:
+    def drop(run: Run) -> float:
+        return occluded(80)(run) - occluded(0)(run)
+
+    return [
+        Claim("TokenMix trains better models than CutMix (points of top-1)", better(stored, TOKENMIX, CUTMIX)),
         Claim(
             "... which bear occlusion better, the more so the more is dropped (figure 5, points of top-1)",
             [
-                Figure("half of the patches dropped", drops[50]),
-                Figure("80 %", drops[80]),
-                Figure("80 % less none", growth),
+                Figure("half of the patches dropped", stored.less(TOKENMIX, CUTMIX, occluded(50))),
+                Figure("80 %", stored.less(TOKENMIX, CUTMIX, occluded(80))),
+                Figure("80 % less none", stored.less(TOKENMIX, CUTMIX, drop)),
             ],
         ),
-        Claim("TL-Align trains better models (points of top-1)", better(TL_ALIGN, CUTMIX, EITHER)),
+    ]
+
+
+def _claims_of_tl_align(stored: Comparison) -> list[Claim]:
+    def follows(rule: str, *, last: bool) -> list[Figure]:
+        aligned, other = correlation("aligned", last=last), correlation(rule, last=last)
+        return [
+            Figure(f"in {row} models", stored.less(row, row, aligned, other), digits=3) for row in (CUTMIX, TL_ALIGN)
+        ]
+
+    return [
+        Claim("TL-Align trains better models (points of top-1)", better(stored, TL_ALIGN, CUTMIX, EITHER, TRANSMIX)),
+        Claim("... with TokenMix's masks too (table 7)", better(stored, BLOCKS_ALIGNED, TOKENMIX)),
         Claim(
             "its labels follow the tokens more than area's (correlation with the share by the tokens' similarity to "
             "the images' own, mean over the blocks)",
@@ -202,32 +262,36 @@ def claims() -> list[Claim]:
         ),
         Claim("... after the last block, more than area's", follows("area", last=True)),
         Claim("... and than TransMix's", follows("TransMix", last=True)),
-        Claim(
-            "mixing trains better models than none, which all of them take for granted (points of top-1)",
-            [Figure(row, less(row, NONE, top1)) for row in (CUTMIX, EITHER, TOKENMIX, TL_ALIGN, SMMIX)],
-        ),
     ]
 
 
-def robustness_rows() -> list[str]:
+def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
+    noise = [Figure("top-1 kept", stored.less(HTM, CUTMIX, kept("noise")))] if stored.has(HTM) else []
+    return [
+        Claim("HTM trains better models (points of top-1)", better(stored, HTM, CUTMIX)),
+        Claim("... which bear Gaussian noise better (table 8, points)", noise),
+        Claim("VTM trains better models (points of top-1)", better(stored, VTM, CUTMIX)),
+    ]
+
+
+def robustness_rows(stored: Comparison) -> list[str]:
     """Top-1, and the part that it is of the clean top-1, less CutMix's."""
     lines = []
-    for row in (TOKENMIX, SMMIX, TL_ALIGN, EITHER, NONE):
-        tops = [shown(less(row, CUTMIX, lambda run, part=part: run.changed(part))) for part in ORDERS.values()]
-        kept = [
-            shown(less(row, CUTMIX, lambda run, part=part: 100 * run.changed(part) / run.robustness["clean"]))
-            for part in ORDERS.values()
-        ]
-        lines += [f"| {row}, top-1 | {' | '.join(tops)} |", f"| {row}, kept | {' | '.join(kept)} |"]
+    for row in stored.rows:
+        if row == CUTMIX:
+            continue
+        tops = [shown(stored.less(row, CUTMIX, lambda run, part=part: run.changed(part))) for part in ORDERS.values()]
+        parts = [shown(stored.less(row, CUTMIX, kept(part))) for part in ORDERS.values()]
+        lines += [f"| {row}, top-1 | {' | '.join(tops)} |", f"| {row}, kept | {' | '.join(parts)} |"]
     return lines
 
 
-def label_rows() -> list[str]:
+def label_rows(stored: Comparison) -> list[str]:
     """Error of a rule's label less area's on the same images; over the pairs where one seed was measured."""
     rules = ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
     lines = []
-    for row in (CUTMIX, TL_ALIGN, SMMIX, TOKENMIX, EITHER, NONE):
-        runs = [run for run in read(row) if "labels" in run.studies]
+    for row, trained in stored.rows.items():
+        runs = [run for run in trained if "labels" in run.studies]
         cells = [
             paired_difference([run.number("labels", "to area", rule=rule) for run in runs], [0] * len(runs))
             for rule in rules
@@ -236,34 +300,34 @@ def label_rows() -> list[str]:
     return lines
 
 
-def accuracy_rows() -> list[str]:
+def accuracy_rows(stored: Comparison) -> list[str]:
     lines = []
-    for each in json.loads((FOLDER / "compare.json").read_text())["rows"]:
-        row, accuracy = each["row"], f"{100 * each['mean']:.2f} ± {100 * each['std']:.2f}"
+    for row, runs in stored.rows.items():
+        accuracies = [run.top1 for run in runs]
         cells = "| |"
         if row != CUTMIX:
-            found = less(row, CUTMIX, top1)
+            found = stored.less(row, CUTMIX, top1)
             cells = f"{found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {found.verdict}"
-        lines.append(f"| {row} | {len(each['seeds'])} | {accuracy} | {cells} |")
+        lines.append(f"| {row} | {len(runs)} | {fmean(accuracies):.2f} ± {stdev(accuracies):.2f} | {cells} |")
     return lines
 
 
-def tables() -> list[list[str]]:
+def tables(stored: Comparison) -> list[list[str]]:
     """The lines of each table."""
     rules = "CutMix box, aligned | CutMix box, attention (TransMix) | blocks, aligned"
     return [
-        ["| | seeds | top-1, % | to CutMix | 95 % interval | |", "|---|---|---|---|---|---|", *accuracy_rows()],
-        ["| claim | here | |", "|---|---|---|", *map(str, claims())],
-        [f"| | {' | '.join(ORDERS)} |", "|---|---|---|---|", *robustness_rows()],
-        [f"| models | seeds | {rules} |", "|---|---|---|---|---|", *label_rows()],
+        ["| | seeds | top-1, % | to CutMix | 95 % interval | |", "|---|---|---|---|---|---|", *accuracy_rows(stored)],
+        ["| claim | here | |", "|---|---|---|", *map(str, claims(stored))],
+        [f"| | {' | '.join(ORDERS)} |", "|---|---|---|---|", *robustness_rows(stored)],
+        [f"| models | seeds | {rules} |", "|---|---|---|---|---|", *label_rows(stored)],
     ]
 
 
-def main() -> None:
-    found = "\n\n".join("\n".join(lines) for lines in tables())
+def main(name: str) -> None:
+    found = "\n\n".join("\n".join(lines) for lines in tables(read(name)))
     print(found)
     print(f"\n{len(re.findall(r' to [+-]', found))} intervals")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -233,3 +233,17 @@ def test_a_draw_that_is_on_the_device_stays_as_it_is() -> None:
     draw = vitmix.cutmix(CLASSES).draw(Frame(4, (32, 32)))
     meta = draw.to(torch.device("meta"))
     assert meta.to(torch.device("meta")) is meta and draw.to(torch.device("cpu")) is draw
+
+
+@pytest.mark.gpu
+def test_draws_may_be_given_on_the_device_and_with_another_default() -> None:
+    images, labels = (each.cuda() for each in tiny_batch())
+    learner = vitmix.Learner(tiny_vit().cuda(), vitmix.create("mixup | smmix", CLASSES))
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    on_device = draw.to(images.device)
+    assert on_device.to(images.device) is on_device
+    expected = learner(images, labels, draw=draw).targets
+    assert torch.equal(learner(images, labels, draw=on_device).targets, expected)
+    with torch.device("cuda"):
+        assert torch.equal(learner(images, labels, draw=draw).targets, expected)
+        learner(images, labels).loss.backward()
