@@ -1,6 +1,7 @@
-"""Prints the tables of README.md on the runs of one comparison; a test compares them.
+"""Prints the tables of a page here on the runs of one comparison; a test compares them.
 
-python results/claims.py tinyimagenet100
+python results/claims.py tinyimagenet100     README.md
+python results/claims.py built_in            built_in.md
 """
 
 import json
@@ -219,7 +220,7 @@ def _claims_of_smmix(stored: Comparison) -> list[Claim]:
         ),
         Claim(
             "its windows show more of the partner's object and hide less of the own than random ones (points of the "
-            "object's pixels)",
+            "object)",
             [
                 Figure(name, stored.less(SMMIX, SMMIX, covered(column, "smmix"), covered(column, random)), claimed, 1)
                 for name, column, claimed in (("shown", "pasted", 1), ("hidden", "own hidden", -1))
