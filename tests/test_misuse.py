@@ -198,6 +198,7 @@ def test_model_without_attention_may_have_a_guide() -> None:
         assert mixing.loss(model(batch.images), batch).isfinite()
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 compiles a carried share for each size")
 @pytest.mark.parametrize("method", ["tl_align", "transmix", "cutmix + vtm(block=1, tokens=3)"])
 def test_compiled_model_is_not_compiled_for_each_size_of_batch(method: str) -> None:
     torch._dynamo.reset()

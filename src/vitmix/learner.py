@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from vitmix import kernels
 from vitmix.adapters import logits_of
@@ -33,7 +34,11 @@ class Output:
 
 
 # Or data parallelism with a static graph would find no tensors in it, and leave gradients as each process has them.
-torch.export.register_dataclass(Output)
+_pytree.register_pytree_node(
+    Output,
+    lambda output: ([output.loss, output.logits, output.targets, output.parts, output.counts], None),
+    lambda values, _: Output(*values),
+)
 
 
 class Learner(nn.Module):
