@@ -16,7 +16,7 @@ from typing import Any
 from vitmix.compare.statistics import Paired, paired_difference
 
 RESULTS = Path(__file__).parent
-CUTMIX, MIXUP, EITHER, NONE = "CutMix", "MixUp", "MixUp or CutMix", "no mixing"
+CUTMIX, EITHER, NONE = "CutMix", "MixUp or CutMix", "no mixing"
 TRANSMIX, TL_ALIGN, HTM, VTM = "TransMix", "TL-Align", "HTM", "VTM"
 TOKENMIX, BLOCKS_ALIGNED = "TokenMix", "TokenMix masks, aligned labels"
 SMMIX, MIXUP_OR_SMMIX = "SMMix", "MixUp or SMMix"
@@ -220,7 +220,7 @@ def _claims_of_smmix(stored: Comparison) -> list[Claim]:
         ),
         Claim(
             "its windows show more of the partner's object and hide less of the own than random ones (points of the "
-            "object)",
+            "object, or of its box where only that is known)",
             [
                 Figure(name, stored.less(SMMIX, SMMIX, covered(column, "smmix"), covered(column, random)), claimed, 1)
                 for name, column, claimed in (("shown", "pasted", 1), ("hidden", "own hidden", -1))

@@ -183,7 +183,7 @@ def refusals(folder: Path, rank: int) -> dict[str, str]:
     os.chdir(place)
     run = folder / "refused"
     said = {
-        "settings": refusal(lambda: Trainer(tiny(run, lr=0.1 * (1 + rank)))),
+        "settings": refusal(lambda: Trainer(tiny(run, lr=0.1 * (1 + rank), workers=rank))),
         "folder": refusal(lambda: Trainer(tiny(run, data="imagefolder:mine"))),
         "data": refusal(lambda: Trainer(tiny(run, data="imagefolder:other"))),
         "all": refusal(lambda: Trainer(tiny(run, data="imagefolder:nowhere"))),

@@ -11,7 +11,7 @@ import vitmix
 from support import close, tiny_batch, tiny_vit
 from vitmix.bench.materialized import materialize, statistics_from_matrix
 from vitmix.bench.report import base_of, step_table
-from vitmix.bench.steps import Step, StepRow, Workload
+from vitmix.bench.steps import Step, StepRow, Workload, refusals
 from vitmix.cli import main
 
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
@@ -41,6 +41,7 @@ def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--methods", "cutmux"], "cutmux"),
         (["--model", "resnet18", "--parts", "kernels"], "kernels and growth need a model with timm's Attention"),
         (["--model", "resnet18", "--methods", "cutmix", "transmix"], "needs attention, and this ResNet has none"),
+        (["--model", "resnet18", "--against"], "--against needs a model with timm's Attention"),
     ],
 )
 def test_wrong_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +58,12 @@ def test_what_a_model_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.
     assert "Left out: transmix, since an attention share needs attention" in said
     measured = [row["method"] for row in json.loads((tmp_path / "bench.json").read_text())["steps"]]
     assert {"cutmix", "tl_align"} <= {*measured} and not {"transmix", "smmix", "cutmix + htm"} & {*measured}
+
+
+@pytest.mark.parametrize("text", ["cutmix | cutmix + vtm(tokens=17)", "cutmix + vtm(tokens=17) | cutmix"])
+def test_every_arm_of_a_switch_is_tried_before(text: str) -> None:
+    work = Workload("vit_lite_7_8_32", 2, None, torch.device("cpu"), torch.float32, 0.05, False)
+    assert "cannot pick 17 tokens out of 16 patches" in refusals([text], work)[text]
 
 
 @pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])

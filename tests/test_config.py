@@ -67,7 +67,7 @@ def test_model_args_belong_to_their_model() -> None:
         ({"precision": "bf61"}, "did you mean 'bf16'?"),
         ({"scale": [0.1]}, "scale takes 2 numbers, got 1"),
         ({"best": "ema_accuracy"}, "set ema"),
-        ({"pretrained": True, "checkpoint": "x"}, "give one of them"),
+        ({"pretrained": True, "checkpoint": "x", "model": "test_vit"}, "give one of them"),
         ({"checkpoint_every": "often"}, "'500 steps'"),
         ({"recipe": "diet"}, "unknown recipe 'diet'; did you mean 'deit'?"),
     ],

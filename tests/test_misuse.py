@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.utils import _pytree
 
 import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
@@ -248,3 +249,12 @@ def test_draws_may_be_given_on_the_device_and_with_another_default() -> None:
     with torch.device("cuda"):
         assert torch.equal(learner(images, labels, draw=draw).targets, expected)
         learner(images, labels).loss.backward()
+
+
+def test_outputs_are_trees() -> None:
+    """Which data parallelism, exporters and checkpointing look through."""
+    output = vitmix.Learner(tiny_vit(), vitmix.cutmix(CLASSES))(*tiny_batch())
+    leaves, tree = _pytree.tree_flatten(output)
+    assert leaves[0] is output.loss and len(leaves) == 4  # with logits, targets and the one part
+    assert _pytree.tree_unflatten(leaves, tree) == output
+    assert [_pytree.keystr(path) for path, _ in _pytree.tree_flatten_with_path(output)[0]][-1] == ".parts['main']"

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -345,7 +346,29 @@ def test_fine_tuning_knows_the_model_of_the_weights(finished: Path, tmp_path: Pa
         assert (found.model, found.size, found.model_args) == (TINY["model"], TINY["size"], TINY["model_args"])
     other = resolve({"checkpoint": str(finished), "data": "shapes", "model_args": {"depth": 1}, "size": 24})
     assert other.model_args == {**TINY["model_args"], "depth": 1} and other.size == 24
-    assert resolve({"checkpoint": str(tmp_path / "nothing.pth"), "data": "shapes"}).model == TrainConfig().model
+    example = resolve({"checkpoint": str(finished)})
+    assert example.recipe == "shapes" and (example.model_args, example.size) == (TINY["model_args"], TINY["size"])
+    sized = resolve({"checkpoint": str(finished), "data": "shapes", "model_args": {"img_size": 32}})
+    assert sized.size is None and sized.model_args["img_size"] == 32
+    torch.save({}, tmp_path / "other.pth")
+    assert resolve({"checkpoint": str(tmp_path / "other.pth"), "data": "shapes"}).model == TrainConfig().model
+    checkpoints.write_weights(tmp_path / "short.safetensors", {}, {"vitmix": '{"model": "test_vit"}'})
+    assert resolve({"checkpoint": str(tmp_path / "short.safetensors"), "data": "shapes"}).model == "test_vit"
+    with pytest.raises(ValueError, match="there is no file of weights .*nothing"):
+        resolve({"checkpoint": "nothing", "data": "shapes"})
+    with pytest.raises(ValueError, match=r"checkpoint in the flags must be a text or none, got \['a'\]"):
+        resolve({"checkpoint": ["a"], "data": "shapes"})
+
+
+def test_fine_tuning_goes_on_without_its_first_weights(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "first")
+    named = ("model", "model_args", "size")
+    given = {name: value for name, value in TINY.items() if name not in named}
+    given |= {"checkpoint": str(tmp_path / "first"), "output": str(tmp_path / "run"), "epochs": 1}
+    begun = Trainer(resolve(given))
+    begun.run()
+    (tmp_path / "first").rename(tmp_path / "gone")
+    assert resolve(given) == begun.config
 
 
 def test_fine_tuning_says_what_it_changes(finished: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A model and a mixer as one module: what is compiled, and what data parallelism and accumulation wrap."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -33,11 +33,17 @@ class Output:
     counts: dict[str, Tensor] = field(default_factory=dict)
 
 
+def _named_parts(output: Output) -> tuple[list[tuple[Any, Any]], None]:
+    return [(_pytree.GetAttrKey(each.name), getattr(output, each.name)) for each in fields(Output)], None
+
+
 # Or data parallelism with a static graph would find no tensors in it, and leave gradients as each process has them.
 _pytree.register_pytree_node(
     Output,
-    lambda output: ([output.loss, output.logits, output.targets, output.parts, output.counts], None),
+    lambda output: ([value for _, value in _named_parts(output)[0]], None),
     lambda values, _: Output(*values),
+    flatten_with_keys_fn=_named_parts,
+    serialized_type_name="vitmix.learner.Output",
 )
 
 

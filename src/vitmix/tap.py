@@ -91,7 +91,7 @@ class Tape:
     @property
     def asks(self) -> bool:
         """Whether anything is wanted of the pass."""
-        # By length: torch.compile up to 2.6 does not ask a tuple whether it is empty.
+        # By length: torch.compile up to 2.11 does not ask a tuple whether it is empty.
         return len(self.actors) > 0 or len(self.plan.attention) > 0 or self.plan.final
 
     def is_other(self, images: int | None) -> bool:

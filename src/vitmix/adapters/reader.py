@@ -312,7 +312,7 @@ def split_heads(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int,
 
 def project_heads(tokens: Tensor, module: nn.Module, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
     """The same for a module, which may be more than a matrix, such as one with low-rank adapters."""
-    if type(module) is nn.Linear and "forward" not in module.__dict__:  # torch.compile up to 2.6 has no vars()
+    if type(module) is nn.Linear and "forward" not in module.__dict__:  # older torch.compile has no vars()
         return split_heads(tokens, module.weight, module.bias, heads, kinds=kinds)
     return stacked_heads(module.forward(tokens), heads, kinds=3)[:kinds]
 

@@ -231,7 +231,8 @@ def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:
             continue
         try:
             with create(text, model.num_classes).attach(model) as mixing:
-                mixing.draw(mixing.frame(images))
+                for mixer in mixing.mixer.mixers:
+                    mixer.draw(mixing.frame(images))
         except ValueError as problem:
             found[text] = str(problem)
     return found

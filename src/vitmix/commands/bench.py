@@ -69,6 +69,7 @@ def _run(given: argparse.Namespace) -> int:
 def _measure(given: argparse.Namespace, device: "torch.device", precision: str) -> int:
     from vitmix.bench import growth, report, steps
     from vitmix.bench.clock import DTYPES
+    from vitmix.bench.materialized import materialize
     from vitmix.environment import describe_environment
 
     place, dtype = describe_environment(device), DTYPES[precision]
@@ -88,6 +89,8 @@ def _measure(given: argparse.Namespace, device: "torch.device", precision: str) 
     if "steps" in parts:
         modes = [*given.modes, *(["materialized"] if given.against else [])]
         counts = {"repeats": given.repeats, "steps": given.steps, "warmup": given.warmup}
+        if given.against:
+            materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
         refused = steps.refusals(given.methods or steps.METHODS, work)
         if refused and given.methods:
             raise ValueError(next(iter(refused.values())))

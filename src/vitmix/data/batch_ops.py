@@ -111,13 +111,14 @@ def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubi
         place = (near_row * width + near_column).long().view(count, 1, -1).expand(-1, channels, -1)
         return pixels.gather(2, place).view_as(images)
 
-    def between(values: list[Tensor], part: Tensor) -> Tensor:
-        return _choose(cubic, lambda: _cubic_between(values, part), lambda: _linear_between(values, part))
-
-    lines = [between([tap(row_step, column_step) for column_step in taps], across) for row_step in taps]
-    values = between(lines, down)
+    lines = [_between([tap(row_step, column_step) for column_step in taps], across, cubic) for row_step in taps]
+    values = _between(lines, down, cubic)
     values = values.clamp(0, LEVELS - 1).floor() if levels else values
     return torch.where(inside.unsqueeze(1), values, per_channel(fill, images.device))
+
+
+def _between(values: list[Tensor], part: Tensor, cubic: Cubic) -> Tensor:
+    return _choose(cubic, lambda: _cubic_between(values, part), lambda: _linear_between(values, part))
 
 
 def _linear_between(values: list[Tensor], part: Tensor) -> Tensor:

@@ -270,8 +270,8 @@ def model_in(path: str | Path) -> dict[str, Any]:
     facts = weights_facts(weights_file(path))
     if not facts.get("model"):
         return {}
-    own = {key: value for key, value in facts["model_settings"].items() if key not in ("num_classes", "img_size")}
-    size = facts["preprocessing"]["size"]
+    settings, size = facts.get("model_settings", {}), facts.get("preprocessing", {}).get("size")
+    own = {key: value for key, value in settings.items() if key not in ("num_classes", "img_size")}
     return {"model": facts["model"], "model_args": own} | ({"size": size} if isinstance(size, int) else {})
 
 

@@ -14,9 +14,11 @@ import yaml
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from vitmix.environment import available_cores
 from vitmix.spec import same_method, spelled
-from vitmix.train.checkpoints import model_in
+from vitmix.train.checkpoints import model_in, weights_file
 from vitmix.train.recipes import load_recipe
 
+CONFIG = "config.yaml"  # of a run folder
+MODEL = ("model", "model_args", "size")  # what weights say of themselves
 DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
 TRAIN, SCHEDULE, REGULARIZE, AUGMENT, MEASURE, RUN = (
     "What to train",
@@ -226,22 +228,28 @@ def checkpoint_interval(text: str) -> tuple[float, str]:
 def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> TrainConfig:
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win.
 
-    Without a recipe, and with neither data nor model named, it is the built-in example; with data and weights to start
-    from, the model is the one that those weights say they are of.
+    Without a recipe, and with neither data nor model named, it is the built-in example. With weights to start from, and
+    neither recipe nor model named, the model is the one that those weights say they are of.
     """
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
-    recipe = _fit(str | None, given.get("recipe", stored.get("recipe")))
+    layers: list[tuple[str, Mapping[str, Any]]] = [("the flags", given), (str(file), stored)]
+
+    def named(name: str) -> Any:
+        return next((checked_setting(name, layer[name], source) for source, layer in layers if name in layer), None)
+
+    recipe, checkpoint = named("recipe"), named("checkpoint")
+    own: dict[str, Any] = {}
+    if recipe is None and checkpoint is not None and named("model") is None:
+        own = _model_of(checkpoint, named("output"), named("model_args") or {})
+        layers.append((checkpoint, own))
     if recipe is None and not {"data", "model", "recipe"} & (given.keys() | stored.keys()):
         recipe = DEFAULT_RECIPE
-    layers: list[tuple[str, Mapping[str, Any]]] = [(str(file), stored), ("the flags", given)]
-    checkpoint = _fit(str | None, given.get("checkpoint", stored.get("checkpoint")))
     if recipe is not None:
-        layers.insert(0, (f"recipe {recipe}", load_recipe(str(recipe))))
-    elif checkpoint is not None and "model" not in given.keys() | stored.keys():
-        layers.insert(0, (checkpoint, model_in(checkpoint)))
+        taken = MODEL if own else ()
+        layers.append((recipe, {key: value for key, value in load_recipe(recipe).items() if key not in taken}))
     values: dict[str, Any] = {}
-    for source, layer in layers:
+    for source, layer in reversed(layers):
         checked = {name: checked_setting(name, value, source) for name, value in layer.items()}
         if checked.get("model", values.get("model")) != values.get("model"):
             values.pop("model_args", None)
@@ -249,6 +257,18 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
         values |= checked | ({"model_args": arguments} if arguments else {})
     values["recipe"] = recipe
     return TrainConfig(**values)
+
+
+def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Model and image size of weights to start from; of a run that began from them, its own: they may be gone."""
+    begun = Path(output) / CONFIG if output is not None else None
+    stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
+    if stored.get("checkpoint") == checkpoint:
+        return {name: stored[name] for name in MODEL if name in stored}
+    if not weights_file(checkpoint).is_file():
+        raise ValueError(f"there is no file of weights {weights_file(checkpoint)}")
+    found = model_in(checkpoint)
+    return {name: value for name, value in found.items() if name != "size" or "img_size" not in model_args}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class Trainer:
         self.config, self.folder = config, runs.folder_for(config)
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
-        processes.check_alike(accelerator, dataclasses.replace(config, output=None), prepare.other_settings)
+        deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
+        processes.check_alike(accelerator, deciding, prepare.other_settings)
         processes.on_main(accelerator, lambda: self.folder.check(config))
         part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # In turn only where something may be downloaded: to look through a large folder takes minutes.

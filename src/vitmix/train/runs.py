@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix.train.checkpoints import write_file
-from vitmix.train.config import FIELDS, TrainConfig, differences, resolve, to_yaml
+from vitmix.train.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
 
 try:
     import fcntl
@@ -32,7 +32,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.summary = path / "config.yaml", path / "summary.json"
+        self.config, self.summary = path / CONFIG, path / "summary.json"
         self.log = path / LOG
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.checkpoints = path / "checkpoints"
