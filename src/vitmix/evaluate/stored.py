@@ -106,11 +106,12 @@ def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) 
     """As the training computed, where this machine can."""
     config = subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
+    in_memory = isinstance(images, ArrayImages)  # which needs no help
     return Running(
         device,
         "fp32" if device.type == "cpu" else config.precision,
         config.eval_batch or min(config.batch, 256),
-        0 if isinstance(images, ArrayImages) else min(config.workers, available_cores()),  # in memory: no help
+        0 if in_memory else min(config.workers, available_cores()),
     )
 
 

@@ -247,7 +247,8 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
         recipe = DEFAULT_RECIPE
     if recipe is not None:
         taken = MODEL if own else ()
-        layers.append((recipe, {key: value for key, value in load_recipe(recipe).items() if key not in taken}))
+        settings = {key: value for key, value in load_recipe(recipe).items() if key not in taken}
+        layers.append((f"recipe {recipe}", settings))
     values: dict[str, Any] = {}
     for source, layer in reversed(layers):
         checked = {name: checked_setting(name, value, source) for name, value in layer.items()}
@@ -255,7 +256,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
             values.pop("model_args", None)
         arguments = values.get("model_args", {}) | checked.get("model_args", {})
         values |= checked | ({"model_args": arguments} if arguments else {})
-    values["recipe"] = recipe
+    values["recipe"] = None if own else recipe  # whose model_args would join those of the weights, read again
     return TrainConfig(**values)
 
 

@@ -65,7 +65,8 @@ class RunFolder:
         different = differences(resolve(file=self.config), config)
         if different:
             longer = any(each.startswith("epochs: ") for each in different) and self.read_summary() is not None
-            further = f"; 'vitmix train --checkpoint {self.path} --output OTHER' trains its weights further"
+            begin = f'vitmix train --checkpoint {self.path} --data "{config.data}" --output OTHER'
+            further = f"; '{begin}' trains its weights further"
             raise ValueError(
                 f"{self.path} holds a run with another configuration ({', '.join(different)}); "
                 f"give another --output, or these settings as they were{further if longer else ''}"
