@@ -364,9 +364,18 @@ def test_unknown_settings_are_refused() -> None:
         timm.create_model("cct_2_3x2_32", global_pool="token")
 
 
+@pytest.mark.parametrize("name", ["cct_7_3x1_32", "vit_lite_7_8_32"])
+def test_all_but_vectors_are_decayed_as_by_the_authors(name: str) -> None:
+    model = timm.create_model(name)
+    optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.06)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: decay[id(p)] for name, p in model.named_parameters()} == {
+        name: 0.06 if p.ndim > 1 else 0.0 for name, p in model.named_parameters()
+    }
+
+
 def test_optimizer_groups() -> None:
     model = timm.create_model("vit_lite_7_8_32")
-    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
     groups = timm.optim.param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     scales = sorted({group["lr_scale"] for group in groups})

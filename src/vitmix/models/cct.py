@@ -128,6 +128,8 @@ class CompactBlock(nn.Module):
 class CompactTransformer(nn.Module):
     """A compact transformer: tokenizer, positions, blocks, final norm, pooling, linear head.
 
+    There is no `no_weight_decay`: the authors decay positions, which start large, and the class token like weights.
+
     Args:
         embed_layer: Makes the tokenizer from img_size, in_chans and embed_dim: `ConvTokenizer` or timm's `PatchEmbed`.
         class_token: Read the classifier's input from a class token; otherwise pool the sequence.
@@ -191,10 +193,6 @@ class CompactTransformer(nn.Module):
         native = "token" if class_token else "seqpool"
         self.reset_classifier(num_classes, native if global_pool is None else global_pool)
         self.apply(_init_weights)
-
-    def no_weight_decay(self) -> set[str]:
-        """Returns the names of parameters that an optimizer should not decay."""
-        return {"pos_embed", "cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Returns the patterns by which timm groups parameters into layers."""
