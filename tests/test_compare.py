@@ -277,6 +277,7 @@ def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.Cap
         return capfd.readouterr().out, [row["row"] for row in compared]
 
     said, compared = compare("--rows", "no mixing")  # trains it
+    assert "1 training: 0 done" in said and "One training of 0:" in (published / "README.md").read_text()
     assert "The baseline 'CutMix' is neither finished nor among --rows; there is nothing to compare with yet" in said
     assert compared == ["no mixing"] and is_done(cells["no mixing"]) and not cells["CutMix"].folder.exists
     for row in ("CutMix", "MixUp"):

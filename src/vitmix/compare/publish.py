@@ -76,11 +76,15 @@ def readme(matrix: Matrix, comparison: Comparison, panels: Sequence[Panel]) -> s
         "Images per second of the whole training loop: median over the epochs, mean over the seeds. Memory: what "
         "tensors on the GPU took at most. Trainings that ran side by side shared the device.",
         "\n".join(f"- {_place(json.loads(place))}" for place in sorted(places)),
-        f"{len(runs)} trainings of {duration(spent)} in all, each its own clock's, evaluation included. "
-        "`vitmix train --config runs/NAME/config.yaml` repeats one of them; `vitmix report runs` makes a page.",
+        f"{_trainings(len(runs), duration(spent))}, evaluation included. `vitmix train --config runs/NAME/config.yaml` "
+        "repeats a training; `vitmix report runs` makes a page.",
         *sections(comparison, panels),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _trainings(number: int, time: str) -> str:
+    return f"One training of {time}" if number == 1 else f"{number} trainings of {time} in all, each its own clock's"
 
 
 def _place(environment: dict[str, str]) -> str:

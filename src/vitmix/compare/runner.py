@@ -74,7 +74,7 @@ def run_cells(
     """
     check_cells(cells)
     waiting = [cell for cell in cells if not is_done(cell)]
-    say(f"{len(cells)} trainings: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
+    say(f"{len(cells)} training{'s' * (len(cells) != 1)}: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
     if not waiting:
         return []
     with Overview(cells) as overview, _Crew(jobs, overview.say) as crew:
