@@ -1,6 +1,7 @@
 """One of two processes that train with and without spread weights, and resume. Run by test_large_data.py."""
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -35,7 +36,6 @@ def main(folder: Path) -> None:
     run(folder / "stopped", method=METHODS[1], fsdp=True)
     if trainer.rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))
-    torch.distributed.destroy_process_group()  # its threads would abort the end of a process that leaves them running
 
 
 def run(output: Path, *, until: int | None = None, stop_at: int | None = None, **changes: Any) -> Trainer:
@@ -61,3 +61,6 @@ def run(output: Path, *, until: int | None = None, stop_at: int | None = None, *
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch keeps the mesh, and with it threads of the connection, which may abort an end in the usual way

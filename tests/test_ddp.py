@@ -2,11 +2,8 @@
 
 import csv
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ddp_worker import ASSIGNING, METHODS, WHOLE, gradient_settings
-from training import TINY, one_thread, same_weights, tiny, train, weights  # noqa: F401
+from training import TINY, one_thread, run_pair, same_weights, tiny, train, weights  # noqa: F401
 from vitmix.draws import Draw, generator_for
 from vitmix.train.engine import Trainer
 
@@ -29,24 +26,7 @@ HERE = Path(__file__).parent
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes left their results."""
     folder = tmp_path_factory.mktemp("pair")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running, logs = [], [folder / f"log{rank}" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(HERE / "ddp_worker.py"), str(folder)]
-        with open(log, "wb") as file:
-            running.append(subprocess.Popen(command, env=environment, cwd=HERE, stdout=file, stderr=file))
-    end = time.monotonic() + 240
-    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    for process in running:
-        process.kill()
-        process.wait()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
+    run_pair("ddp_worker.py", folder)
     return folder
 
 

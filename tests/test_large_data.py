@@ -3,9 +3,6 @@
 import io
 import json
 import os
-import socket
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import torch
 from PIL import Image
 
 from fsdp_worker import METHODS, SETTINGS
-from training import one_thread, same_weights, train, train_until, weights  # noqa: F401
+from training import one_thread, run_pair, same_weights, train, train_until, weights  # noqa: F401
 from training import rows as epochs
 from vitmix.data import Augmentation, EvalLoader, TrainLoader, open_images
 from vitmix.data import tar_sets as tars
@@ -297,28 +294,8 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes left their runs."""
     if not hasattr(torch.cpu.Stream, "record_event"):
         pytest.skip(f"torch {torch.__version__} spreads weights over GPUs alone")
-    folder, here = tmp_path_factory.mktemp("spread"), Path(__file__).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    running = []
-    for rank in ("0", "1"):
-        environment = {**shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(here / "fsdp_worker.py"), str(folder)]
-        running.append(
-            subprocess.Popen(
-                command, env=environment, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    try:
-        for process in running:
-            said, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, said
-    finally:
-        for process in running:
-            with process:
-                process.kill()
+    folder = tmp_path_factory.mktemp("spread")
+    run_pair("fsdp_worker.py", folder)
     return folder
 
 

@@ -2,6 +2,11 @@
 
 import csv
 import math
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,3 +114,27 @@ def whole_run(factory: pytest.TempPathFactory) -> Path:
 def rows(output: Path) -> list[dict[str, str]]:
     with open(output / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def run_pair(worker: str, folder: Path) -> None:
+    """Runs a script of this folder as two processes that are connected; what they say is shown if one of them fails."""
+    here = Path(__file__).parent
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running, logs = [], [folder / f"log{rank}" for rank in range(2)]
+    for rank, log in enumerate(logs):
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}  # an abort says where, and loses no line
+        command = [sys.executable, str(here / worker), str(folder)]
+        with open(log, "wb") as file:
+            running.append(subprocess.Popen(command, env=environment, cwd=here, stdout=file, stderr=file))
+    end = time.monotonic() + 240
+    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    for process in running:
+        process.kill()
+        process.wait()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
