@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 
 from grays import (
@@ -116,16 +117,68 @@ def test_every_corruption_is_the_images_own(name: str) -> None:
     assert np.random.get_state()[1].tolist() == state
 
 
-@pytest.mark.parametrize("side", [32, 700])  # smaller and larger than the pictures of frost
-def test_frost_is_the_packages_own(side: int) -> None:
-    package = pytest.importorskip("imagecorruptions")
+@pytest.mark.parametrize("side", [32, 224, 1400])  # smaller and larger than the pictures of frost
+def test_frost_is_of_five_photographs(side: int) -> None:
+    cv2 = pytest.importorskip("cv2")
+    folder = Path(pytest.importorskip("imagecorruptions").__file__).parent / "frost"
     picture = np.random.default_rng(1).integers(0, 255, (side, side + 8, 3), np.uint8)
-    for severity in (1, 5):
-        for seed in range(3):
-            with global_generators_kept():
-                seed_global_generators(seed)
-                wanted = package.corrupt(picture, severity=severity, corruption_name="frost")
-            assert np.array_equal(corruption("frost", severity)(picture, seed), wanted)
+    numbers = set()
+    for seed in range(20 if side == 32 else 3):
+        with global_generators_kept():
+            seed_global_generators(seed)
+            number = np.random.randint(5)
+            numbers.add(number)
+            frost = cv2.imread(str(next(folder.glob(f"frost{number + 1}.*"))))
+            if side > 1000:
+                assert min(frost.shape[:2]) < side
+                continue
+            top, left = np.random.randint(0, frost.shape[0] - side), np.random.randint(0, frost.shape[1] - side - 8)
+        part = frost[top : top + side, left : left + side + 8, ::-1]
+        wanted = np.clip(0.8 * picture + 0.6 * part, 0, 255).astype(np.uint8)
+        assert np.array_equal(corruption("frost", 2)(picture, seed), wanted)
+    assert side > 32 or numbers == set(range(5))
+    assert corruption("frost", 5)(picture, 0).shape == picture.shape
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_elastic_is_imagenet_cs(severity: int) -> None:
+    """ImageNet-C's two steps with OpenCV's functions, at its own side."""
+    cv2 = pytest.importorskip("cv2")
+    pytest.importorskip("imagecorruptions")
+    before, width, corner = 244 * np.array(
+        [(2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)][severity - 1]
+    )
+    rows, columns = np.mgrid[:224, :224]
+    wave = 127 + 60 * np.sin(rows / 9) + 60 * np.cos(columns / 7)
+    picture = np.stack([wave, wave[::-1], wave.T], axis=-1).astype(np.uint8)
+    with global_generators_kept():
+        seed_global_generators(5)
+        corners = np.float32([[186, 186], [186, 38], [38, 38]])  # (row, column): the middle and a third of the side
+        moved = corners + np.random.uniform(-corner, corner, (3, 2)).astype(np.float32)
+        noise = np.random.uniform(-1, 1, (2, 224, 224))
+    shear = cv2.getAffineTransform(corners[:, ::-1].copy(), moved[:, ::-1].copy())
+    sheared = cv2.warpAffine(picture.astype(np.float32), shear, (224, 224), borderMode=cv2.BORDER_REFLECT_101)
+    down, right = (before * gaussian_filter(each, width, mode="reflect", truncate=3) for each in noise)
+    places = [(base + shift).astype(np.float32) for base, shift in ((columns, right), (rows, down))]
+    wanted = cv2.remap(sheared, *places, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
+    found = corruption("elastic_transform", severity)(picture, 5)
+    assert np.abs(found + 0.5 - wanted).mean() < 1  # OpenCV interpolates in steps of a 32nd pixel
+    assert np.abs(found + 0.5 - picture).mean() > 10
+
+
+def test_elastic_looks_the_same_at_any_size() -> None:
+    pytest.importorskip("imagecorruptions")
+
+    def change(side: int) -> float:
+        rows, columns = np.mgrid[:side, :side] * 224 / side
+        picture = np.repeat((127 + 60 * np.sin(rows / 30) + 60 * np.cos(columns / 30))[..., None], 3, -1).astype(
+            np.uint8
+        )
+        corrupt = corruption("elastic_transform", 5)
+        changed = [np.abs(corrupt(picture, seed).astype(float) - picture).mean() for seed in range(20)]
+        return float(np.mean(changed))
+
+    assert change(56) == pytest.approx(change(112), rel=0.2)
 
 
 def test_generated_corruptions_in_the_suite() -> None:

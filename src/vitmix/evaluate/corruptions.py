@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from scipy.ndimage import gaussian_filter, map_coordinates
 
+from vitmix import __version__
 from vitmix._checks import unknown_name
 from vitmix.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.data.images import ImageSet
 
-from .extras import NotPossible, need
+from .extras import NotPossible, need, version_of
 
 COMMON = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -30,6 +32,7 @@ COMMON = (
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # for tuning; no part of the mean error
 DETERMINISTIC = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
 DETERMINISTIC += ("gaussian_blur", "saturate")
+OWN = ("frost", "elastic_transform")  # made here, as in ImageNet-C; the package's differ
 SEVERITIES = (1, 2, 3, 4, 5)
 LEAST_SIDE = 32  # pixels, of the package
 
@@ -62,6 +65,11 @@ def corruption(name: str, severity: int) -> Corrupt:
     return corrupt
 
 
+def maker(name: str) -> str:
+    """With its version, what decides on the pixels of a corruption."""
+    return f"vitmix {__version__}" if name in OWN else version_of("imagecorruptions")
+
+
 def check_severity(severity: int) -> None:
     if severity not in SEVERITIES:
         raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
@@ -85,6 +93,8 @@ def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndar
         seed_global_generators(seed)
         if name == "frost":
             return _frosted(pixels, severity)
+        if name == "elastic_transform":
+            return _elastic(pixels, severity)
         return package.corrupt(pixels, severity=severity, corruption_name=name, **settings)
 
 
@@ -92,8 +102,8 @@ FROST = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # of eac
 
 
 def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
-    """The package's frost, which would decode and enlarge a whole photograph for every image."""
-    frost = _frost_picture(np.random.randint(6), *pixels.shape[:2])
+    """A part of one of ImageNet-C's five photographs of frost, unscaled; the package has a sixth, and enlarges them."""
+    frost = _frost_picture(np.random.randint(5), *pixels.shape[:2])
     top, left = (np.random.randint(0, frost.shape[axis] - pixels.shape[axis]) for axis in (0, 1))
     part = frost[top : top + pixels.shape[0], left : left + pixels.shape[1], ::-1]
     own, frosts = FROST[severity - 1]
@@ -102,15 +112,49 @@ def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
 
 @cache
 def _frost_picture(number: int, height: int, width: int) -> np.ndarray:
-    """A photograph of frost (blue, green, red) a tenth larger than needed to cover so many pixels."""
+    """A photograph of frost (blue, green, red), enlarged only if it does not cover so many pixels."""
     import cv2
 
     file = f"frost{number + 1}.{'png' if number < 3 else 'jpg'}"
     with as_file(files("imagecorruptions") / "frost" / file) as place:
         frost: Any = cv2.imread(str(place))
-    scale = 1.1 * max(1, height / frost.shape[0], width / frost.shape[1])
+    scale = max((height + 1) / frost.shape[0], (width + 1) / frost.shape[1])
+    if scale <= 1:
+        return frost
     sides = (math.ceil(frost.shape[1] * scale), math.ceil(frost.shape[0] * scale))
     return cv2.resize(frost, dsize=sides, interpolation=cv2.INTER_CUBIC)
+
+
+# Of each severity, in units of 244 pixels on an image of 224: how far pixels are moved before that is smoothed, the
+# width of the smoothing, how far the corners of a triangle are moved.
+ELASTIC = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+
+
+def _elastic(pixels: np.ndarray, severity: int) -> np.ndarray:
+    """ImageNet-C's: the image is sheared with a triangle whose corners move, then pixels move with their neighbors.
+
+    The package leaves the shearing out. Images of other sides look the same: a smoothed displacement is as long as
+    the one before it over the width of the smoothing, hence the square.
+    """
+    sides = np.array(pixels.shape[:2])
+    scale = sides.min() / 224
+    before, width, corner = (244 * value for value in ELASTIC[severity - 1])
+    grid = np.stack(np.meshgrid(*map(np.arange, sides), indexing="ij"), axis=-1).astype(np.float64)
+    corners = sides // 2 + sides.min() // 3 * np.array([[1, 1], [1, -1], [-1, -1]])
+    moved = corners + np.random.uniform(-corner * scale, corner * scale, corners.shape)
+    back = np.linalg.solve(np.c_[moved, np.ones(3)], corners)  # where the pixels of the sheared image come from
+    sheared = _sampled(pixels, grid @ back[:2] + back[2], mode="mirror")
+    noise = np.random.uniform(-1, 1, (2, *sides))
+    smooth = [gaussian_filter(each, width * scale, mode="reflect", truncate=3.0) for each in noise]
+    elastic = _sampled(sheared, grid + before * scale**2 * np.stack(smooth, axis=-1), mode="reflect")
+    return np.clip(elastic, 0, 255).astype(np.uint8)
+
+
+def _sampled(pixels: np.ndarray, places: np.ndarray, *, mode: str) -> np.ndarray:
+    """The (H, W, 3) pixels at (H, W, 2) places between them, linearly."""
+    channels = [pixels[..., channel].astype(np.float64) for channel in range(3)]
+    where = np.moveaxis(places, -1, 0)
+    return np.stack([map_coordinates(each, where, order=1, mode=mode) for each in channels], axis=-1)
 
 
 class CorruptedImages(ImageSet):

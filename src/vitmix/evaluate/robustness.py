@@ -25,6 +25,7 @@ from .corruptions import (
     check_sides,
     corruption,
     divisors,
+    maker,
     read_reference,
 )
 from .extras import NotPossible, version_of
@@ -166,15 +167,15 @@ class Suite:
         kinds = list(itertools.product(settings.corruptions, settings.severities))
         if "c" in settings.folders:
             root = Path(settings.folders["c"])
-            package, images, cropped = None, self._stored_corruptions(root, kinds), not is_cifar_c(root)
+            images, cropped = self._stored_corruptions(root, kinds), not is_cifar_c(root)
         else:
             own, seed = self.measurer.augmentation, settings.seed
             check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
-            package, cropped = version_of("imagecorruptions"), True
+            root, cropped = None, True
         cells = []
         for (name, severity), each in images.items():
-            facts = {"corruption": name, "severity": severity, "package": package}
+            facts = {"corruption": name, "severity": severity, "package": maker(name) if root is None else None}
             cell = self._cell(f"corruption {name} {severity}", each, **facts)
             cells.append(dataclasses.replace(cell, cropped=cropped))
         return [Part("corruptions", cells, partial(self._corruption_summary, reference))]
