@@ -165,17 +165,18 @@ class Suite:
         reference = self._reference()
         divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
         kinds = list(itertools.product(settings.corruptions, settings.severities))
-        if "c" in settings.folders:
+        stored = "c" in settings.folders
+        if stored:
             root = Path(settings.folders["c"])
             images, cropped = self._stored_corruptions(root, kinds), not is_cifar_c(root)
         else:
             own, seed = self.measurer.augmentation, settings.seed
             check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
-            root, cropped = None, True
+            cropped = True
         cells = []
         for (name, severity), each in images.items():
-            facts = {"corruption": name, "severity": severity, "package": maker(name) if root is None else None}
+            facts = {"corruption": name, "severity": severity, "package": None if stored else maker(name)}
             cell = self._cell(f"corruption {name} {severity}", each, **facts)
             cells.append(dataclasses.replace(cell, cropped=cropped))
         return [Part("corruptions", cells, partial(self._corruption_summary, reference))]
