@@ -62,7 +62,9 @@ def test_speeds_are_what_was_measured(name: str, digits: int) -> None:
         assert re.search(rf"\| {speed:,.0f} \| {shown} \|", text), method
 
 
-@pytest.mark.parametrize(("name", "page"), [("tinyimagenet100", "README.md"), ("built_in", "built_in.md")])
+@pytest.mark.parametrize(
+    ("name", "page"), [("tinyimagenet100", "README.md"), ("built_in", "built_in.md"), ("cifar10_short", "README.md")]
+)
 def test_claims_are_judged_by_what_was_measured(name: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(RESULTS / "claims.py"))["main"](name)
     shown = (RESULTS / page).read_text()
