@@ -474,6 +474,40 @@ def test_htm_saliency_is_that_of_the_unmixed_tokens(name: str) -> None:
 # The golden Swin, and hand-computed spatial mixing
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "settings"),
+    [
+        ("vit_tiny_r_s16_p8_224", 224, {"depth": 2}),
+        ("vit_base_mci_224", 224, {"depth": 2}),
+        ("vitamin_small_224", 224, {"depth": 2}),
+        ("cct_7_3x1_32", 33, {}),
+        ("cct_7_3x1_32", 31, {}),
+        ("cct_7_7x2_224", 200, {}),
+        ("vit_tiny_patch16_224", 200, {"dynamic_img_size": True, "dynamic_img_pad": True}),
+    ],
+)
+def test_a_token_has_its_own_pixels(name: str, size: int, settings: dict[str, Any]) -> None:
+    reader = read_model(timm.create_model(name, num_classes=CLASSES, img_size=size, **settings))
+    upper = torch.zeros(1, size, size, dtype=torch.bool)
+    upper[:, : size // 2] = True
+    left = upper.transpose(1, 2)
+    for mask, axis in ((upper, 1), (left, 2)):
+        share = reader.embed_share(mask, (size, size), torch.float64)
+        means = share.mean(3 - axis)[0]
+        assert abs(float(share.mean()) - 0.5) < 1 / share.shape[axis]
+        assert means.tolist() == sorted(means.tolist(), reverse=True) and (means[0], means[-1]) == (1, 0)
+        looked = reader.patch_mask(mask, 0, (size, size)).view(share.shape)
+        assert abs(float(looked.double().mean()) - 0.5) < 1 / share.shape[axis]
+
+
+def test_tokens_at_the_border_may_be_smaller() -> None:
+    reader = read_model(timm.create_model("cct_7_3x1_32", num_classes=CLASSES, img_size=33))
+    mask = torch.zeros(1, 33, 33, dtype=torch.bool)
+    mask[:, 32:] = True
+    share = reader.embed_share(mask, (33, 33), torch.float64)
+    assert share.shape == (1, 17, 17) and share[0, -1].eq(1).all() and share[0, :-1].eq(0).all()
+
+
 def test_mask_grid_of_pyramids_is_the_papers() -> None:
     model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=10)
     reader = read_model(model)
@@ -561,8 +595,14 @@ def test_compiled_in_one_graph(name: str, text: str) -> None:
         two.loss.backward()
 
 
-@pytest.mark.parametrize("text", ["tl_align", "cutmix + htm(block=1, tau=1)"])
-@pytest.mark.parametrize("name", ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "Hugging Face ViT"])
+CHECKPOINTED = ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "Hugging Face ViT"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name in CHECKPOINTED for text in ("tl_align", "cutmix + htm(block=1, tau=1)")]
+    + [("ResNet", "cutmix + region"), ("ResNet", "tl_align")],
+)
 def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:
     if FAMILIES[name].package is not None:
         pytest.importorskip("transformers")

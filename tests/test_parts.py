@@ -269,6 +269,24 @@ def test_activation_weights_of_finer_maps_and_masks_agree() -> None:
         close(one, other, 1e-12)
 
 
+def test_negative_activations_count_as_zero_before_cells_are_averaged() -> None:
+    maps = torch.randn(2, 8, 8, dtype=torch.float64)
+    mask = torch.zeros(2, 4, 4, dtype=torch.bool)
+    mask[:, :2, :2] = True
+    partner, same_place = F.reversed_pairs(2), torch.arange(16).expand(2, 16)
+    plain = F.activation_weights(maps, vitmix.Mix(partner, mask))
+    for one, other in zip(F.activation_weights(maps, vitmix.Mix(partner, mask, same_place)), plain, strict=True):
+        close(one, other, 1e-7)
+
+
+def test_no_class_is_more_than_certain_to_binary_cross_entropy() -> None:
+    """Activation shares of two images of one class may add up to two, by which the loss would fall without end."""
+    logits = torch.tensor([[5.0, -5.0], [50.0, -50.0]], dtype=torch.float64)
+    sure = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    close(F.soft_bce(logits, 1.8 * sure), F.soft_bce(logits, sure), 0)
+    assert float(F.soft_bce(logits, 1.8 * sure)) > 0
+
+
 def test_a_map_without_mass_counts_nothing_or_its_area() -> None:
     maps = torch.rand(4, 4, 4)
     maps[1] = -1

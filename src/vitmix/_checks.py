@@ -3,9 +3,9 @@
 import difflib
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def check_positive(name: str, value: float) -> None:
@@ -38,11 +38,13 @@ def check_switch(name: str, value: bool) -> None:
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def check_blocks(name: str, blocks: object) -> None:
+def as_blocks(name: str, blocks: Sequence[int] | Literal["all"]) -> tuple[int, ...] | Literal["all"]:
+    """Block numbers as a tuple; a list of them is one too."""
     if blocks == "all":
-        return
-    if not isinstance(blocks, tuple) or any(not isinstance(each, int) or isinstance(each, bool) for each in blocks):
+        return "all"
+    if not isinstance(blocks, list | tuple) or any(not isinstance(each, int) or each is True for each in blocks):
         raise ValueError(f"{name} must be 'all' or block numbers such as [-1], got {blocks!r}")
+    return tuple(blocks)
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:

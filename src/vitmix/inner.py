@@ -354,7 +354,8 @@ class Vertical:
                 ]
                 if index in tape.plan.carry:
                     shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in enumerate(self.positions)]
-                    tape.bank_share[index] = torch.cat(shares, dim=1)
+                    others = [tape.bank_share[index]] if index in tape.bank_share else []  # of another VTM here
+                    tape.bank_share[index] = torch.cat([*others, *shares], dim=1)
         return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in enumerate(self.positions)], dim=1)
 
     def bank_length(self, index: int, tape: Tape) -> int:

@@ -13,7 +13,6 @@ from vitmix import kernels
 from vitmix.adapters import logits_of
 from vitmix.draws import Draw
 from vitmix.losses import soft_cross_entropy
-from vitmix.masks import box_mask
 from vitmix.mix import check_label_range, check_tensor, label_rows
 from vitmix.mixer import AnyMixer
 from vitmix.shares import AlignedShare
@@ -72,7 +71,7 @@ class Learner(nn.Module):
         self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank)
         self.added = self.mixing.modules
         self._compile_settings: dict[str, Any] | None = None
-        self._compiled: Callable[..., Output] | None = None
+        self._compiled: dict[int, Callable[..., Output]] = {}
 
     @property
     def mixer(self) -> AnyMixer:
@@ -94,21 +93,22 @@ class Learner(nn.Module):
         """
         if any(isinstance(mixer.share, AlignedShare) for mixer in self.mixer.mixers):
             settings = kernels.compile_settings(settings)
-        self._compile_settings, self._compiled = settings, None
+        self._compile_settings, self._compiled = settings, {}
 
-    def _step(self, *inputs: Any) -> Output:
+    def _step(self, choice: int, *inputs: Any) -> Output:
         if self._compile_settings is None:
-            return self._forward_mixed(*inputs)
-        if self._compiled is None:
-            # Torch counts recompilations by code object and gives up after a few: every learner has its own.
+            return self._forward_mixed(choice, *inputs)
+        if choice not in self._compiled:
+            # Torch counts recompilations by code object and gives up after a few: every method of every learner has
+            # its own.
             whole = type(self)._forward_mixed
             own = FunctionType(whole.__code__.replace(), whole.__globals__, whole.__name__, whole.__defaults__)
-            self._compiled = torch.compile(MethodType(own, self), **self._compile_settings)
-        return self._compiled(*inputs)
+            self._compiled[choice] = torch.compile(MethodType(own, self), **self._compile_settings)
+        return self._compiled[choice](choice, *inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         # A compiled function is bound to this learner's weights; a copy compiles its own.
-        return self.__dict__ | {"_compiled": None}
+        return self.__dict__ | {"_compiled": {}}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Learner":
         # The guide moves with the learner, but is no submodule: it is neither trained nor saved with it.
@@ -143,7 +143,7 @@ class Learner(nn.Module):
             draw = self.mixing.draw(self.mixing.frame(images))
         draw = draw.to(images.device)
         try:
-            output = self._step(images, labels, maps, draw.choice, draw.values, erase)
+            output = self._step(draw.choice, images, labels, maps, draw.values, erase)
         except BaseException:
             self.mixing.forget()  # or the hooks would take the next plain pass for this batch
             raise
@@ -152,20 +152,16 @@ class Learner(nn.Module):
 
     def _forward_mixed(
         self,
+        choice: int,
         images: Tensor,
         labels: Tensor,
         maps: Tensor | None,
-        choice: int,
         values: dict[str, Tensor],
         erase: tuple[Tensor, Tensor] | None,
     ) -> Output:
         mixing = self.mixing
-        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, brief=True)
-        mixed = batch.images
-        if erase is not None:
-            boxes, fill = erase
-            mixed = torch.where(box_mask(boxes, batch.frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
-        logits = logits_of(self.model(mixed))
+        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, erase=erase, brief=True)
+        logits = logits_of(self.model(batch.images))
         parts = mixing.losses(logits, batch)
         loss = parts.pop("loss")
         if torch.compiler.is_compiling():

@@ -25,9 +25,13 @@ def sample_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def soft_bce(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of each class with its soft target, mean over batch and classes."""
+    """Binary cross-entropy of each class with its soft target, mean over batch and classes.
+
+    Targets above one count as one: by activation shares, two images of one class may add up to more, and the loss of
+    such a target has no lowest value.
+    """
     logits = _at_least_float(logits)
-    return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
+    return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype).clamp_max(1))
 
 
 def region_means(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmix._checks import check_blocks, check_choice, check_fraction, check_grid, check_positive, check_switch
+from vitmix._checks import as_blocks, check_choice, check_fraction, check_grid, check_positive, check_switch
 from vitmix.mix import Frame, Grid
 
 Values = Mapping[str, Tensor]
@@ -317,7 +317,7 @@ class SalientBox:
         if self.low > self.high:
             raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
         check_choice("sizes", self.sizes, ("paper", "discrete"))
-        check_blocks("blocks", self.blocks)
+        object.__setattr__(self, "blocks", as_blocks("blocks", self.blocks))
         check_choice("per", self.per, ("batch", "sample"))
 
     @property

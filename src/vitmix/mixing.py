@@ -11,7 +11,7 @@ from vitmix.adapters import Reader, frame_of, logits_of, read_model
 from vitmix.draws import Draw, generator_for
 from vitmix.inner import HTM, Horizontal, Inner, Vertical
 from vitmix.losses import Consistency, Region
-from vitmix.masks import NoMask
+from vitmix.masks import NoMask, box_mask
 from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, smooth_rows
 from vitmix.mixer import AnyMixer, Mixer
 from vitmix.shares import AlignedShare, Evidence
@@ -166,9 +166,13 @@ class Mixing:
         *,
         maps: Tensor | None = None,
         frame: Frame | None = None,
+        erase: tuple[Tensor, Tensor] | None = None,
         brief: bool = False,
     ) -> MixedBatch:
-        """The mixed batch of given choices, which must be on the images' device; see `Tape` for `brief`."""
+        """The mixed batch of given choices, which must be on the images' device.
+
+        `erase` is that of `Learner.forward`, `brief` that of `Tape`.
+        """
         if self.closed:
             raise RuntimeError("this mixing is closed, its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
@@ -178,6 +182,9 @@ class Mixing:
             raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
         scores, clean = self._run_guide(images, mixer, self._guide_plans[draw.choice], frame)
         mixed, mix = _apply_mask(mixer, images, draw, frame, scores)
+        if erase is not None:
+            boxes, fill = erase
+            mixed = torch.where(box_mask(boxes, frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
         actors = tuple(
             part.actor(self.reader, draw.part(f"inner{number}"), self._module(part))
             for number, part in enumerate(mixer.inner)

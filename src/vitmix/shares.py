@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vitmix._checks import check_blocks, check_choice, check_fraction, check_integer, check_switch
+from vitmix._checks import as_blocks, check_choice, check_fraction, check_integer, check_switch
 from vitmix.adapters import Reader
 from vitmix.mix import Frame, Mix, mix_targets, resample_mask, smooth_rows
 from vitmix.tap import Plan, Tape, recorded
@@ -83,7 +83,7 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
         maps: `(B, h, w)` activation of each image's own label. Negative activations count as zero; a map without mass
             contributes zero.
     """
-    maps = maps.to(torch.promote_types(maps.dtype, torch.float32))  # 1e-8 is zero in half precision
+    maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(0)  # 1e-8 is zero in half precision
     grid = (mix.mask.shape[-2], mix.mask.shape[-1])
     size = (maps.shape[-2], maps.shape[-1])
     try:
@@ -96,7 +96,7 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
             f"activation maps of {size[0]}x{size[1]} cannot be laid over a mask of {grid[0]}x{grid[1]} cells; resize "
             "them so that one divides the other"
         ) from None
-    mass = maps.clamp_min(0).flatten(1)
+    mass = maps.flatten(1)
     mass = mass / (mass.sum(1, keepdim=True) + 1e-8)
     theirs = mass[mix.partner]
     if mix.source is not None:
@@ -191,7 +191,7 @@ class AlignedShare(_Shared):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_blocks("blocks", self.blocks)
+        object.__setattr__(self, "blocks", as_blocks("blocks", self.blocks))
         check_switch("normalize", self.normalize)
 
     def plan(self, reader: Reader) -> Plan:

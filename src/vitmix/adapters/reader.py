@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vitmix.flow import Flow, Products
 from vitmix.mix import Grid, initial_token_share, resample_mask
@@ -203,18 +204,22 @@ class Reader:
     def embed_grid(self, size: Grid) -> Grid:
         """Rows and columns of tokens that enter the first block."""
         embed = self.model.patch_embed
-        patch = getattr(embed, "patch_size", None)
         if getattr(embed, "strict_img_size", True):
             check_size(size, tuple(getattr(embed, "img_size", None) or self.model.img_size))
-        elif patch is not None:
-            check_divides(size, (patch[0], patch[1]))
+        elif hasattr(embed, "patch_size") and not getattr(embed, "dynamic_img_pad", False):
+            check_divides(size, self.embed_stride(size))
         return embed.dynamic_feat_size(size)
 
     def embed_stride(self, size: Grid) -> Grid:
-        """Pixels between neighboring tokens of the first block; a rest may be left at the bottom and the right."""
-        patch = getattr(getattr(self.model, "patch_embed", None), "patch_size", None)
-        if patch is not None:
-            return patch[0], patch[1]
+        """Pixels between neighboring tokens of the first block.
+
+        A rest may be left at the bottom and the right, or the last tokens may lie half outside of the image.
+        """
+        embed: Any = getattr(self.model, "patch_embed", None)
+        if hasattr(embed, "feat_ratio"):  # behind a convolutional stem, a patch is so many of the stem's cells
+            return embed.feat_ratio(as_scalar=False)
+        if hasattr(embed, "patch_size"):
+            return embed.patch_size[0], embed.patch_size[1]
         rows, columns = self.embed_grid(size)
         return size[0] // rows, size[1] // columns
 
@@ -238,9 +243,15 @@ class Reader:
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         """The partner's part `(B or 1, rows, columns)` of the pixels of each patch."""
         grid, stride = self.embed_grid(size), self.embed_stride(size)
-        if (mask.shape[1], mask.shape[2]) == size:
-            mask = mask[:, : grid[0] * stride[0], : grid[1] * stride[1]]
-        return resample_mask(mask, grid, rule="area", dtype=dtype)
+        if (mask.shape[1], mask.shape[2]) != size:
+            return resample_mask(mask, grid, rule="area", dtype=dtype)
+        covered = grid[0] * stride[0], grid[1] * stride[1]
+        mask = mask[:, : covered[0], : covered[1]]
+        outside = (0, covered[1] - mask.shape[2], 0, covered[0] - mask.shape[1])
+        share = resample_mask(functional.pad(mask, outside), grid, rule="area", dtype=dtype)
+        if not any(outside):
+            return share
+        return share / resample_mask(functional.pad(torch.ones_like(mask), outside), grid, rule="area", dtype=dtype)
 
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         """The token shares that enter a block, from those that left the one before."""

@@ -147,7 +147,11 @@ def read_vit(model: Any) -> Reader:
     if not isinstance(model.patch_drop, nn.Identity):
         raise ValueError("a model with patch dropout has no fixed token grid; build it with patch_drop_rate=0")
     distilled = isinstance(model, VisionTransformerDistilled)
-    if not distilled and (model.global_pool not in ("token", "avg", "map") or model.pool_include_prefix):
+    if not distilled and model.pool_include_prefix:
+        raise ValueError(
+            "a VisionTransformer with pool_include_prefix=True cannot be read; its pooling must be of patches"
+        )
+    if not distilled and model.global_pool not in ("token", "avg", "map"):
         raise ValueError(
             f"a VisionTransformer with global_pool={model.global_pool!r} cannot be read: the classifier must look at "
             "the class token ('token'), at the mean of the patches ('avg') or pool them by attention ('map')"

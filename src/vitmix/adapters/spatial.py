@@ -234,7 +234,7 @@ def read_resnet(model: Any) -> Reader:
                 norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number
             )
             blocks.append(ResidualBlock(block, block.conv2, **settings))
-    return ResNetReader(model, blocks, final_module=model.layer4, prefix=0, readout="mean")
+    return ResNetReader(model, blocks, final_module=model.layer4[-1], prefix=0, readout="mean")
 
 
 def _check_mean_pooling(model: nn.Module, pool: Any) -> None:

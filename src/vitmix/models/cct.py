@@ -85,9 +85,10 @@ class ConvTokenizer(nn.Module):
             columns = (columns + 2 * padding - size) // stride + 1
         return rows, columns
 
-    def feat_ratio(self) -> int:
-        """Returns the pixels between neighboring tokens."""
-        return math.prod(stride for _, stride, _ in self._windows)
+    def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
+        """Returns the pixels between neighboring tokens, of both axes if not `as_scalar`."""
+        ratio = math.prod(stride for _, stride, _ in self._windows)
+        return ratio if as_scalar else (ratio, ratio)
 
     def forward(self, x: Tensor) -> Tensor:
         # Channels last is how tokens lie in memory: no transposition, and a pooling gradient that is read in order.
