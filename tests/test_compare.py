@@ -344,6 +344,7 @@ def test_list_and_wrong_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     assert cli.main(["compare", "--list"]) == 0
     assert "SMMix table 7" in capsys.readouterr().out
     for arguments, sentence in (
@@ -354,6 +355,7 @@ def test_list_and_wrong_arguments(
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
         (["example", "--set", "lrr=1"], "unknown setting 'lrr' in --set; did you mean 'lr'?"),
         (["example", "--set", "scale=[1"], "--set takes values as YAML has them, got 'scale=[1'"),
+        (["example", "--output", "file"], "'file' is a file; give a folder as --output"),
         (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
     ):
         assert cli.main(["compare", *arguments]) == 2

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import datasets
 
 from vitmix.data import images as images_module
-from vitmix.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, in_memory
+from vitmix.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, as_rgb, in_memory
 from vitmix.data.shapes import Shapes
 from vitmix.data.sources import held_out_mask, open_images
 
@@ -136,6 +136,16 @@ def test_pictures_of_every_mode_become_rgb(tmp_path, mode):
     images = open_images(f"imagefolder:{tmp_path}?holdout=0.1", "train")
     index = [images.name(i) for i in range(len(images))].index(str(Path("cat", "9.jpg" if mode == "CMYK" else "9.png")))
     assert images[index][0].mode == "RGB"
+
+
+def test_sixteen_bits_are_scaled_to_eight(tmp_path):
+    levels = np.arange(256).reshape(16, 16, 1)
+    image = Image.fromarray((257 * levels[..., 0]).astype(np.uint16))
+    image.save(tmp_path / "gray.png")
+    with Image.open(tmp_path / "gray.png") as stored:
+        for found in (stored, image.convert("I")):
+            assert (np.asarray(as_rgb(found)) == levels).all()
+    assert (np.asarray(as_rgb(Image.new("I", (2, 2), 200))) == 200).all()
 
 
 @pytest.mark.parametrize(
@@ -342,9 +352,10 @@ def test_npz_files_of_unknown_origin_are_not_unpickled(tmp_path):
     np.savez(tmp_path / "train.npz", images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([{}, 1], dtype=object))
     with pytest.raises(ValueError, match="cannot be read: Object arrays"):
         open_images(f"npz:{tmp_path}", "train")
-    (tmp_path / "train.npz").write_bytes(b"no zip file")
-    with pytest.raises(ValueError, match="not a readable .npz file"):
-        open_images(f"npz:{tmp_path}", "train")
+    for content in (b"no zip file", b""):
+        (tmp_path / "train.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="not a readable .npz file"):
+            open_images(f"npz:{tmp_path}", "train")
 
 
 def test_npz_folder_problems(tmp_path):

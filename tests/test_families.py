@@ -500,6 +500,19 @@ def test_a_token_has_its_own_pixels(name: str, size: int, settings: dict[str, An
         assert abs(float(looked.double().mean()) - 0.5) < 1 / share.shape[axis]
 
 
+@pytest.mark.parametrize("cells", [4, 8, 64])
+def test_token_masks_may_lie_across_the_patches(cells: int) -> None:
+    """Four patches of 14 pixels leave a rest of 64, cells of 16 do not."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, img_size=64, patch_size=14, depth=1)
+    mask = torch.rand(2, cells, cells) < 0.5
+    share = read_model(model).embed_share(mask, (64, 64), torch.float64)
+    pixels = mask.repeat_interleave(64 // cells, 1).repeat_interleave(64 // cells, 2).double()
+    for row in range(4):
+        for column in range(4):
+            patch = pixels[:, 14 * row : 14 * row + 14, 14 * column : 14 * column + 14]
+            close(share[:, row, column], patch.mean((1, 2)), 1e-12)
+
+
 def test_tokens_at_the_border_may_be_smaller() -> None:
     reader = read_model(timm.create_model("cct_7_3x1_32", num_classes=CLASSES, img_size=33))
     mask = torch.zeros(1, 33, 33, dtype=torch.bool)

@@ -305,3 +305,27 @@ def test_pooling_of_prefix_tokens_is_named() -> None:
     model = tiny_vit(global_pool="avg", pool_include_prefix=True)
     with pytest.raises(ValueError, match="pool_include_prefix"):
         vitmix.create("tl_align", CLASSES).attach(model)
+
+
+def test_a_learner_compiled_as_a_module_trains() -> None:
+    """With Inductor: other backends do not take the loss and its only part for one tensor."""
+    torch._dynamo.reset()
+    learner = vitmix.Learner(tiny_vit(depth=1).train(), vitmix.create("cutmix", CLASSES), seed=0)
+    images, labels = tiny_batch()
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    output = torch.compile(learner)(images, labels, draw=draw)
+    output.loss.backward()
+    assert not output.parts["main"].requires_grad
+    torch.testing.assert_close(output.parts["main"], output.loss.detach())
+    torch.testing.assert_close(output.loss, learner(images, labels, draw=draw).loss)
+
+
+def test_a_learner_returns_the_logits_of_hugging_face_models() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    config.num_labels = CLASSES
+    model = transformers.ViTForImageClassification(config)
+    learner = vitmix.Learner(model, vitmix.create("cutmix", CLASSES))
+    assert learner(torch.randn(2, 3, 16, 16)).shape == (2, CLASSES)

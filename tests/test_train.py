@@ -150,6 +150,17 @@ def test_what_it_is_going_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not any(line.startswith("Note: none of the images") for line in rest)
 
 
+def test_classes_without_a_picture_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 16, 16, 3), dtype=np.uint8)
+    for split in ("train", "val"):
+        np.savez(tmp_path / f"{split}.npz", images=pixels, labels=np.tile([0, 2, 9], 8))
+    train(tmp_path / "run", data=f"npz:{tmp_path}", epochs=1, batch=6)
+    said = capsys.readouterr().out
+    assert "images of 10 classes" in said
+    assert "\nNote: none of the images to train on shows 1, 3, 4, 5, 6 and 2 more classes.\n" in said
+    assert "to evaluate on" not in said
+
+
 @pytest.mark.parametrize("split", [True, False])
 def test_what_is_evaluated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], split: bool) -> None:
     root = tmp_path / "img"

@@ -134,7 +134,7 @@ class Learner(nn.Module):
                 put there, `(B, C, H, W)` or what broadcasts to it.
         """
         if labels is None:
-            return self.model(images)
+            return logits_of(self.model(images))
         if not self.training:
             return self._forward_plain(images, labels)
         check_tensor("labels", labels)
@@ -147,8 +147,7 @@ class Learner(nn.Module):
         except BaseException:
             self.mixing.forget()  # or the hooks would take the next plain pass for this batch
             raise
-        # Not in the compiled part: there a loss of one part and that part detached become one tensor, without gradient.
-        return replace(output, parts={name: part.detach() for name, part in output.parts.items()})
+        return replace(output, parts={name: _to_read(part) for name, part in output.parts.items()})
 
     def _forward_mixed(
         self,
@@ -174,4 +173,14 @@ class Learner(nn.Module):
         if logits.shape != targets.shape:
             raise ValueError(f"logits are {tuple(logits.shape)} and labels {tuple(targets.shape)}; they must agree")
         loss = soft_cross_entropy(logits, targets)
-        return Output(loss, logits, targets, {"main": loss.detach()})
+        return Output(loss, logits, targets, {"main": _to_read(loss)})
+
+
+def _to_read(part: Tensor) -> Tensor:
+    """Part of a loss, without gradient.
+
+    Inductor would take a loss of one part and that part detached for one tensor, and leave it without gradient; the
+    maximum is another one of the same value.
+    """
+    part = part.detach()
+    return torch.maximum(part, part) if torch.compiler.is_compiling() else part

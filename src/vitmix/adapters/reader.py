@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vitmix.flow import Flow, Products
-from vitmix.mix import Grid, initial_token_share, resample_mask
+from vitmix.mix import Grid, expand_mask, initial_token_share, resample_mask
 
 Readout = Literal["class", "mean", "sequence", "class and mean"]
 Handles = list[Any]
@@ -243,10 +243,10 @@ class Reader:
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         """The partner's part `(B or 1, rows, columns)` of the pixels of each patch."""
         grid, stride = self.embed_grid(size), self.embed_stride(size)
-        if (mask.shape[1], mask.shape[2]) != size:
-            return resample_mask(mask, grid, rule="area", dtype=dtype)
         covered = grid[0] * stride[0], grid[1] * stride[1]
-        mask = mask[:, : covered[0], : covered[1]]
+        if covered == size or mask.shape[1:] == (1, 1):
+            return resample_mask(mask, grid, rule="area", dtype=dtype)
+        mask = expand_mask(mask, size)[:, : covered[0], : covered[1]]  # cells of the image are no patches then
         outside = (0, covered[1] - mask.shape[2], 0, covered[0] - mask.shape[1])
         share = resample_mask(functional.pad(mask, outside), grid, rule="area", dtype=dtype)
         if not any(outside):

@@ -79,6 +79,8 @@ def _run(namespace: argparse.Namespace) -> int:
         baseline=namespace.baseline,
     )
     output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{str(output)!r} is a file; give a folder as --output")
     if namespace.rows:
         matrix = _only(matrix, namespace.rows, output, asked=namespace.baseline)
     cells = matrix.cells(output)

@@ -20,6 +20,7 @@ from torchvision import transforms
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative
 from vitmix.draws import generator_for
 
+from .images import as_rgb
 from .policy import fill_color, timm_policy
 
 # Settings of timm's random erasing that no recipe changes.
@@ -206,7 +207,7 @@ def eval_sample(image: Image.Image, augmentation: Augmentation) -> Tensor:
 
 
 def _prepare(image: Image.Image) -> Image.Image:
-    return fit_sides(image if image.mode == "RGB" else image.convert("RGB"))
+    return fit_sides(image if image.mode == "RGB" else as_rgb(image))
 
 
 def fit_sides(image: Image.Image) -> Image.Image:

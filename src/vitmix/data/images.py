@@ -77,7 +77,7 @@ class ImageSet(Dataset, ABC):
                 warnings.simplefilter("ignore")
                 image = self.read(index)
                 check_pixels(image)
-                return image.convert("RGB"), int(self.labels[index])
+                return as_rgb(image), int(self.labels[index])
         except MemoryError:
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
@@ -265,6 +265,15 @@ def reason_of(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The picture in 8 bits a channel. Of integers, which Pillow would clip, those above 255 are taken for 16 bits."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        values = values / 257 if values.max(initial=0) > 255 else values
+        image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def check_pixels(image: Image.Image) -> None:

@@ -57,7 +57,7 @@ def _find_parts(folder: Path) -> dict[str, list[Path]]:
 def _open(path: Path) -> np.lib.npyio.NpzFile:
     try:
         opened = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
         raise ValueError(
             f"npz: {str(path)!r} is not a readable .npz file ({problem}); write it with numpy.savez"
         ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitmix.data.images import check_pixels, reason_of
+from vitmix.data.images import as_rgb, check_pixels, reason_of
 from vitmix.data.shapes import CLASSES, shapes_batch
 
 BUILT_IN = ("shapes:1", "shapes:46")
@@ -39,7 +39,7 @@ def read_picture(text: str, side: int) -> Picture:
                 check_pixels(opened)
                 opened.draft("RGB", (4 * side, 4 * side))  # lets a JPEG be unpacked small
                 upright = ImageOps.exif_transpose(opened)
-                return Picture(upright.convert("RGB"), path.stem)
+                return Picture(as_rgb(upright), path.stem)
     except MemoryError:
         raise
     except Exception as problem:  # decoders raise nearly anything on damaged bytes

@@ -14,7 +14,7 @@ NAMED = 5  # classes without a picture that are named
 
 
 def opening(trainer: "Trainer") -> list[str]:
-    """Data, model, device and method in two lines, and a third where classes cannot be evaluated."""
+    """Data, model, device and method in two lines, and more where classes cannot be learned or evaluated."""
     config, images, held_out = trainer.config, trainer.images, trainer.eval_images
     divided = "held out" in held_out.description and "holdout=" not in config.data
     why = ", as the data has no other split" if divided else ""
@@ -25,16 +25,17 @@ def opening(trainer: "Trainer") -> list[str]:
         f"Model {config.model} with {parameters:,} parameters, on {_device(trainer)} in {config.precision}; "
         f"method {config.method}.",
     ]
-    missing = missing_classes(images, held_out)
-    if missing:
-        more = f" and {len(missing) - NAMED:,} more classes" if len(missing) > NAMED else ""
-        lines.append(f"Note: none of the images to evaluate on shows {', '.join(missing[:NAMED])}{more}.")
+    unseen = np.setdiff1d(np.arange(len(images.classes)), images.labels)
+    lines += _note("train", unseen, images)
+    lines += _note("evaluate", np.setdiff1d(images.labels, held_out.labels), images)
     return lines
 
 
-def missing_classes(images: ImageSet, held_out: ImageSet) -> list[str]:
-    """The classes that are trained on and not evaluated."""
-    return [images.classes[label] for label in np.setdiff1d(images.labels, held_out.labels)]
+def _note(purpose: str, labels: np.ndarray, images: ImageSet) -> list[str]:
+    """A sentence on classes that no image shows."""
+    more = f" and {len(labels) - NAMED:,} more classes" if len(labels) > NAMED else ""
+    named = ", ".join(images.classes[label] for label in labels[:NAMED])
+    return [f"Note: none of the images to {purpose} on shows {named}{more}."] if len(labels) else []
 
 
 def _device(trainer: "Trainer") -> str:
