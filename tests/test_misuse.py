@@ -301,6 +301,12 @@ def test_blocks_may_be_a_list(blocks: list[int]) -> None:
     assert vitmix.smmix(CLASSES, blocks=blocks) == vitmix.smmix(CLASSES, blocks=tuple(blocks))
 
 
+def test_blocks_are_numbers() -> None:
+    for blocks in ((True,), (False,), [0.5], "last"):
+        with pytest.raises(ValueError, match="'all' or block numbers"):
+            vitmix.tl_align(CLASSES, blocks=blocks)
+
+
 def test_pooling_of_prefix_tokens_is_named() -> None:
     model = tiny_vit(global_pool="avg", pool_include_prefix=True)
     with pytest.raises(ValueError, match="pool_include_prefix"):

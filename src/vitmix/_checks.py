@@ -42,7 +42,9 @@ def as_blocks(name: str, blocks: Sequence[int] | Literal["all"]) -> tuple[int, .
     """Block numbers as a tuple; a list of them is one too."""
     if blocks == "all":
         return "all"
-    if not isinstance(blocks, list | tuple) or any(not isinstance(each, int) or each is True for each in blocks):
+    if not isinstance(blocks, list | tuple) or any(
+        not isinstance(each, int) or isinstance(each, bool) for each in blocks
+    ):
         raise ValueError(f"{name} must be 'all' or block numbers such as [-1], got {blocks!r}")
     return tuple(blocks)
 

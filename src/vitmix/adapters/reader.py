@@ -3,6 +3,7 @@
 This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
 """
 
+import math
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -204,11 +205,16 @@ class Reader:
     def embed_grid(self, size: Grid) -> Grid:
         """Rows and columns of tokens that enter the first block."""
         embed = self.model.patch_embed
+        built = tuple(getattr(embed, "img_size", None) or self.model.img_size)
         if getattr(embed, "strict_img_size", True):
-            check_size(size, tuple(getattr(embed, "img_size", None) or self.model.img_size))
-        elif hasattr(embed, "patch_size") and not getattr(embed, "dynamic_img_pad", False):
-            check_divides(size, self.embed_stride(size))
-        return embed.dynamic_feat_size(size)
+            check_size(size, built)
+        if size == built and hasattr(embed, "grid_size"):
+            return embed.grid_size
+        if not hasattr(embed, "patch_size"):
+            return embed.dynamic_feat_size(size)
+        stride = self.embed_stride(size)
+        check_divides(size, stride)
+        return size[0] // stride[0], size[1] // stride[1]
 
     def embed_stride(self, size: Grid) -> Grid:
         """Pixels between neighboring tokens of the first block.
@@ -216,7 +222,13 @@ class Reader:
         A rest may be left at the bottom and the right, or the last tokens may lie half outside of the image.
         """
         embed: Any = getattr(self.model, "patch_embed", None)
-        if hasattr(embed, "feat_ratio"):  # behind a convolutional stem, a patch is so many of the stem's cells
+        if hasattr(embed, "feature_ratio"):  # behind a convolutional stem, a patch is so many of the stem's cells
+            rows, columns = (
+                patch * 2 ** math.ceil(math.log2(side / cells))  # timm's own ratio is too small if the stem rounds up
+                for patch, side, cells in zip(embed.patch_size, embed.img_size, embed.feature_size, strict=True)
+            )
+            return rows, columns
+        if hasattr(embed, "feat_ratio"):
             return embed.feat_ratio(as_scalar=False)
         if hasattr(embed, "patch_size"):
             return embed.patch_size[0], embed.patch_size[1]
@@ -251,7 +263,8 @@ class Reader:
         share = resample_mask(functional.pad(mask, outside), grid, rule="area", dtype=dtype)
         if not any(outside):
             return share
-        return share / resample_mask(functional.pad(torch.ones_like(mask), outside), grid, rule="area", dtype=dtype)
+        seen = resample_mask(functional.pad(torch.ones_like(mask), outside), grid, rule="area", dtype=dtype)
+        return share / seen.clamp_min(torch.finfo(dtype).tiny)  # a token wholly outside shows none of the partner
 
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         """The token shares that enter a block, from those that left the one before."""
@@ -274,6 +287,7 @@ class Reader:
         merges = self.blocks[index].stage - self.blocks[0].stage
         down = torch.arange(rows, device=mask.device) * (stride[0] << merges)
         right = torch.arange(columns, device=mask.device) * (stride[1] << merges)
+        down, right = down.clamp_max(size[0] - 1), right.clamp_max(size[1] - 1)
         down, right = down * mask.shape[1] // size[0], right * mask.shape[2] // size[1]
         return mask[:, down][:, :, right].flatten(1)
 

@@ -108,6 +108,9 @@ class MixerReader(Reader):
         check_size(size, tuple(self.model.stem.img_size))
         return self.model.stem.grid_size
 
+    def embed_stride(self, size: Grid) -> Grid:
+        return self.model.stem.patch_size
+
 
 def read_mixer(model: Any) -> Reader:
     blocks = []

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vitmix.data.augment import Augmentation, eval_pixels, normalize
 from vitmix.inner import HTM, Horizontal, Vertical
-from vitmix.mix import Grid, expand_mask, resample_mask
+from vitmix.mix import Grid
 from vitmix.mixer import Mixer
 from vitmix.mixing import MixedBatch, Mixing
 from vitmix.show.pictures import Picture
@@ -227,9 +228,10 @@ def _origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
             grid = batch.frame.grids[actor.block]
             take = actor.decision.take[0].view(1, *grid)
             if int(actor.decision.partner[0]) == 1:
-                coarse = [resample_mask(each.unsqueeze(0), grid, rule="area")[0] for each in (first, second)]
+                coarse = [functional.adaptive_avg_pool2d(each.unsqueeze(0), grid)[0] for each in (first, second)]
                 first = torch.where(take[0], coarse[1], coarse[0])
-                mixed = torch.where(expand_mask(take, batch.frame.size), batch.images[1], mixed)
+                taken = functional.interpolate(take.float().unsqueeze(0), batch.frame.size, mode="nearest")[0]
+                mixed = torch.where(taken > 0, batch.images[1], mixed)
     return first, mixed
 
 
@@ -273,7 +275,7 @@ def _fitting(maps: Tensor | None, mixing: Mixing, images: Tensor) -> Tensor | No
     if maps is None:
         return None
     grid = mixing.frame(images).grid or (images.shape[2], images.shape[3])
-    return nn.functional.interpolate(maps.unsqueeze(1), grid, mode="bilinear", antialias=True).squeeze(1)
+    return functional.interpolate(maps.unsqueeze(1), grid, mode="bilinear", antialias=True).squeeze(1)
 
 
 def _labels(logits: Tensor, names: list[str], classes: Sequence[str]) -> list[int]:
