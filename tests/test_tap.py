@@ -101,6 +101,16 @@ def test_transmix_share_equals_slow_one(settings: dict) -> None:
     close(targets, expected, 1e-9)
 
 
+def test_two_vtms_at_one_block_bring_the_shares_of_both() -> None:
+    model = tiny_vit(depth=3).train()
+    images, labels = tiny_batch()
+    mixer = vitmix.create("tl_align + vtm(block=2, tokens=2) + vtm(block=-1, tokens=3)", num_classes=10)
+    with mixer.attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        assert mixing.loss(model(batch.images), batch).isfinite()
+        assert batch.tape.bank_share[2].shape == (len(images), 2 * (2 + 3))
+
+
 def test_sequence_pooling_reads_shares_by_its_weights() -> None:
     model = tiny_cct().double().eval()
     images, labels = tiny_batch(4)

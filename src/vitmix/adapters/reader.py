@@ -3,7 +3,6 @@
 This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
 """
 
-import math
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -205,16 +204,12 @@ class Reader:
     def embed_grid(self, size: Grid) -> Grid:
         """Rows and columns of tokens that enter the first block."""
         embed = self.model.patch_embed
-        built = tuple(getattr(embed, "img_size", None) or self.model.img_size)
+        patch = getattr(embed, "patch_size", None)
         if getattr(embed, "strict_img_size", True):
-            check_size(size, built)
-        if size == built and hasattr(embed, "grid_size"):
-            return embed.grid_size
-        if not hasattr(embed, "patch_size"):
-            return embed.dynamic_feat_size(size)
-        stride = self.embed_stride(size)
-        check_divides(size, stride)
-        return size[0] // stride[0], size[1] // stride[1]
+            check_size(size, tuple(getattr(embed, "img_size", None) or self.model.img_size))
+        elif patch is not None:
+            check_divides(size, (patch[0], patch[1]))
+        return embed.dynamic_feat_size(size)
 
     def embed_stride(self, size: Grid) -> Grid:
         """Pixels between neighboring tokens of the first block.
@@ -222,12 +217,6 @@ class Reader:
         A rest may be left at the bottom and the right, or the last tokens may lie half outside of the image.
         """
         embed: Any = getattr(self.model, "patch_embed", None)
-        if hasattr(embed, "feature_ratio"):  # behind a convolutional stem, a patch is so many of the stem's cells
-            rows, columns = (
-                patch * 2 ** math.ceil(math.log2(side / cells))  # timm's own ratio is too small if the stem rounds up
-                for patch, side, cells in zip(embed.patch_size, embed.img_size, embed.feature_size, strict=True)
-            )
-            return rows, columns
         if hasattr(embed, "feat_ratio"):
             return embed.feat_ratio(as_scalar=False)
         if hasattr(embed, "patch_size"):

@@ -1,11 +1,13 @@
 """timm's plain transformers (ViT, DeiT, BEiT, EVA) and the compact ones of this library: alike blocks, one grid."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from timm.layers.attention import Attention, AttentionRope
 from timm.layers.attention_pool import AttentionPoolLatent
+from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models import beit, eva
 from timm.models.deit import VisionTransformerDistilled
@@ -17,6 +19,8 @@ from vitmix.adapters.reader import (
     Handles,
     Reader,
     ReplacedBlock,
+    check_divides,
+    check_size,
     project_heads,
     split_heads,
     stacked_heads,
@@ -54,6 +58,27 @@ class ViTReader(Reader):
 
 class EvaReader(ViTReader):
     pooled_prefix = True
+
+
+class HybridReader(ViTReader):
+    """Patches behind a convolutional stem, each so many of the stem's cells."""
+
+    def embed_grid(self, size: Grid) -> Grid:
+        embed, stride = self.model.patch_embed, self.embed_stride(size)
+        if size == tuple(embed.img_size):  # which may leave a rest that the stem rounds up
+            return embed.grid_size
+        if embed.strict_img_size:
+            check_size(size, tuple(embed.img_size))
+        check_divides(size, stride)
+        return size[0] // stride[0], size[1] // stride[1]
+
+    def embed_stride(self, size: Grid) -> Grid:
+        embed = self.model.patch_embed
+        rows, columns = (
+            patch * 2 ** math.ceil(math.log2(side / cells))  # timm's own ratio is too small where the stem rounds up
+            for patch, side, cells in zip(embed.patch_size, embed.img_size, embed.feature_size, strict=True)
+        )
+        return rows, columns
 
 
 class DistilledReader(ViTReader):
@@ -168,7 +193,8 @@ def read_vit(model: Any) -> Reader:
         )
         for block in model.blocks
     ]
-    reader = (DistilledReader if distilled else ViTReader)(
+    hybrid = isinstance(model.patch_embed, HybridEmbed)
+    reader = (DistilledReader if distilled else HybridReader if hybrid else ViTReader)(
         model,
         list(blocks),
         final_module=model.norm,

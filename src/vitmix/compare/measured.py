@@ -130,7 +130,7 @@ def _mixed(studies: Mapping[Path, Study], top: str) -> Panel | None:
         return None
     seen = "the likeliest class is one of the pair's two" if top == "top-1" else "the two likeliest are the pair's two"
     columns = {method: _number(studies, top, method=method) for method in methods}
-    title, note = f"Mixed images, {top}", f"In % of those mixed images whose pair has two classes: {seen}. Of"
+    title, note = f"Mixed images, {top}", f"Of the mixed images whose pair has two classes, in %: {seen}."
     tested = _with_mean(columns, list(columns.values()))
     return Panel(title, note, tested, _studied(studies), f"mixed images, {top}")
 
