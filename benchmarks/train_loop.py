@@ -1,20 +1,25 @@
 """Images per second of the whole training loop, of the bare compiled step and of the data alone, and where time goes.
 
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --profile profile.txt
+    python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
-Epochs after the first count; the first pays for compilation.
+Epochs after the first count; the first pays for compilation. With --rows the loop alone, of every row or of those that
+are named, one after another, and the baseline's again at the end: how far the two differ is the error of the others.
 """
 
 import argparse
+import contextlib
+import gc
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-import yaml
 
-from vitmix.train.config import resolve
+from vitmix.compare.matrix import Matrix, changed, read_matrix
+from vitmix.train.config import TrainConfig
 from vitmix.train.engine import Trainer
 
 
@@ -67,31 +72,72 @@ def profile(trainer: Trainer, updates: int) -> str:
     return f"waits in {updates} updates, the last one being ours: {waits}\n" + "\n".join(tables)
 
 
+def trained(config: TrainConfig) -> tuple[Trainer, list[float]]:
+    """A training that has ended, and the images per second of its epochs but the first."""
+    torch.cuda.reset_peak_memory_stats()
+    with contextlib.redirect_stdout(sys.stderr):
+        trainer = Trainer(config)
+        trainer.run()
+    return trainer, [row["images/s"] for row in trainer.position.history[1:]]
+
+
+def compare_rows(matrix: Matrix, folder: Path) -> None:
+    """Prints the loop of each row: images per second, time and memory beside the baseline's."""
+    order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
+    print("row | images/s | epochs | time | GiB", flush=True)
+    first = 0.0
+    for number, row in enumerate(order):
+        (cell,) = matrix.only([row]).cells(folder / str(number))
+        trainer, rates = trained(cell.config)
+        memory, loop = torch.cuda.max_memory_allocated() / 2**30, statistics.median(rates)
+        first = first or loop
+        epochs = ", ".join(f"{rate:,.0f}" for rate in rates)
+        print(f"{row} | {loop:,.0f} | {epochs} | {first / loop:.3f} | {memory:.2f}", flush=True)
+        del trainer  # with its data and its recorded graphs, before the next one's
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def look_into(config: TrainConfig, profile_to: str | None) -> None:
+    """Prints the loop beside the bare step and the data alone, and writes where its time goes."""
+    trainer, rates = trained(config)
+    loop, bare, data = statistics.median(rates), bare_step(trainer, 400), data_alone(trainer)
+    print(f"loop {loop:,.0f} images/s ({', '.join(f'{rate:,.0f}' for rate in rates)})")
+    print(f"bare step {bare:,.0f}: the loop takes {bare / loop:.3f} x its time; data alone {data:,.0f}", flush=True)
+    if profile_to:
+        Path(profile_to).write_text(profile(trainer, 32))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", default="shapes(length=50000)")
     parser.add_argument("--settings", default="examples/cifar10.yaml", help="a comparison whose settings to take")
     parser.add_argument("--recipe", help="instead of the settings' recipe")
     parser.add_argument("--method", default="mixup(alpha=0.8) | cutmix")
+    parser.add_argument("--rows", nargs="*", help="the comparison's rows instead of the method; all if none is named")
     parser.add_argument("--mode", help="instead of the settings' compile_mode, such as reduce-overhead")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--profile", help="file for the profile")
     given = parser.parse_args()
+    settings = {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
+    instead = {"recipe": given.recipe, "compile_mode": given.mode}
+    settings |= {name: value for name, value in instead.items() if value is not None}
+    matrix = changed(
+        read_matrix(given.settings),
+        methods=[given.method] if given.rows is None else [],
+        data=[given.data],
+        seeds=[0],
+        settings={**settings, "log_every": 200},
+    )
+    matrix = matrix.only(given.rows) if given.rows else matrix
+    what = given.method if given.rows is None else f"{len(matrix.rows)} rows"
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.settings}, {what}")
     with tempfile.TemporaryDirectory() as folder:
-        settings = yaml.safe_load(Path(given.settings).read_text())["settings"]
-        settings |= {"data": given.data, "method": given.method, "output": str(Path(folder) / "run")}
-        settings |= {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
-        instead = {"recipe": given.recipe, "compile_mode": given.mode}
-        settings |= {name: value for name, value in instead.items() if value is not None}
-        trainer = Trainer(resolve({**settings, "track": "none", "log_every": 200}))
-        trainer.run()
-        rates = [row["images/s"] for row in trainer.position.history[1:]]
-        loop, bare, data = statistics.median(rates), bare_step(trainer, 400), data_alone(trainer)
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.settings}, {given.method}")
-        print(f"loop {loop:,.0f} images/s ({', '.join(f'{rate:,.0f}' for rate in rates)})")
-        print(f"bare step {bare:,.0f}: the loop takes {bare / loop:.3f} x its time; data alone {data:,.0f}", flush=True)
-        if given.profile:
-            Path(given.profile).write_text(profile(trainer, 32))
+        if given.rows is None:
+            look_into(matrix.cells(Path(folder))[0].config, given.profile)
+        else:
+            compare_rows(matrix, Path(folder))
 
 
 if __name__ == "__main__":

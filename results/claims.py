@@ -51,14 +51,6 @@ class Run:
         rows = [row for row in self.studies[study] if all(row.get(key) == name for key, name in where.items())]
         return [row[column]["mean"] for row in rows if column in row]
 
-    def changed(self, part: str) -> float:
-        """Mean top-1 in % over all changed images of this part."""
-        return fmean(value for name, value in self.robustness.items() if name.startswith(part) and _is_changed(name))
-
-
-def _is_changed(name: str) -> bool:
-    return not name.endswith((" 0 %", "sigma=0"))
-
 
 Measure = Callable[[Run], float]
 
@@ -162,9 +154,17 @@ def occluded(share: int) -> Measure:
     return lambda run: run.robustness[f"occlusion random {share} %"]
 
 
+def changed(part: str) -> Measure:
+    """Mean top-1 in % over all changed images of this part."""
+    unchanged = (" 0 %", "sigma=0")
+    return lambda run: fmean(
+        value for name, value in run.robustness.items() if name.startswith(part) and not name.endswith(unchanged)
+    )
+
+
 def kept(part: str) -> Measure:
     """What is left of the clean top-1 on changed images, in %."""
-    return lambda run: 100 * run.changed(part) / run.robustness["clean"]
+    return lambda run: 100 * changed(part)(run) / run.robustness["clean"]
 
 
 def better(stored: Comparison, row: str, *others: str) -> list[Figure]:
@@ -280,14 +280,17 @@ def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
 
 
 def robustness_rows(stored: Comparison) -> list[str]:
-    """Top-1, and the part that it is of the clean top-1, less CutMix's."""
+    """Top-1, and the part that it is of the clean top-1, less CutMix's, of the seeds that were measured."""
     lines = []
     for row in stored.rows:
         if row == CUTMIX:
             continue
-        tops = [shown(stored.less(row, CUTMIX, lambda run, part=part: run.changed(part))) for part in ORDERS.values()]
-        parts = [shown(stored.less(row, CUTMIX, kept(part))) for part in ORDERS.values()]
-        lines += [f"| {row}, top-1 | {' | '.join(tops)} |", f"| {row}, kept | {' | '.join(parts)} |"]
+        both = zip(stored.rows[row], stored.rows[CUTMIX], strict=True)
+        runs, references = zip(*(pair for pair in both if all(run.robustness for run in pair)), strict=True)
+        measured = Comparison({row: list(runs), CUTMIX: list(references)}, CUTMIX)
+        for name, measure in (("top-1", changed), ("kept", kept)):
+            cells = [shown(measured.less(row, CUTMIX, measure(part))) for part in ORDERS.values()]
+            lines.append(f"| {row}, {name} | {len(runs)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -329,7 +332,7 @@ def tables(stored: Comparison) -> list[list[str]]:
     ]
     if all_methods:
         found += [
-            [f"| | {' | '.join(ORDERS)} |", "|---|---|---|---|", *robustness_rows(stored)],
+            [f"| | seeds | {' | '.join(ORDERS)} |", "|---|---|---|---|---|", *robustness_rows(stored)],
             [f"| models | seeds | {rules} |", "|---|---|---|---|---|", *label_rows(stored)],
         ]
     return found
