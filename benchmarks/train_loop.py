@@ -4,7 +4,7 @@
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
 Epochs after the first count; the first pays for compilation. With --rows the loop alone, of every row or of those that
-are named, one after another, and the baseline's again at the end: how far the two differ is the error of the others.
+are named, one after another, and the baseline's again at the end: so much has the machine itself changed meanwhile.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def compare_rows(matrix: Matrix, folder: Path) -> None:
     print("row | images/s | epochs | time | GiB", flush=True)
     first = 0.0
     for number, row in enumerate(order):
-        (cell,) = matrix.only([row]).cells(folder / str(number))
+        cell = matrix.only([row]).cells(folder / str(number))[0]
         trainer, rates = trained(cell.config)
         memory, loop = torch.cuda.max_memory_allocated() / 2**30, statistics.median(rates)
         first = first or loop
@@ -114,13 +114,17 @@ def main() -> None:
     parser.add_argument("--data", default="shapes(length=50000)")
     parser.add_argument("--settings", default="examples/cifar10.yaml", help="a comparison whose settings to take")
     parser.add_argument("--recipe", help="instead of the settings' recipe")
-    parser.add_argument("--method", default="mixup(alpha=0.8) | cutmix")
-    parser.add_argument("--rows", nargs="*", help="the comparison's rows instead of the method; all if none is named")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--method", default="mixup(alpha=0.8) | cutmix")
+    what.add_argument("--rows", nargs="*", help="the comparison's rows instead of a method; all if none is named")
     parser.add_argument("--mode", help="instead of the settings' compile_mode, such as reduce-overhead")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--profile", help="file for the profile")
+    parser.add_argument("--profile", help="file for the profile of a method")
     given = parser.parse_args()
+    if given.epochs < 2:
+        parser.error("the first epoch does not count; give --epochs 2 or more")
     settings = {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
+    settings["log_every"] = 200
     instead = {"recipe": given.recipe, "compile_mode": given.mode}
     settings |= {name: value for name, value in instead.items() if value is not None}
     matrix = changed(
@@ -128,11 +132,11 @@ def main() -> None:
         methods=[given.method] if given.rows is None else [],
         data=[given.data],
         seeds=[0],
-        settings={**settings, "log_every": 200},
+        settings=settings,
     )
     matrix = matrix.only(given.rows) if given.rows else matrix
-    what = given.method if given.rows is None else f"{len(matrix.rows)} rows"
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.settings}, {what}")
+    measured = given.method if given.rows is None else f"{len(matrix.rows)} rows"
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.settings}, {measured}")
     with tempfile.TemporaryDirectory() as folder:
         if given.rows is None:
             look_into(matrix.cells(Path(folder))[0].config, given.profile)

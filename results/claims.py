@@ -5,10 +5,11 @@ python results/claims.py built_in            built_in.md
 python results/claims.py cifar10_short       README.md
 """
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,6 +36,10 @@ ORDERS = {
 }
 
 
+class NotMeasured(Exception):
+    """What is asked of a run was not measured."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A stored training: top-1 of its last epoch in %, and what was measured of its best weights, if it was."""
@@ -48,8 +53,17 @@ class Run:
         return self.numbers(study, column, **where)[-1]
 
     def numbers(self, study: str, column: str, **where: str) -> list[float]:
+        if study not in self.studies:
+            raise NotMeasured(study)
         rows = [row for row in self.studies[study] if all(row.get(key) == name for key, name in where.items())]
         return [row[column]["mean"] for row in rows if column in row]
+
+    def on_changed(self, part: str) -> dict[str, float]:
+        """Top-1 in % by the names of this part of the suite."""
+        found = {name: value for name, value in self.robustness.items() if name.startswith(part)}
+        if not found:
+            raise NotMeasured(part)
+        return found
 
 
 Measure = Callable[[Run], float]
@@ -59,14 +73,19 @@ Measure = Callable[[Run], float]
 class Comparison:
     """The runs of each row, by seed, and the row that the others are compared with."""
 
-    rows: dict[str, list[Run]]
+    rows: Mapping[str, Mapping[int, Run]]
     baseline: str
 
     def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Paired:
-        """What is measured of a row's runs less what is of another's (or other things of the same), by seed."""
-        return paired_difference(
-            [measure(run) for run in self.rows[row]], [(other_measure or measure)(run) for run in self.rows[other]]
-        )
+        """What is measured of a row's runs less what is of another's (or other things of the same), paired by seed.
+
+        Seeds for which one of the two was not measured are left out.
+        """
+        pairs = []
+        for seed in self.rows[row].keys() & self.rows[other].keys():
+            with contextlib.suppress(NotMeasured):
+                pairs.append((measure(self.rows[row][seed]), (other_measure or measure)(self.rows[other][seed])))
+        return paired_difference([one for one, _ in pairs], [other for _, other in pairs])
 
     def has(self, *rows: str) -> bool:
         return self.rows.keys() >= {*rows}
@@ -76,10 +95,10 @@ def read(name: str) -> Comparison:
     folder = RESULTS / name
     stored = json.loads((folder / "compare.json").read_text())
     rows = {
-        row["row"]: [
-            _read_run(folder / "runs" / run, 100 * row["accuracy"][str(seed)])
+        row["row"]: {
+            seed: _read_run(folder / "runs" / run, 100 * row["accuracy"][str(seed)])
             for run, seed in zip(row["runs"], row["seeds"], strict=True)
-        ]
+        }
         for row in stored["rows"]
     }
     return Comparison(rows, stored["matrix"]["baseline"])
@@ -151,28 +170,40 @@ def covered(column: str, method: str) -> Measure:
 
 
 def occluded(share: int) -> Measure:
-    return lambda run: run.robustness[f"occlusion random {share} %"]
+    return lambda run: run.on_changed("occlusion random")[f"occlusion random {share} %"]
 
 
 def changed(part: str) -> Measure:
     """Mean top-1 in % over all changed images of this part."""
     unchanged = (" 0 %", "sigma=0")
-    return lambda run: fmean(
-        value for name, value in run.robustness.items() if name.startswith(part) and not name.endswith(unchanged)
-    )
+    return lambda run: fmean(value for name, value in run.on_changed(part).items() if not name.endswith(unchanged))
 
 
 def kept(part: str) -> Measure:
     """What is left of the clean top-1 on changed images, in %."""
-    return lambda run: 100 * changed(part)(run) / run.robustness["clean"]
+    return lambda run: 100 * changed(part)(run) / run.on_changed("clean")["clean"]
+
+
+def figures(
+    stored: Comparison,
+    about: str,
+    rows: tuple[str, str],
+    measures: Measure | tuple[Measure, Measure],
+    claimed: int = 1,
+    digits: int = 2,
+) -> list[Figure]:
+    """The first row less the second; none if one of them was not trained."""
+    pair = measures if isinstance(measures, tuple) else (measures, measures)
+    return [Figure(about, stored.less(*rows, *pair), claimed, digits)] if stored.has(*rows) else []
 
 
 def better(stored: Comparison, row: str, *others: str) -> list[Figure]:
-    return [Figure(f"to {other}", stored.less(row, other, top1)) for other in others if stored.has(row, other)]
+    return [each for other in others for each in figures(stored, f"to {other}", (row, other), top1)]
 
 
 def claims(stored: Comparison) -> list[Claim]:
-    """Those about rows that were trained."""
+    """Those about rows that were trained. Rows are compared with those that have the same mixing beside theirs."""
+    others = [row for row in stored.rows if row != NONE]
     found = [
         *_claims_of_smmix(stored),
         *_claims_of_tokenmix(stored),
@@ -181,7 +212,7 @@ def claims(stored: Comparison) -> list[Claim]:
         *_claims_of_tokenmixup(stored),
         Claim(
             "mixing trains better models than none, which all of them take for granted (points of top-1)",
-            [Figure(row, stored.less(row, NONE, top1)) for row in stored.rows if row != NONE],
+            [each for row in others for each in figures(stored, row, (row, NONE), top1)],
         ),
     ]
     return [claim for claim in found if claim.figures]
@@ -190,14 +221,22 @@ def claims(stored: Comparison) -> list[Claim]:
 def _claims_of_smmix(stored: Comparison) -> list[Claim]:
     def regions(method: str, *, last: bool = True) -> list[Figure]:
         return [
-            Figure(name, stored.less(SMMIX, CUTMIX, region(pair, method, last=last)), claimed)
+            each
             for name, (pair, claimed) in REGIONS.items()
+            for each in figures(stored, name, (SMMIX, CUTMIX), region(pair, method, last=last), claimed)
         ]
 
-    random = "smmix(source=random, destination=random)"
-    fig5 = {"one of the two named": "top-1", "both": "top-2"}
+    def own(method: str) -> tuple[Measure, Measure]:
+        return region("own to own", method), region("own to partner", method)
+
+    def named(top: str) -> tuple[Measure, Measure]:
+        return recognized(top, "smmix"), recognized(top, "cutmix")
+
+    def windows(column: str) -> tuple[Measure, Measure]:
+        return covered(column, "smmix"), covered(column, "smmix(source=random, destination=random)")
+
     return [
-        Claim("SMMix trains better models (points of top-1)", better(stored, SMMIX, CUTMIX, EITHER, TOKENMIX, NONE)),
+        Claim("SMMix trains better models (points of top-1)", better(stored, SMMIX, CUTMIX, TOKENMIX, NONE)),
         Claim("... in turns with MixUp, better than CutMix in turns with it", better(stored, MIXUP_OR_SMMIX, EITHER)),
         Claim(
             "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
@@ -209,23 +248,23 @@ def _claims_of_smmix(stored: Comparison) -> list[Claim]:
         Claim(
             "... and the rest more to itself than to the pasted (× 1000, in its models; last block)",
             [
-                Figure(name, stored.less(SMMIX, SMMIX, region("own to own", method), region("own to partner", method)))
-                for name, method in (("on its images", "smmix"), ("on CutMix boxes", "cutmix"))
+                *figures(stored, "on its images", (SMMIX, SMMIX), own("smmix")),
+                *figures(stored, "on CutMix boxes", (SMMIX, SMMIX), own("cutmix")),
             ],
         ),
         Claim(
             "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
             [
-                Figure(name, stored.less(SMMIX, CUTMIX, recognized(top, "smmix"), recognized(top, "cutmix")), digits=1)
-                for name, top in fig5.items()
+                *figures(stored, "one of the two named", (SMMIX, CUTMIX), named("top-1"), digits=1),
+                *figures(stored, "both", (SMMIX, CUTMIX), named("top-2"), digits=1),
             ],
         ),
         Claim(
             "its windows show more of the partner's object and hide less of the own than random ones (points of the "
             "object, or of its box where only that is known)",
             [
-                Figure(name, stored.less(SMMIX, SMMIX, covered(column, "smmix"), covered(column, random)), claimed, 1)
-                for name, column, claimed in (("shown", "pasted", 1), ("hidden", "own hidden", -1))
+                *figures(stored, "shown", (SMMIX, SMMIX), windows("pasted"), digits=1),
+                *figures(stored, "hidden", (SMMIX, SMMIX), windows("own hidden"), -1, digits=1),
             ],
         ),
     ]
@@ -235,14 +274,15 @@ def _claims_of_tokenmix(stored: Comparison) -> list[Claim]:
     def drop(run: Run) -> float:
         return occluded(80)(run) - occluded(0)(run)
 
+    rows = (TOKENMIX, CUTMIX)
     return [
-        Claim("TokenMix trains better models than CutMix (points of top-1)", better(stored, TOKENMIX, CUTMIX)),
+        Claim("TokenMix trains better models than CutMix (points of top-1)", better(stored, *rows)),
         Claim(
             "... which bear occlusion better, the more so the more is dropped (figure 5, points of top-1)",
             [
-                Figure("half of the patches dropped", stored.less(TOKENMIX, CUTMIX, occluded(50))),
-                Figure("80 %", stored.less(TOKENMIX, CUTMIX, occluded(80))),
-                Figure("80 % less none", stored.less(TOKENMIX, CUTMIX, drop)),
+                *figures(stored, "half of the patches dropped", rows, occluded(50)),
+                *figures(stored, "80 %", rows, occluded(80)),
+                *figures(stored, "80 % less none", rows, drop),
             ],
         ),
     ]
@@ -250,13 +290,15 @@ def _claims_of_tokenmix(stored: Comparison) -> list[Claim]:
 
 def _claims_of_tl_align(stored: Comparison) -> list[Claim]:
     def follows(rule: str, *, last: bool) -> list[Figure]:
-        aligned, other = correlation("aligned", last=last), correlation(rule, last=last)
+        measures = correlation("aligned", last=last), correlation(rule, last=last)
         return [
-            Figure(f"in {row} models", stored.less(row, row, aligned, other), digits=3) for row in (CUTMIX, TL_ALIGN)
+            each
+            for row in (CUTMIX, TL_ALIGN)
+            for each in figures(stored, f"in {row} models", (row, row), measures, digits=3)
         ]
 
     return [
-        Claim("TL-Align trains better models (points of top-1)", better(stored, TL_ALIGN, CUTMIX, EITHER, TRANSMIX)),
+        Claim("TL-Align trains better models (points of top-1)", better(stored, TL_ALIGN, CUTMIX, TRANSMIX)),
         Claim("... with TokenMix's masks too (table 7)", better(stored, BLOCKS_ALIGNED, TOKENMIX)),
         Claim(
             "its labels follow the tokens more than area's (correlation with the share by the tokens' similarity to "
@@ -270,10 +312,12 @@ def _claims_of_tl_align(stored: Comparison) -> list[Claim]:
 
 def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
     plain = stored.baseline
-    noise = [Figure("top-1 kept", stored.less(HTM, plain, kept("noise")))] if stored.has(HTM) else []
     return [
         Claim("HTM trains better models (points of top-1)", better(stored, HTM, plain)),
-        Claim("... which bear Gaussian noise better (table 8, points)", noise),
+        Claim(
+            "... which bear Gaussian noise better (table 8, points)",
+            figures(stored, "top-1 kept", (HTM, plain), kept("noise")),
+        ),
         Claim("VTM trains better models (points of top-1)", better(stored, VTM, plain)),
         Claim("both together train better models (points of top-1)", better(stored, BOTH, plain)),
     ]
@@ -283,35 +327,30 @@ def robustness_rows(stored: Comparison) -> list[str]:
     """Top-1, and the part that it is of the clean top-1, less CutMix's, of the seeds that were measured."""
     lines = []
     for row in stored.rows:
-        if row == CUTMIX:
-            continue
-        both = zip(stored.rows[row], stored.rows[CUTMIX], strict=True)
-        runs, references = zip(*(pair for pair in both if all(run.robustness for run in pair)), strict=True)
-        measured = Comparison({row: list(runs), CUTMIX: list(references)}, CUTMIX)
-        for name, measure in (("top-1", changed), ("kept", kept)):
-            cells = [shown(measured.less(row, CUTMIX, measure(part))) for part in ORDERS.values()]
-            lines.append(f"| {row}, {name} | {len(runs)} | {' | '.join(cells)} |")
+        for name, measure in (("top-1", changed), ("kept", kept)) if row != CUTMIX else ():
+            found = [stored.less(row, CUTMIX, measure(part)) for part in ORDERS.values()]
+            (seeds,) = {each.n for each in found}
+            lines.append(f"| {row}, {name} | {seeds} | {' | '.join(map(shown, found))} |")
     return lines
 
 
 def label_rows(stored: Comparison) -> list[str]:
     """Error of a rule's label less area's on the same images; over the pairs where one seed was measured."""
-    rules = ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
     lines = []
-    for row, trained in stored.rows.items():
-        runs = [run for run in trained if "labels" in run.studies]
-        cells = [
-            paired_difference([run.number("labels", "to area", rule=rule) for run in runs], [0] * len(runs))
-            for rule in rules
+    for row in stored.rows:
+        found = [
+            stored.less(row, row, lambda run, rule=rule: run.number("labels", "to area", rule=rule), lambda run: 0)
+            for rule in ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
         ]
-        lines.append(f"| {row} | {len(runs)} | {' | '.join(shown(cell, 3) for cell in cells)} |")
+        (seeds,) = {each.n for each in found}
+        lines.append(f"| {row} | {seeds} | {' | '.join(shown(each, 3) for each in found)} |")
     return lines
 
 
 def accuracy_rows(stored: Comparison) -> list[str]:
     lines = []
     for row, runs in stored.rows.items():
-        accuracies = [run.top1 for run in runs]
+        accuracies = [run.top1 for run in runs.values()]
         cells = "| |"
         if row != stored.baseline:
             found = stored.less(row, stored.baseline, top1)
@@ -321,16 +360,14 @@ def accuracy_rows(stored: Comparison) -> list[str]:
 
 
 def tables(stored: Comparison) -> list[list[str]]:
-    """The lines of each table; of a comparison without CutMix alone, TokenMixup's, those that need no CutMix."""
-    all_methods = stored.has(CUTMIX)
-    judged = claims(stored) if all_methods else _claims_of_tokenmixup(stored)
+    """The lines of each table; the last two only where CutMix, which they are about, is among the rows."""
     heads = f"| | seeds | top-1, % | to {stored.baseline} | 95 % interval | |"
     rules = "CutMix box, aligned | CutMix box, attention (TransMix) | blocks, aligned"
     found = [
         [heads, "|---|---|---|---|---|---|", *accuracy_rows(stored)],
-        ["| claim | here | |", "|---|---|---|", *map(str, judged)],
+        ["| claim | here | |", "|---|---|---|", *map(str, claims(stored))],
     ]
-    if all_methods:
+    if stored.has(CUTMIX):
         found += [
             [f"| | seeds | {' | '.join(ORDERS)} |", "|---|---|---|---|---|", *robustness_rows(stored)],
             [f"| models | seeds | {rules} |", "|---|---|---|---|---|", *label_rows(stored)],

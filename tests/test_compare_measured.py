@@ -249,3 +249,45 @@ def test_the_published_folder_says_it_again_and_nothing_of_where(cells: list[Cel
 
 def test_rows_with_bars_keep_the_table_whole() -> None:
     assert markdown_table(["", "a"], [["mixup | cutmix", 1]]).splitlines()[-1] == r"| mixup \| cutmix | 1 |"
+
+
+def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, output = write(tmp_path, rows={"CutMix": "cutmix"}, settings=SMALL), tmp_path / "out"
+    (cell,) = read_matrix(str(path)).cells(output)
+    folder = cell.folder.path
+    finish(cell)
+    command = ["compare", str(path), "--output", str(output), "--suite", "clean, noise", "--analyze"]
+    assert cli.main([*command, "--dry-run"]) == 0
+    assert "\nto measure CutMix" in capfd.readouterr().out
+    assert cli.main([*command, "--publish", str(tmp_path / "small")]) == 0
+    said = capfd.readouterr().out
+    assert "1 training: 1 done, 0 to run, 1 to measure." in said and f"{cell.name} is measured" in said
+    parts = json.loads((folder / "robustness.json").read_text())["parts"]
+    studies = {path.stem for path in (folder / "analysis").glob("*.json")}
+    assert parts.keys() == {"clean", "noise"} and {"accuracy", "labels", "regions"} <= studies and "htm" not in studies
+    page = (tmp_path / "small" / "README.md").read_text()
+    assert "vitmix compare matrix.yaml --suite clean,noise --analyze\n" in page and "### Gaussian noise" in page
+
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert cli.main(command) == 0
+    assert "1 done, 0 to run." in capfd.readouterr().out
+    assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+    (folder / "best.safetensors").unlink()  # what else is to be measured cannot be
+    assert cli.main([*command[:-3], "--suite", "occlusion"]) == 1
+    assert f"Failed: {cell.name}: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--suite", "noise,oclusion"], "unknown suite 'oclusion', known: "),
+        (["--suite", "shifts"], "needs folders"),
+        (["--analyze", "--no-train"], "--no-train runs nothing, which --analyze would"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(
+    flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), *flags]) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / "out").exists()

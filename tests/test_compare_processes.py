@@ -174,7 +174,7 @@ def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pyt
 def test_two_comparisons_start_a_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", "input()"])
     cells = read_matrix(str(write(tmp_path))).cells(tmp_path / "out")
-    one, other = (runner._Crew(jobs, lambda text: None) for jobs in (1, 2))
+    one, other = (runner._Crew(jobs, runner.NOTHING, lambda text: None) for jobs in (1, 2))
     try:
         assert one.start(cells) == cells[1:]
         assert other.start(cells) == cells[:1]

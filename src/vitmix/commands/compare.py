@@ -43,6 +43,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--baseline", metavar="ROW", help="row that the others are compared with")
     add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")
+    add(
+        "--suite",
+        metavar="NAME[,NAME]",
+        help="also evaluate every finished training on changed images, as vitmix eval does: clean,noise,occlusion",
+    )
+    add("--analyze", action="store_true", help="also make the studies of vitmix analyze, of every finished training")
     add("--jobs", type=int, default=1, metavar="N", help="trainings side by side on the device (default: 1)")
     add("--minutes", type=float, metavar="M", help="stop at checkpoints after so long; the next call goes on")
     add("--stop-at-failure", action="store_true", help="stop everything when a training fails; others go on otherwise")
@@ -56,6 +62,7 @@ def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
     from vitmix._checks import check_count, check_positive
     from vitmix.compare import matrix as matrices
+    from vitmix.compare.further import Further
     from vitmix.compare.runner import Interrupted, check_cells, is_done, run_cells
 
     if namespace.list:
@@ -63,6 +70,9 @@ def _run(namespace: argparse.Namespace) -> int:
     check_count("jobs", namespace.jobs)
     if namespace.minutes is not None:
         check_positive("minutes", namespace.minutes)
+    further = Further(namespace.suite, namespace.analyze)
+    if namespace.no_train and further.commands:
+        raise ValueError(f"--no-train runs nothing, which {further.flags[0]} would; give one of the two")
     if namespace.matrix is None and namespace.rows:
         raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if namespace.matrix is None and not namespace.method:
@@ -86,7 +96,9 @@ def _run(namespace: argparse.Namespace) -> int:
     cells = matrix.cells(output)
     check_cells(cells)
     if namespace.dry_run:
-        print("\n".join(f"{'done' if is_done(cell) else 'to run':<7} {cell.name}" for cell in cells))
+        for cell in cells:
+            left = "to measure" if is_done(cell) else "to run"
+            print(f"{'done' if is_done(cell, further) else left:<{10 if further.commands else 7}} {cell.name}")
         return 0
     failures = []
     if not namespace.no_train:
@@ -98,6 +110,7 @@ def _run(namespace: argparse.Namespace) -> int:
                 jobs=namespace.jobs,
                 minutes=namespace.minutes,
                 stop_at_failure=namespace.stop_at_failure,
+                further=further,
                 say=print,
             )
         except Interrupted as stopped:
@@ -108,7 +121,7 @@ def _run(namespace: argparse.Namespace) -> int:
         print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
     if failures:
         return 1
-    return 0 if namespace.no_train or all(map(is_done, cells)) else UNFINISHED
+    return 0 if namespace.no_train or all(is_done(cell, further) for cell in cells) else UNFINISHED
 
 
 def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None) -> "Matrix":

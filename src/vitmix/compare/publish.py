@@ -10,23 +10,26 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitmix.evaluate.settings import PARTS, Robustness
 from vitmix.report.runs import Run
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import to_yaml
 from vitmix.train.progress import duration
 
+from .further import Further
 from .matrix import Matrix
 from .measured import Panel
 from .panels import markdown_table, plain_panels, sections
 from .results import GFLOPS, Comparison, Entry, csv_text, notes, plain, table_rows
 
 KEPT = ("metrics.csv", "metrics.jsonl", "summary.json", "evaluation.json", "robustness.json", "analysis/*.json")
+SHARED = "Trainings that ran side by side slowed each other down: times and images/s then compare no methods."
 COST = ("", "epochs", "images/s", "memory, GiB", "time of a training")
 
 
@@ -69,18 +72,32 @@ def readme(matrix: Matrix, comparison: Comparison, panels: Sequence[Panel]) -> s
     head, *rows = table_rows(comparison)
     parts = [
         f"# {matrix.about or 'Comparison'}",
-        "```\nvitmix compare matrix.yaml\n```",
+        f"```\n{_command(runs)}\n```",
         markdown_table(head, rows),
-        " ".join([*notes(comparison), GFLOPS]),
+        " ".join([*notes(comparison), GFLOPS, SHARED]),
         markdown_table(COST, [_cost(entry) for entry in comparison.entries if entry.runs]),
         "Images per second of the whole training loop: median over the epochs, mean over the seeds. Memory: what "
-        "tensors on the GPU took at most. Trainings that ran side by side shared the device.",
+        "tensors on the GPU took at most.",
         "\n".join(f"- {_place(json.loads(place))}" for place in sorted(places)),
         f"{_trainings(len(runs), duration(spent))}, evaluation included. `vitmix train --config runs/NAME/config.yaml` "
         "repeats a training; `vitmix report runs` makes a page.",
         *sections(comparison, panels),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _command(runs: Sequence[Run]) -> str:
+    """What trains all of it again, and measures it as it was, where that was done in the usual way."""
+    usual = json.loads(json.dumps(asdict(Robustness())))
+    measured = {
+        part
+        for run in runs
+        for part, facts in (run.robustness or {"parts": {}})["parts"].items()
+        if {**facts["settings"], "parts": usual["parts"]} == usual
+    }
+    suite = ",".join(part for part in PARTS if part in measured) or None
+    studies = any(True for run in runs for _ in (run.folder / "analysis").glob("*.json"))
+    return " ".join(["vitmix compare matrix.yaml", *Further(suite, studies).flags])
 
 
 def _trainings(number: int, time: str) -> str:

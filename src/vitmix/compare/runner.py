@@ -16,6 +16,7 @@ from vitmix.train.config import to_yaml
 from vitmix.train.prepare import check_model
 from vitmix.train.runs import RunFolder
 
+from .further import Further
 from .matrix import Cell
 from .overview import Overview
 
@@ -28,6 +29,7 @@ LOOK_SECONDS = 0.3
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each training has its part
 CLAIM = ".claim"  # locked by the comparison that has a process for the cell, from before its start to its end
 SETTINGS = ".cell.yaml"  # hidden: a run folder must look empty before its training begins
+NOTHING = Further()
 
 
 class Interrupted(Exception):
@@ -40,16 +42,21 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A training that ended with an error, and the last thing it said."""
+    """A cell whose process ended with an error, and the last thing it said."""
 
     cell: Cell
     reason: str
     log: Path
 
 
-def is_done(cell: Cell) -> bool:
+def is_trained(folder: RunFolder) -> bool:
     """Whether the training is finished and its best weights are evaluated."""
-    return cell.folder.read_summary() is not None and (cell.folder.path / "evaluation.json").is_file()
+    return folder.read_summary() is not None and (folder.path / "evaluation.json").is_file()
+
+
+def is_done(cell: Cell, further: Further = NOTHING) -> bool:
+    """Whether the cell is trained, and everything is measured that is asked for besides."""
+    return is_trained(cell.folder) and not further.missing(cell.folder.path)
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
@@ -65,19 +72,23 @@ def run_cells(
     jobs: int = 1,
     minutes: float | None = None,
     stop_at_failure: bool = False,
+    further: Further = NOTHING,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
-    """Trains every cell that is not done, `jobs` at a time, each in a process of its own; returns what failed.
+    """Trains and measures every cell that is not done, `jobs` at a time, each in its process; returns what failed.
 
     Several comparisons may work on one folder: a cell that another process trains is left to it. Whatever ends this
     function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
     check_cells(cells)
-    waiting = [cell for cell in cells if not is_done(cell)]
-    say(f"{len(cells)} training{'s' * (len(cells) != 1)}: {len(cells) - len(waiting)} done, {len(waiting)} to run.")
+    waiting = [cell for cell in cells if not is_done(cell, further)]
+    to_measure = sum(is_trained(cell.folder) for cell in waiting)
+    to_run = len(waiting) - to_measure
+    said = f"{len(cells)} training{'s' * (len(cells) != 1)}: {len(cells) - to_run} done, {to_run} to run"
+    say(f"{said}, {to_measure} to measure." if to_measure else f"{said}.")
     if not waiting:
         return []
-    with Overview(cells) as overview, _Crew(jobs, overview.say) as crew:
+    with Overview(cells) as overview, _Crew(jobs, further, overview.say) as crew:
         while (waiting or crew.working) and not crew.received:
             if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
                 overview.say(f"{minutes:g} minutes are over; what runs is stopped at a checkpoint.")
@@ -94,10 +105,10 @@ def run_cells(
 
 
 class _Crew:
-    """The processes that train now. While it is at work, signals are remembered; at its end every process ends."""
+    """The processes at work now. While it is at work, signals are remembered; at its end every process ends."""
 
-    def __init__(self, jobs: int, say: Callable[[str], None]) -> None:
-        self.jobs, self.say = jobs, say
+    def __init__(self, jobs: int, further: Further, say: Callable[[str], None]) -> None:
+        self.jobs, self.further, self.say = jobs, further, say
         self.working: list[tuple[Cell, subprocess.Popen[bytes], float]] = []
         self.failures: list[Failure] = []
         self.received = 0
@@ -124,13 +135,16 @@ class _Crew:
         """Starts what there is room for; returns what still waits."""
         left = []
         for cell in waiting:
-            if is_done(cell):  # by another comparison, meanwhile
-                continue
-            if len(self.working) >= self.jobs or self.received or not self._claim(cell):
+            if len(self.working) >= self.jobs or self.received:
                 left.append(cell)
-            else:
-                self.say(f"{cell.name} {'goes on' if cell.folder.exists else 'begins'}")
+            elif is_done(cell, self.further):  # by another comparison, meanwhile
+                continue
+            elif self._claim(cell):
+                begun = "goes on" if cell.folder.exists else "begins"
+                self.say(f"{cell.name} {'is measured' if is_trained(cell.folder) else begun}")
                 self.working.append((cell, self._process(cell), time.monotonic()))
+            else:
+                left.append(cell)
         return left
 
     def _claim(self, cell: Cell) -> bool:
@@ -142,7 +156,8 @@ class _Crew:
             claim = take(cell.folder.path / CLAIM)
         except BlockingIOError:
             return False
-        if is_done(cell) or is_busy(cell.folder):  # done meanwhile, or in a training that no comparison started
+        # Done meanwhile, or in a training that no comparison started.
+        if is_done(cell, self.further) or is_busy(cell.folder):
             os.close(claim)
             return False
         self._claims[cell.name] = claim
@@ -158,7 +173,7 @@ class _Crew:
         with open(cell.folder.log, "ab") as log:
             # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
             return subprocess.Popen(
-                training_command(settings),
+                [*training_command(settings), *self.further.flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -173,7 +188,7 @@ class _Crew:
         again = []
         for cell, process, begun in ended:
             os.close(self._claims.pop(cell.name))
-            if is_done(cell):
+            if is_done(cell, self.further):
                 self.say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
             elif is_busy(cell.folder):  # another comparison was a moment faster
                 again.append(cell)
