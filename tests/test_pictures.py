@@ -285,7 +285,7 @@ def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
     expected = observe(sights[0].model, sights[0].augmentation, pair, [method], classes=NAMES, seed=2).views[0]
     panel = KINDS[kind](Subjects(sights, pair, [method], seed=2)).bands[0].rows[0].panels[0]
     assert torch.allclose(torch.from_numpy(panel.pixels).permute(2, 0, 1), expected.mixed, atol=1e-6)
-    parts = [expected.own, expected.partner] if expected.partner else []
+    parts = [expected.own, expected.partner] if method != "none" else []
     assert panel.caption.splitlines() == (
         [f"{each.name} {part:.0%}" for each, part in zip(pair, parts, strict=True)] if parts else [pair[0].name]
     )
@@ -296,6 +296,11 @@ def test_hidden_mixing_shows_in_the_heads():
     assert [row.label for row in rows] == ["none", "manifold", "htm(block=2)"]
     maps = [row.panels[1].pixels for row in rows]
     assert (maps[0] != maps[1]).any() and (maps[0] != maps[2]).any() and (maps[1] != maps[2]).any()
+
+
+def test_a_method_that_took_nothing_says_so():
+    panel = sheet_of("heads", "vit", methods=("htm(block=2, rho=1)",)).bands[0].rows[0].panels[0]
+    assert [line.split()[-1] for line in panel.caption.splitlines()] == ["100%", "0%"]
 
 
 def test_only_right_keeps_what_every_model_names():

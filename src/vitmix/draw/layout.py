@@ -82,7 +82,7 @@ def _method(shot: Shot, shots: Sequence[Shot]) -> str:
 
 
 def picture_panel(seen: Look, shot: Shot) -> Panel:
-    if shot.method is None or seen.partner == 0:
+    if shot.method in (None, "none"):  # other methods that took nothing of the partner say so
         return Panel(as_pixels(seen.pixels), shot.pictures[0].name)
     parts = zip(shot.pictures, (seen.own, seen.partner), strict=True)
     return Panel(as_pixels(seen.pixels), "\n".join(f"{picture.name} {part:.0%}" for picture, part in parts))
