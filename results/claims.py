@@ -76,16 +76,16 @@ class Comparison:
     rows: Mapping[str, Mapping[int, Run]]
     baseline: str
 
-    def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Paired:
+    def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Paired | None:
         """What is measured of a row's runs less what is of another's (or other things of the same), paired by seed.
 
-        Seeds for which one of the two was not measured are left out.
+        Seeds for which one of the two was not measured are left out; None if all are.
         """
         pairs = []
         for seed in self.rows[row].keys() & self.rows[other].keys():
             with contextlib.suppress(NotMeasured):
                 pairs.append((measure(self.rows[row][seed]), (other_measure or measure)(self.rows[other][seed])))
-        return paired_difference([one for one, _ in pairs], [other for _, other in pairs])
+        return paired_difference([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
 
     def has(self, *rows: str) -> bool:
         return self.rows.keys() >= {*rows}
@@ -194,7 +194,8 @@ def figures(
 ) -> list[Figure]:
     """The first row less the second; none if one of them was not trained."""
     pair = measures if isinstance(measures, tuple) else (measures, measures)
-    return [Figure(about, stored.less(*rows, *pair), claimed, digits)] if stored.has(*rows) else []
+    difference = stored.less(*rows, *pair) if stored.has(*rows) else None
+    return [] if difference is None else [Figure(about, difference, claimed, digits)]
 
 
 def better(stored: Comparison, row: str, *others: str) -> list[Figure]:
@@ -328,9 +329,7 @@ def robustness_rows(stored: Comparison) -> list[str]:
     lines = []
     for row in stored.rows:
         for name, measure in (("top-1", changed), ("kept", kept)) if row != CUTMIX else ():
-            found = [stored.less(row, CUTMIX, measure(part)) for part in ORDERS.values()]
-            (seeds,) = {each.n for each in found}
-            lines.append(f"| {row}, {name} | {seeds} | {' | '.join(map(shown, found))} |")
+            lines += _line(f"{row}, {name}", [stored.less(row, CUTMIX, measure(part)) for part in ORDERS.values()])
     return lines
 
 
@@ -342,9 +341,17 @@ def label_rows(stored: Comparison) -> list[str]:
             stored.less(row, row, lambda run, rule=rule: run.number("labels", "to area", rule=rule), lambda run: 0)
             for rule in ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
         ]
-        (seeds,) = {each.n for each in found}
-        lines.append(f"| {row} | {seeds} | {' | '.join(shown(each, 3) for each in found)} |")
+        lines += _line(row, found, digits=3)
     return lines
+
+
+def _line(name: str, found: Sequence[Paired | None], digits: int = 2) -> list[str]:
+    """A row of differences with the number of seeds they are of; none if something was not measured at all."""
+    measured = [each for each in found if each is not None]
+    if len(measured) < len(found):
+        return []
+    seeds = " to ".join(map(str, sorted({each.n for each in measured})))
+    return [f"| {name} | {seeds} | {' | '.join(shown(each, digits) for each in measured)} |"]
 
 
 def accuracy_rows(stored: Comparison) -> list[str]:
@@ -352,8 +359,8 @@ def accuracy_rows(stored: Comparison) -> list[str]:
     for row, runs in stored.rows.items():
         accuracies = [run.top1 for run in runs.values()]
         cells = "| |"
-        if row != stored.baseline:
-            found = stored.less(row, stored.baseline, top1)
+        found = stored.less(row, stored.baseline, top1)
+        if row != stored.baseline and found is not None:
             cells = f"{found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {found.verdict}"
         lines.append(f"| {row} | {len(runs)} | {fmean(accuracies):.2f} ± {stdev(accuracies):.2f} | {cells} |")
     return lines

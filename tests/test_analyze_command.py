@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +190,21 @@ def test_lines_of_methods_can_be_compared() -> None:
     panels = draw_blocks([Table("Regions", ("method", "block"), [*table(1), *table(5)])], measure="attention").axes
     assert panels[0].get_ylim() == panels[1].get_ylim() and panels[0].get_ylabel() == "attention"
     assert panels[0].get_ylim()[0] < 0.5 and panels[1].get_ylim()[1] > 5.5  # the intervals are in view
+
+
+def test_studies_that_are_there_are_not_made_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "run"
+    shutil.copytree(run, own, ignore=shutil.ignore_patterns("analysis"))
+    assert cli.main(["analyze", str(own)]) == 0
+    folder = own / "analysis"
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    (folder / "regions.json").unlink()
+    capsys.readouterr()
+    assert cli.main(["analyze", str(own)]) == 0
+    said = capsys.readouterr().out
+    assert {path.stem for path, time in times.items() if path.stat().st_mtime_ns != time} == {"regions"}
+    assert all((folder / f"{name}.txt").read_text().strip() in said for name in NAMES)
+    assert cli.main(["analyze", str(own), "--study", "accuracy"]) == 0  # what is named is made
+    assert (folder / "accuracy.json").stat().st_mtime_ns != times[folder / "accuracy.json"]

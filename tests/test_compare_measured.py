@@ -261,7 +261,7 @@ def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.Captu
     assert "\nto measure CutMix" in capfd.readouterr().out
     assert cli.main([*command, "--publish", str(tmp_path / "small")]) == 0
     said = capfd.readouterr().out
-    assert "1 training: 1 done, 0 to run, 1 to measure." in said and f"{cell.name} is measured" in said
+    assert "1 training: 1 done, 0 to run, 1 to measure." in said and f"{cell.name} is trained; measuring it" in said
     parts = json.loads((folder / "robustness.json").read_text())["parts"]
     studies = {path.stem for path in (folder / "analysis").glob("*.json")}
     assert parts.keys() == {"clean", "noise"} and {"accuracy", "labels", "regions"} <= studies and "htm" not in studies
@@ -273,16 +273,24 @@ def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.Captu
     assert "1 done, 0 to run." in capfd.readouterr().out
     assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
-    (folder / "best.safetensors").unlink()  # what else is to be measured cannot be
-    assert cli.main([*command[:-3], "--suite", "occlusion"]) == 1
-    assert f"Failed: {cell.name}: " in capfd.readouterr().out
+    shutil.rmtree(folder / "analysis")
+    assert cli.main(["eval", str(folder), "--suite", "noise", "--limit", "5"]) == 0
+    capfd.readouterr()
+    assert cli.main([*command[:-3], "--suite", "clean", "--dry-run"]) == 0
+    assert capfd.readouterr().out.startswith("done")
+    for flags in (["--analyze"], ["--suite", "noise"]):  # it is not there any more, or not of all images
+        assert cli.main([*command[:-3], *flags, "--dry-run"]) == 0
+        assert capfd.readouterr().out.startswith("to measure")
+    (folder / "best.safetensors").unlink()
+    assert cli.main(command) == 2
+    assert f"{cell.name} has no weights to measure" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--suite", "noise,oclusion"], "unknown suite 'oclusion', known: "),
-        (["--suite", "shifts"], "needs folders"),
+        (["--suite", "shifts"], "use vitmix eval for it"),
         (["--analyze", "--no-train"], "--no-train runs nothing, which --analyze would"),
     ],
 )

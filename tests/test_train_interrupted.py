@@ -241,3 +241,10 @@ def test_time_of_updates_before_a_stop_is_counted(tmp_path: Path, monkeypatch: p
     assert Trainer(config).run() == 143
     trainer = Trainer(config)
     assert trainer.run() == 0 and trainer.position.seconds > 0.6
+
+
+def test_a_signal_when_nothing_is_left_to_train_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", epochs=1))
+    monkeypatch.setattr(trainer, "_tell", lambda row: os.kill(os.getpid(), signal.SIGTERM))
+    assert trainer.run() == 128 + signal.SIGTERM
+    assert (tmp_path / "run" / "summary.json").exists() and (tmp_path / "run" / "last.safetensors").exists()

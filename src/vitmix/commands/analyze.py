@@ -83,6 +83,12 @@ def _run(namespace: argparse.Namespace) -> int:
     left_out, written = [], []
     try:
         for name in dict.fromkeys(namespace.study or STUDIES):
+            if own is not None and not (namespace.study or namespace.output or namespace.masks):
+                known = _known(folder, name, facts, namespace.figure)
+                if known is not None:
+                    written.append(name)
+                    print(known, end="\n\n", flush=True)
+                    continue
             try:
                 files, text = _measured(name, question, facts, namespace.figure)
             except ValueError as error:
@@ -123,6 +129,21 @@ def _own(namespace: argparse.Namespace, question: "Question", facts: dict[str, A
     usual = (namespace.images, namespace.batch, namespace.seed) == (IMAGES, BATCH, SEED)
     best = Path(facts["weights"]).stem == "best"  # a file of a run can be named by itself
     return question.run if usual and best and not other else None
+
+
+def _known(folder: Path, name: str, facts: dict[str, Any], suffix: str) -> str | None:
+    """A study's text, if an earlier command made it of the same weights in the same way, and the training is over."""
+    from vitmix.train.runs import RunFolder
+
+    try:
+        stored = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        same = all(stored[key] == value for key, value in facts.items() if key != "weights")  # whose path may differ
+        over = RunFolder(folder.parent).read_summary() is not None
+        drawn = (folder / f"{name}.{suffix}").is_file()
+        text = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, ValueError, KeyError):
+        return None
+    return text if same and over and drawn and stored.get("masks") is None else None
 
 
 def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
@@ -192,6 +213,8 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
         "remarks": remarks,
         "vitmix": __version__,
     }
+    if masks is not None:
+        facts["masks"] = masks.name
     return question, facts
 
 

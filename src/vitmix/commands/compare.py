@@ -46,9 +46,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--suite",
         metavar="NAME[,NAME]",
-        help="also evaluate every finished training on changed images, as vitmix eval does: clean,noise,occlusion",
+        help="also evaluate every training that has ended on changed images: parts of vitmix eval --suite, such as "
+        "clean,noise,occlusion",
     )
-    add("--analyze", action="store_true", help="also make the studies of vitmix analyze, of every finished training")
+    add(
+        "--analyze",
+        action="store_true",
+        help="also make the studies of vitmix analyze, of every training that has ended",
+    )
     add("--jobs", type=int, default=1, metavar="N", help="trainings side by side on the device (default: 1)")
     add("--minutes", type=float, metavar="M", help="stop at checkpoints after so long; the next call goes on")
     add("--stop-at-failure", action="store_true", help="stop everything when a training fails; others go on otherwise")
@@ -62,7 +67,7 @@ def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
     from vitmix._checks import check_count, check_positive
     from vitmix.compare import matrix as matrices
-    from vitmix.compare.further import Further
+    from vitmix.compare.measuring import Measuring
     from vitmix.compare.runner import Interrupted, check_cells, is_done, run_cells
 
     if namespace.list:
@@ -70,9 +75,9 @@ def _run(namespace: argparse.Namespace) -> int:
     check_count("jobs", namespace.jobs)
     if namespace.minutes is not None:
         check_positive("minutes", namespace.minutes)
-    further = Further(namespace.suite, namespace.analyze)
-    if namespace.no_train and further.commands:
-        raise ValueError(f"--no-train runs nothing, which {further.flags[0]} would; give one of the two")
+    measuring = Measuring.of(namespace.suite, namespace.analyze)
+    if namespace.no_train and measuring.flags:
+        raise ValueError(f"--no-train runs nothing, which {measuring.flags[0]} would; give one of the two")
     if namespace.matrix is None and namespace.rows:
         raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if namespace.matrix is None and not namespace.method:
@@ -95,10 +100,15 @@ def _run(namespace: argparse.Namespace) -> int:
         matrix = _only(matrix, namespace.rows, output, asked=namespace.baseline)
     cells = matrix.cells(output)
     check_cells(cells)
+    bare = [cell.name for cell in cells if is_done(cell) and not cell.folder.best.exists()]
+    if measuring.flags and bare:
+        raise ValueError(
+            f"{bare[0]} has no weights to measure, as in a published folder; leave out {measuring.flags[0]}"
+        )
     if namespace.dry_run:
         for cell in cells:
             left = "to measure" if is_done(cell) else "to run"
-            print(f"{'done' if is_done(cell, further) else left:<{10 if further.commands else 7}} {cell.name}")
+            print(f"{'done' if is_done(cell, measuring) else left:<{10 if measuring.flags else 7}} {cell.name}")
         return 0
     failures = []
     if not namespace.no_train:
@@ -110,18 +120,21 @@ def _run(namespace: argparse.Namespace) -> int:
                 jobs=namespace.jobs,
                 minutes=namespace.minutes,
                 stop_at_failure=namespace.stop_at_failure,
-                further=further,
+                measuring=measuring,
                 say=print,
             )
         except Interrupted as stopped:
-            print(f"Stopped by {stopped}. The trainings have written checkpoints; the same command goes on from there.")
+            print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command goes on from there.")
             return stopped.exit_code
     _conclude(matrix, cells, output, namespace.measure, publish=namespace.publish)
     for failure in failures:
         print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
     if failures:
         return 1
-    return 0 if namespace.no_train or all(is_done(cell, further) for cell in cells) else UNFINISHED
+    unmeasured = sum(is_done(cell) and not is_done(cell, measuring) for cell in cells)
+    if unmeasured:
+        print(f"Not measured yet: {unmeasured} of {len(cells)} trainings; the same command goes on.")
+    return 0 if namespace.no_train or all(is_done(cell, measuring) for cell in cells) else UNFINISHED
 
 
 def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None) -> "Matrix":

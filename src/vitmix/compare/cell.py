@@ -1,8 +1,8 @@
 """One cell of a matrix as a process: `python -m vitmix.compare.cell PARENT FILE [FLAG ...]`.
 
-It trains what the file says, unless that is done, and measures what the flags say and was not yet measured. It is told
-to stop when the process that started it is gone, however that ended: the training then writes a checkpoint, and the
-next comparison goes on from there instead of finding the folder taken.
+It trains what the file says, unless that is done, and measures what the flags say and is not there yet. It is told to
+stop when the process that started it is gone, however that ended: the training then writes a checkpoint, and the next
+comparison goes on from there instead of finding the folder taken.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from vitmix import cli
-from vitmix.compare.further import Further, note
+from vitmix.compare.measuring import Measuring
 from vitmix.compare.runner import is_trained
 from vitmix.train.config import resolve
 from vitmix.train.runs import RunFolder
@@ -30,19 +30,25 @@ def stop_with(parent: int) -> None:
         raise SystemExit(128 + signal.SIGTERM)
 
 
-def run(settings: str, further: Further) -> int:
-    """The exit code of the first command that fails, or 0."""
+def run(settings: str, measuring: Measuring) -> int:
+    """The next step of the cell, then the rest; returns the exit code of what failed, or 0."""
+    environment = dict(os.environ)
     config = resolve(file=settings)
     assert config.output is not None
-    folder = Path(config.output)
-    code = 0 if is_trained(RunFolder(folder)) else cli.main(["train", "--config", settings])
-    for command in further.missing(folder) if code == 0 else ():
-        name, *flags = command.split()
-        code = cli.main([name, str(folder), *flags, *(["--cpu"] if config.cpu else [])])
-        if code:
-            break
-        note(folder, command)
-    return code
+    folder = RunFolder(Path(config.output))
+    while not is_trained(folder) or measuring.missing(folder):
+        training = not is_trained(folder)
+        command = ["train", "--config", settings] if training else measuring.command(folder, config)
+        code = cli.main(command)
+        if code or not is_trained(folder):  # whose evaluation can fail, which the training has told
+            return code or 1
+        if not training:
+            measuring.settle(folder, command[0])
+        if measuring.missing(folder) and os.name == "posix":
+            # In a new interpreter, as by hand: without the last step's device memory and settings of torch.
+            sys.stdout.flush()
+            os.execve(sys.executable, [sys.executable, "-m", "vitmix.compare.cell", *sys.argv[1:]], environment)
+    return 0
 
 
 if __name__ == "__main__":
@@ -53,4 +59,4 @@ if __name__ == "__main__":
     parser.add_argument("--analyze", action="store_true")
     given = parser.parse_args()
     stop_with(given.parent)
-    raise SystemExit(run(given.settings, Further(given.suite, given.analyze)))
+    raise SystemExit(run(given.settings, Measuring.of(given.suite, given.analyze)))

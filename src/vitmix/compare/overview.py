@@ -14,7 +14,7 @@ from vitmix.train.progress import duration
 from .matrix import Cell
 
 TERMINAL_SECONDS, LINE_SECONDS = 1.0, 60.0
-MEASURED = "trained, now measured"
+MEASURING = "trained, measuring"
 
 
 class Overview:
@@ -57,7 +57,7 @@ class Overview:
 
     def _where(self, cell: Cell) -> str:
         epoch = f"epoch {epochs_of(cell)[0]}/{cell.config.total_epochs}"
-        return f"{self._labels[cell.name]}: {MEASURED if cell.folder.summary.exists() else epoch}"
+        return f"{self._labels[cell.name]}: {MEASURING if cell.folder.summary.exists() else epoch}"
 
     def _draw(self, working: Sequence[Cell]) -> None:
         names = {cell.name for cell in working}
@@ -69,7 +69,7 @@ class Overview:
                 self._tasks[cell.name] = self._progress.add_task(self._labels[cell.name], total=total, status="")
             epochs, row = epochs_of(cell)
             status = "" if row is None else f"top-1 {100 * row['accuracy']:.2f} %" if "accuracy" in row else ""
-            status = MEASURED if cell.folder.summary.exists() else status
+            status = MEASURING if cell.folder.summary.exists() else status
             self._progress.update(self._tasks[cell.name], completed=epochs, status=status)
         self._progress.update(self._all, completed=sum(epochs_of(cell)[0] for cell in self.cells))
         self._progress.refresh()

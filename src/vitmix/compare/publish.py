@@ -10,21 +10,21 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from vitmix.evaluate.settings import PARTS, Robustness
+from vitmix.evaluate.settings import PARTS
 from vitmix.report.runs import Run
 from vitmix.train.checkpoints import write_file
 from vitmix.train.config import to_yaml
 from vitmix.train.progress import duration
 
-from .further import Further
 from .matrix import Matrix
 from .measured import Panel
+from .measuring import Measuring, usual_parts
 from .panels import markdown_table, plain_panels, sections
 from .results import GFLOPS, Comparison, Entry, csv_text, notes, plain, table_rows
 
@@ -88,16 +88,10 @@ def readme(matrix: Matrix, comparison: Comparison, panels: Sequence[Panel]) -> s
 
 def _command(runs: Sequence[Run]) -> str:
     """What trains all of it again, and measures it as it was, where that was done in the usual way."""
-    usual = json.loads(json.dumps(asdict(Robustness())))
-    measured = {
-        part
-        for run in runs
-        for part, facts in (run.robustness or {"parts": {}})["parts"].items()
-        if {**facts["settings"], "parts": usual["parts"]} == usual
-    }
-    suite = ",".join(part for part in PARTS if part in measured) or None
+    measured = {part for run in runs if run.robustness for part in usual_parts(run.robustness)}
+    suite = tuple(part for part in PARTS if part in measured)
     studies = any(True for run in runs for _ in (run.folder / "analysis").glob("*.json"))
-    return " ".join(["vitmix compare matrix.yaml", *Further(suite, studies).flags])
+    return " ".join(["vitmix compare matrix.yaml", *Measuring(suite, studies).flags])
 
 
 def _trainings(number: int, time: str) -> str:

@@ -16,8 +16,8 @@ from vitmix.train.config import to_yaml
 from vitmix.train.prepare import check_model
 from vitmix.train.runs import RunFolder
 
-from .further import Further
 from .matrix import Cell
+from .measuring import Measuring
 from .overview import Overview
 
 try:
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.3
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each training has its part
 CLAIM = ".claim"  # locked by the comparison that has a process for the cell, from before its start to its end
 SETTINGS = ".cell.yaml"  # hidden: a run folder must look empty before its training begins
-NOTHING = Further()
+NOTHING = Measuring()
 
 
 class Interrupted(Exception):
@@ -54,9 +54,9 @@ def is_trained(folder: RunFolder) -> bool:
     return folder.read_summary() is not None and (folder.path / "evaluation.json").is_file()
 
 
-def is_done(cell: Cell, further: Further = NOTHING) -> bool:
+def is_done(cell: Cell, measuring: Measuring = NOTHING) -> bool:
     """Whether the cell is trained, and everything is measured that is asked for besides."""
-    return is_trained(cell.folder) and not further.missing(cell.folder.path)
+    return is_trained(cell.folder) and not measuring.missing(cell.folder)
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
@@ -72,7 +72,7 @@ def run_cells(
     jobs: int = 1,
     minutes: float | None = None,
     stop_at_failure: bool = False,
-    further: Further = NOTHING,
+    measuring: Measuring = NOTHING,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
     """Trains and measures every cell that is not done, `jobs` at a time, each in its process; returns what failed.
@@ -81,17 +81,19 @@ def run_cells(
     function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
     check_cells(cells)
-    waiting = [cell for cell in cells if not is_done(cell, further)]
+    waiting = [cell for cell in cells if not is_done(cell, measuring)]
     to_measure = sum(is_trained(cell.folder) for cell in waiting)
     to_run = len(waiting) - to_measure
     said = f"{len(cells)} training{'s' * (len(cells) != 1)}: {len(cells) - to_run} done, {to_run} to run"
     say(f"{said}, {to_measure} to measure." if to_measure else f"{said}.")
     if not waiting:
         return []
-    with Overview(cells) as overview, _Crew(jobs, further, overview.say) as crew:
+    with Overview(cells) as overview, _Crew(jobs, measuring, overview.say) as crew:
         while (waiting or crew.working) and not crew.received:
             if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
-                overview.say(f"{minutes:g} minutes are over; what runs is stopped at a checkpoint.")
+                overview.say(
+                    f"{minutes:g} minutes are over; trainings are stopped at a checkpoint, measuring where it is."
+                )
                 break
             if crew.failures and stop_at_failure:
                 break
@@ -107,8 +109,8 @@ def run_cells(
 class _Crew:
     """The processes at work now. While it is at work, signals are remembered; at its end every process ends."""
 
-    def __init__(self, jobs: int, further: Further, say: Callable[[str], None]) -> None:
-        self.jobs, self.further, self.say = jobs, further, say
+    def __init__(self, jobs: int, measuring: Measuring, say: Callable[[str], None]) -> None:
+        self.jobs, self.measuring, self.say = jobs, measuring, say
         self.working: list[tuple[Cell, subprocess.Popen[bytes], float]] = []
         self.failures: list[Failure] = []
         self.received = 0
@@ -137,11 +139,11 @@ class _Crew:
         for cell in waiting:
             if len(self.working) >= self.jobs or self.received:
                 left.append(cell)
-            elif is_done(cell, self.further):  # by another comparison, meanwhile
+            elif is_done(cell, self.measuring):  # by another comparison, meanwhile
                 continue
             elif self._claim(cell):
                 begun = "goes on" if cell.folder.exists else "begins"
-                self.say(f"{cell.name} {'is measured' if is_trained(cell.folder) else begun}")
+                self.say(f"{cell.name} {'is trained; measuring it' if is_trained(cell.folder) else begun}")
                 self.working.append((cell, self._process(cell), time.monotonic()))
             else:
                 left.append(cell)
@@ -157,7 +159,7 @@ class _Crew:
         except BlockingIOError:
             return False
         # Done meanwhile, or in a training that no comparison started.
-        if is_done(cell, self.further) or is_busy(cell.folder):
+        if is_done(cell, self.measuring) or is_busy(cell.folder):
             os.close(claim)
             return False
         self._claims[cell.name] = claim
@@ -173,7 +175,7 @@ class _Crew:
         with open(cell.folder.log, "ab") as log:
             # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
             return subprocess.Popen(
-                [*training_command(settings), *self.further.flags],
+                [*training_command(settings), *self.measuring.flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -188,7 +190,7 @@ class _Crew:
         again = []
         for cell, process, begun in ended:
             os.close(self._claims.pop(cell.name))
-            if is_done(cell, self.further):
+            if is_done(cell, self.measuring):
                 self.say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
             elif is_busy(cell.folder):  # another comparison was a moment faster
                 again.append(cell)

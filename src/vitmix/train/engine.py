@@ -147,7 +147,9 @@ class Trainer:
                 saved = self._save()  # in here, where a second SIGTERM does not end it half-way
                 self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
                 return stopped.exit_code
-        return self._finish()
+        code = self._finish()
+        # Told to stop when nothing was left to train: whoever goes on after a training must know.
+        return 128 + self.stopper.received if code == 0 and self.stopper.received else code
 
     def _train_epoch(self, epoch: int) -> None:
         self.learner.train()
