@@ -165,14 +165,14 @@ def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str,
         print("No training is finished yet, so there is nothing to compare.")
         return
     panels, notes = measured.read_panels(found)
+    print(results.text(found))  # first: a disk may be full by now
+    for note in notes:
+        print(f"Left out: {note}.")
     content = publishing.content(matrix, found, panels)
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
-    print(results.text(found))
-    for note in notes:
-        print(f"Left out: {note}.")
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
         publishing.publish(matrix, found, panels, Path(publish))
