@@ -201,10 +201,13 @@ def test_studies_that_are_there_are_not_made_again(
     folder = own / "analysis"
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     (folder / "regions.json").unlink()
+    by_masks = json.loads((folder / "labels.json").read_text()) | {"masks": "outlines"}
+    (folder / "labels.json").write_text(json.dumps(by_masks))
     capsys.readouterr()
     assert cli.main(["analyze", str(own)]) == 0
     said = capsys.readouterr().out
-    assert {path.stem for path, time in times.items() if path.stat().st_mtime_ns != time} == {"regions"}
+    made = {path.stem for path, time in times.items() if path.stat().st_mtime_ns != time}
+    assert made == {"regions", "labels"} and "masks" not in json.loads((folder / "labels.json").read_text())
     assert all((folder / f"{name}.txt").read_text().strip() in said for name in NAMES)
     assert cli.main(["analyze", str(own), "--study", "accuracy"]) == 0  # what is named is made
     assert (folder / "accuracy.json").stat().st_mtime_ns != times[folder / "accuracy.json"]

@@ -1,7 +1,7 @@
 """What a comparison measures of its trainings besides accuracy, by the commands that measure any run."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -54,7 +54,7 @@ class Measuring:
         place = ["--cpu"] if config.cpu else []
         if self.missing(folder) <= STUDIES.keys():
             return ["analyze", str(folder.path), *place]
-        return ["eval", str(folder.path), *self.flags[:2], "--workers", str(config.workers), *place]
+        return ["eval", str(folder.path), "--suite", ",".join(self.suite), "--workers", str(config.workers), *place]
 
     def settle(self, folder: RunFolder, command: str) -> None:
         """After a command that ended well: what is still missing of it does not apply to this run."""
@@ -81,8 +81,7 @@ def _suite_of(folder: RunFolder, weights: str | None) -> set[str]:
 
 def _studies_of(folder: RunFolder, weights: str | None) -> set[str]:
     """`vitmix analyze` writes into a run's folder only what it measured in the usual way."""
-    files: Iterable[Path] = (folder.path / "analysis").glob("*.json")
-    return {path.stem for path in files if _read(path, weights) is not None}
+    return {path.stem for path in (folder.path / "analysis").glob("*.json") if _read(path, weights) is not None}
 
 
 def _left_out_of(folder: RunFolder, weights: str | None) -> set[str]:
