@@ -272,6 +272,25 @@ def test_operations_are_drawn_as_in_timm(config):
     assert abs(int((code == NOTHING).sum()) / total - (1 - policy.ops[0].prob)) < 0.02
 
 
+def test_what_is_drawn_depends_on_neither_threads_nor_erasing():
+    settings = batch_settings(
+        dataclasses.replace(PLAIN, auto_augment="rand-m9-mstd0.5-inc1", erasing=0.5), (32, 32), dense=False
+    )
+    uniform = torch.rand(2048, uniforms_per_sample(settings), dtype=torch.float64)
+    usual, drawn = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            drawn.append(draw(uniform, settings))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(usual)
+    assert torch.equal(*drawn) and drawn[0][:, settings.boxes].any()
+    without = dataclasses.replace(settings, augmentation=dataclasses.replace(settings.augmentation, erasing=0.0))
+    drawn[0][:, settings.boxes] = 0
+    assert torch.equal(draw(uniform, without), drawn[0])
+
+
 def test_flips_and_interpolations_are_even():
     settings = batch_settings(FULL, (32, 32), dense=True)
     numbers = draw(uniforms(4000, settings), settings)

@@ -1,7 +1,9 @@
-"""The device: what it is, with the versions of what runs on it, and how its libraries choose."""
+"""The device: what it is, with the versions of what runs on it, and how its libraries choose; the host's threads."""
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,6 +16,17 @@ def try_convolutions() -> None:
     What it takes unasked for a patch embedding of 16 x 16 pixels is the slowest kernel of a training step.
     """
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch compute on the host with one thread. To wake the others takes longer than what small tensors need."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def available_cores() -> int:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmix.environment import one_thread
+
 from .augment import ATTEMPTS, ERASE_AREA, ERASE_ASPECT, Augmentation
 from .policy import timm_policy
 
@@ -134,6 +136,7 @@ def uniforms_per_sample(settings: BatchSettings) -> int:
     return (2 * ATTEMPTS + 2) + 2 + 5 * settings.policy.layers + 2 + boxes * (2 * ATTEMPTS + 2)
 
 
+@one_thread()
 def draw(uniform: Tensor, settings: BatchSettings) -> Tensor:
     """`(N, columns)` float32: everything that is random about N samples, from `(N, uniforms_per_sample)` in [0, 1).
 
@@ -141,19 +144,25 @@ def draw(uniform: Tensor, settings: BatchSettings) -> Tensor:
     """
     augmentation, policy = settings.augmentation, settings.policy
     height, width = augmentation.sides
-    numbers = iter(uniform.unbind(1))
-    attempts = torch.stack([next(numbers) for _ in range(2 * ATTEMPTS + 2)], dim=1)
-    columns = [*_draw_crop(attempts, settings), (next(numbers) < augmentation.hflip).double()]
-    columns.append((next(numbers) < 0.5).double())
+    used = 0
+
+    def take(count: int) -> Tensor:
+        nonlocal used
+        used += count
+        return uniform[:, used - count : used].contiguous()
+
+    columns = [*_draw_crop(take(2 * ATTEMPTS + 2), settings), (take(1)[:, 0] < augmentation.hflip).double()]
+    columns.append((take(1)[:, 0] < 0.5).double())
     for _ in range(policy.layers):
-        own = torch.stack([next(numbers) for _ in range(4)])
-        columns += [*_draw_operation(own, policy, height, width), (next(numbers) < 0.5).double()]
-    erased = (next(numbers) <= augmentation.erasing) & (augmentation.erasing > 0)
-    count = (next(numbers) * augmentation.erasing_count).floor() + 1
+        columns += [*_draw_operation(take(4), policy, height, width), (take(1)[:, 0] < 0.5).double()]
+    if not augmentation.erasing:
+        columns += [torch.zeros_like(columns[0])] * (4 * augmentation.erasing_count)
+        return torch.stack(columns, dim=1).float()
+    erased = take(1)[:, 0] <= augmentation.erasing
+    count = (take(1)[:, 0] * augmentation.erasing_count).floor() + 1
     for number in range(augmentation.erasing_count):
-        attempts = torch.stack([next(numbers) for _ in range(2 * ATTEMPTS + 2)], dim=1)
-        present = erased & (number < count)
-        columns += [torch.where(present, edge, 0.0) for edge in _draw_box(attempts, count, height, width)]
+        edges = _draw_box(take(2 * ATTEMPTS + 2), count, height, width)
+        columns += [torch.where(erased & (number < count), edge, 0.0) for edge in edges]
     return torch.stack(columns, dim=1).float()
 
 
@@ -212,7 +221,7 @@ def _draw_box(uniform: Tensor, count: Tensor, height: int, width: int) -> tuple[
 
 def _draw_operation(uniform: Tensor, policy: RandPolicy, height: int, width: int) -> list[Tensor]:
     """Operation, argument and matrix of one layer of RandAugment."""
-    choice, applied, noise, side = uniform
+    choice, applied, noise, side = uniform.unbind(1)
     index = (choice * len(policy.names)).long()
     if math.isinf(policy.spread):
         magnitude = policy.magnitude * noise
@@ -224,8 +233,11 @@ def _draw_operation(uniform: Tensor, policy: RandPolicy, height: int, width: int
     sign = torch.where(side > 0.5, -1.0, 1.0)
     arguments = torch.stack([operation_argument(name, level, sign) for name in policy.names], dim=1)
     argument = arguments.gather(1, index.unsqueeze(1))[:, 0]
-    matrices = torch.stack([operation_matrix(name, argument, height, width) for name in policy.names], dim=1)
-    matrix = matrices[torch.arange(len(index)), index]
+    matrix = operation_matrix("", argument, height, width)
+    for number, name in enumerate(policy.names):
+        if CODES[name] == AFFINE:
+            own = operation_matrix(name, argument, height, width)
+            matrix = torch.where((index == number).unsqueeze(1), own, matrix)
     code = torch.tensor([CODES[name] for name in policy.names])[index]
     code = torch.where(applied <= policy.probability, code, NOTHING)
     return [code.double(), argument, *matrix.unbind(1)]
@@ -254,7 +266,10 @@ def operation_argument(name: str, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def operation_matrix(name: str, argument: Tensor, height: int, width: int) -> Tensor:
-    """`(N, 6)`: where each pixel of the result comes from, as `Image.transform` takes it."""
+    """`(N, 6)`: where each pixel of the result comes from, as `Image.transform` takes it.
+
+    That is the same place for operations that move nothing.
+    """
     one, none = torch.ones_like(argument), torch.zeros_like(argument)
     if name == "Rotate":
         angle = -argument.deg2rad()
