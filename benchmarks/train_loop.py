@@ -4,17 +4,21 @@
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
 Epochs after the first count; the first pays for compilation. With --rows the loop alone, of every row or of those that
-are named, one after another, and the baseline's again at the end: so much has the machine itself changed meanwhile.
+are named. Each row is a process, and they take turns, an epoch each: a machine whose speed changes changes for all. The
+baseline runs twice; how far the second is from 1 is what such a comparison cannot resolve.
 """
 
 import argparse
 import contextlib
-import gc
+import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,36 +76,72 @@ def profile(trainer: Trainer, updates: int) -> str:
     return f"waits in {updates} updates, the last one being ours: {waits}\n" + "\n".join(tables)
 
 
-def trained(config: TrainConfig) -> tuple[Trainer, list[float]]:
-    """A training that has ended, and the images per second of its epochs but the first."""
-    torch.cuda.reset_peak_memory_stats()
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer = Trainer(config)
+class InTurns(Trainer):
+    """A training whose every epoch waits until it is allowed."""
+
+    def __init__(self, config: TrainConfig, turns: Connection) -> None:
+        super().__init__(config)
+        self.turns = turns
+
+    def _train_epoch(self, epoch: int) -> None:
+        self.turns.send("ready")
+        self.turns.recv()
+        super()._train_epoch(epoch)
+
+
+def rates_of(trainer: Trainer) -> list[float]:
+    """Images per second of a training's epochs but the first."""
+    return [row["images/s"] for row in trainer.position.history[1:]]
+
+
+def train_in_turns(config: TrainConfig, turns: Connection) -> None:
+    """A row's process: ends with its images per second and GiB."""
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
+        trainer = InTurns(config, turns)
         trainer.run()
-    return trainer, [row["images/s"] for row in trainer.position.history[1:]]
+    turns.send((rates_of(trainer), torch.cuda.max_memory_allocated() / 2**30))
+
+
+def measure_rows(matrix: Matrix, folder: Path) -> list[tuple[str, list[float], float]]:
+    """Each row's name, images per second in every round, and GiB; the baseline first and last."""
+    order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
+    spawn = multiprocessing.get_context("spawn")  # a device is not shared with a forked process
+    started: list[Connection] = []
+    for number, row in enumerate(order):
+        ours, theirs = spawn.Pipe()
+        config = matrix.only([row]).cells(folder / str(number))[0].config
+        spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True).start()
+        theirs.close()  # or nobody hears of a process that has died
+        started.append(ours)
+    said: list[Any] = [turns.recv() for turns in started]
+    began = time.perf_counter()
+    while "ready" in said:
+        for number, turns in enumerate(started):
+            turns.send("go")
+            said[number] = turns.recv()
+        print(f"{time.perf_counter() - began:.0f} s: every row has trained an epoch", file=sys.stderr, flush=True)
+    return [(row, *result) for row, result in zip(order, said, strict=True)]
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
-    """Prints the loop of each row: images per second, time and memory beside the baseline's."""
-    order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
-    print("row | images/s | epochs | time | GiB", flush=True)
-    first = 0.0
-    for number, row in enumerate(order):
-        cell = matrix.only([row]).cells(folder / str(number))[0]
-        trainer, rates = trained(cell.config)
-        memory, loop = torch.cuda.max_memory_allocated() / 2**30, statistics.median(rates)
-        first = first or loop
-        epochs = ", ".join(f"{rate:,.0f}" for rate in rates)
-        print(f"{row} | {loop:,.0f} | {epochs} | {first / loop:.3f} | {memory:.2f}", flush=True)
-        del trainer  # with its data and its recorded graphs, before the next one's
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
+    """Prints the loop of each row: images per second, time beside the baseline's in the same round, memory."""
+    measured = measure_rows(matrix, folder)
+    _, baseline, _ = measured[0]
+    print("row | images/s | in each round | time | lowest and highest | GiB")
+    for row, rates, memory in measured:
+        times = [first / rate for first, rate in zip(baseline, rates, strict=True)]
+        rounds = ", ".join(f"{rate:,.0f}" for rate in rates)
+        spread = f"{min(times):.3f} to {max(times):.3f}"
+        median = statistics.median(rates), statistics.median(times)
+        print(f"{row} | {median[0]:,.0f} | {rounds} | {median[1]:.3f} | {spread} | {memory:.2f}")
 
 
 def look_into(config: TrainConfig, profile_to: str | None) -> None:
     """Prints the loop beside the bare step and the data alone, and writes where its time goes."""
-    trainer, rates = trained(config)
+    with contextlib.redirect_stdout(sys.stderr):
+        trainer = Trainer(config)
+        trainer.run()
+    rates = rates_of(trainer)
     loop, bare, data = statistics.median(rates), bare_step(trainer, 400), data_alone(trainer)
     print(f"loop {loop:,.0f} images/s ({', '.join(f'{rate:,.0f}' for rate in rates)})")
     print(f"bare step {bare:,.0f}: the loop takes {bare / loop:.3f} x its time; data alone {data:,.0f}", flush=True)
