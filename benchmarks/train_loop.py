@@ -18,7 +18,6 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -76,64 +75,69 @@ def profile(trainer: Trainer, updates: int) -> str:
     return f"waits in {updates} updates, the last one being ours: {waits}\n" + "\n".join(tables)
 
 
-class InTurns(Trainer):
-    """A training whose every epoch waits until it is allowed."""
-
-    def __init__(self, config: TrainConfig, turns: Connection) -> None:
-        super().__init__(config)
-        self.turns = turns
-
-    def _train_epoch(self, epoch: int) -> None:
-        self.turns.send("ready")
-        self.turns.recv()
-        super()._train_epoch(epoch)
-
-
 def rates_of(trainer: Trainer) -> list[float]:
     """Images per second of a training's epochs but the first."""
     return [row["images/s"] for row in trainer.position.history[1:]]
 
 
+class InTurns(Trainer):
+    """A training that tells its images per second and GiB before each epoch, and then waits until it may go on."""
+
+    def __init__(self, config: TrainConfig, turns: Connection) -> None:
+        super().__init__(config)
+        self.turns = turns
+
+    def tell(self) -> None:
+        self.turns.send((rates_of(self), torch.cuda.max_memory_allocated() / 2**30))
+
+    def _train_epoch(self, epoch: int) -> None:
+        self.tell()
+        self.turns.recv()
+        super()._train_epoch(epoch)
+
+
 def train_in_turns(config: TrainConfig, turns: Connection) -> None:
-    """A row's process: ends with its images per second and GiB."""
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         trainer = InTurns(config, turns)
         trainer.run()
-    turns.send((rates_of(trainer), torch.cuda.max_memory_allocated() / 2**30))
+    trainer.tell()
 
 
-def measure_rows(matrix: Matrix, folder: Path) -> list[tuple[str, list[float], float]]:
-    """Each row's name, images per second in every round, and GiB; the baseline first and last."""
-    order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
+def measure_rows(configs: list[TrainConfig]) -> list[tuple[list[float], float]]:
+    """Images per second in each round, and GiB, of trainings that take turns. Ctrl-C leaves out the rounds to come."""
     spawn = multiprocessing.get_context("spawn")  # a device is not shared with a forked process
-    started: list[Connection] = []
-    for number, row in enumerate(order):
-        ours, theirs = spawn.Pipe()
-        config = matrix.only([row]).cells(folder / str(number))[0].config
-        spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True).start()
+    pipes = [spawn.Pipe() for _ in configs]
+    processes = []
+    for config, (_, theirs) in zip(configs, pipes, strict=True):
+        processes.append(spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True))
+        processes[-1].start()
         theirs.close()  # or nobody hears of a process that has died
-        started.append(ours)
-    said: list[Any] = [turns.recv() for turns in started]
+    measured = [turns.recv() for turns, _ in pipes]
     began = time.perf_counter()
-    while "ready" in said:
-        for number, turns in enumerate(started):
-            turns.send("go")
-            said[number] = turns.recv()
-        print(f"{time.perf_counter() - began:.0f} s: every row has trained an epoch", file=sys.stderr, flush=True)
-    return [(row, *result) for row, result in zip(order, said, strict=True)]
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in range(configs[0].epochs):
+            for place, (turns, _) in enumerate(pipes):
+                turns.send("go")
+                measured[place] = turns.recv()
+            print(f"{time.perf_counter() - began:.0f} s: {number + 1} epochs", file=sys.stderr, flush=True)
+    for process in processes:
+        process.kill()
+    return measured
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
     """Prints the loop of each row: images per second, time beside the baseline's in the same round, memory."""
-    measured = measure_rows(matrix, folder)
-    _, baseline, _ = measured[0]
+    order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
+    cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
+    measured = measure_rows([cell.config for cell in cells])
+    baseline, _ = measured[0]
     print("row | images/s | in each round | time | lowest and highest | GiB")
-    for row, rates, memory in measured:
-        times = [first / rate for first, rate in zip(baseline, rates, strict=True)]
-        rounds = ", ".join(f"{rate:,.0f}" for rate in rates)
-        spread = f"{min(times):.3f} to {max(times):.3f}"
-        median = statistics.median(rates), statistics.median(times)
-        print(f"{row} | {median[0]:,.0f} | {rounds} | {median[1]:.3f} | {spread} | {memory:.2f}")
+    for row, (rates, memory) in zip(order, measured, strict=True):
+        times = [first / rate for first, rate in zip(baseline, rates, strict=False)]
+        if times:
+            rounds = ", ".join(f"{rate:,.0f}" for rate in rates)
+            spread = f"{statistics.median(times):.3f} | {min(times):.3f} to {max(times):.3f}"
+            print(f"{row} | {statistics.median(rates):,.0f} | {rounds} | {spread} | {memory:.2f}")
 
 
 def look_into(config: TrainConfig, profile_to: str | None) -> None:
