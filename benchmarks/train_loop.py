@@ -3,9 +3,9 @@
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --profile profile.txt
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
-Epochs after the first count; the first pays for compilation. With --rows the loop alone, of every row or of those that
-are named. Each row is a process, and they take turns, an epoch each: a machine whose speed changes changes for all. The
-baseline runs twice; how far the second is from 1 is what such a comparison cannot resolve.
+Epochs after the first count, which pays for compilation. With --rows the loop alone, of every row or of those that are
+named. Each row is a process, and they take turns, an epoch each: a machine whose speed changes changes for all. The
+last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a comparison cannot resolve.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -97,47 +98,49 @@ class InTurns(Trainer):
 
 
 def train_in_turns(config: TrainConfig, turns: Connection) -> None:
+    """What each row's process does until it is ended."""
     with contextlib.redirect_stdout(open(os.devnull, "w")):
-        trainer = InTurns(config, turns)
-        trainer.run()
-    trainer.tell()
+        InTurns(config, turns).run()
 
 
-def measure_rows(configs: list[TrainConfig]) -> list[tuple[list[float], float]]:
-    """Images per second in each round, and GiB, of trainings that take turns. Ctrl-C leaves out the rounds to come."""
+def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float], float]]]:
+    """After each round images per second in all of them, and GiB, of trainings that take turns."""
     spawn = multiprocessing.get_context("spawn")  # a device is not shared with a forked process
     pipes = [spawn.Pipe() for _ in configs]
-    processes = []
-    for config, (_, theirs) in zip(configs, pipes, strict=True):
-        processes.append(spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True))
-        processes[-1].start()
+    processes = [
+        spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True)
+        for config, (_, theirs) in zip(configs, pipes, strict=True)
+    ]
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
+        process.start()
         theirs.close()  # or nobody hears of a process that has died
-    measured = [turns.recv() for turns, _ in pipes]
-    began = time.perf_counter()
-    with contextlib.suppress(KeyboardInterrupt):
-        for number in range(configs[0].epochs):
+    try:
+        measured = [turns.recv() for turns, _ in pipes]
+        for _ in range(configs[0].epochs - 1):  # after the last one a process is busy ending while others train
             for place, (turns, _) in enumerate(pipes):
                 turns.send("go")
                 measured[place] = turns.recv()
-            print(f"{time.perf_counter() - began:.0f} s: {number + 1} epochs", file=sys.stderr, flush=True)
-    for process in processes:
-        process.kill()
-    return measured
+            yield measured
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
-    """Prints the loop of each row: images per second, time beside the baseline's in the same round, memory."""
+    """Prints each round as it ends, then of each row images per second, time beside the baseline's, memory."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
     cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
-    measured = measure_rows([cell.config for cell in cells])
+    measured = []
+    for measured in measure_rows([cell.config for cell in cells]):
+        rates = [f"{own[-1]:,.0f}" for own, _ in measured if own]
+        print(" ".join(rates) or "compiled", flush=True)
     baseline, _ = measured[0]
-    print("row | images/s | in each round | time | lowest and highest | GiB")
+    print("row | images/s | time | lowest and highest | GiB")
     for row, (rates, memory) in zip(order, measured, strict=True):
-        times = [first / rate for first, rate in zip(baseline, rates, strict=False)]
-        if times:
-            rounds = ", ".join(f"{rate:,.0f}" for rate in rates)
-            spread = f"{statistics.median(times):.3f} | {min(times):.3f} to {max(times):.3f}"
-            print(f"{row} | {statistics.median(rates):,.0f} | {rounds} | {spread} | {memory:.2f}")
+        times = [first / rate for first, rate in zip(baseline, rates, strict=True)]
+        spread = f"{min(times):.3f} to {max(times):.3f}"
+        middle = f"{statistics.median(rates):,.0f} | {statistics.median(times):.3f}"
+        print(f"{row} | {middle} | {spread} | {memory:.2f}")
 
 
 def look_into(config: TrainConfig, profile_to: str | None) -> None:
@@ -165,8 +168,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--profile", help="file for the profile of a method")
     given = parser.parse_args()
-    if given.epochs < 2:
-        parser.error("the first epoch does not count; give --epochs 2 or more")
+    least = 2 if given.rows is None else 3
+    if given.epochs < least:
+        parser.error(f"not every epoch counts; give --epochs {least} or more")
     settings = {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
     settings["log_every"] = 200
     instead = {"recipe": given.recipe, "compile_mode": given.mode}
