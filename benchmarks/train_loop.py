@@ -5,7 +5,7 @@
 
 Epochs after the first count, which pays for compilation. With --rows the loop alone, of every row or of those that are
 named. Each row is a process, and they take turns, an epoch each: a machine whose speed changes changes for all. The
-last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a comparison cannot resolve.
+last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a comparison cannot tell.
 """
 
 import argparse
