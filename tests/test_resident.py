@@ -16,6 +16,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
 from support import never_waiting
+from vitmix.data import batch_draws
 from vitmix.data import batch_ops as ops
 from vitmix.data.augment import Augmentation
 from vitmix.data.batch_augment import apply_operation, augment_batch
@@ -272,12 +273,15 @@ def test_operations_are_drawn_as_in_timm(config):
     assert abs(int((code == NOTHING).sum()) / total - (1 - policy.ops[0].prob)) < 0.02
 
 
-def test_what_is_drawn_depends_on_neither_threads_nor_erasing():
+def test_what_is_drawn_depends_on_neither_threads_nor_erasing(monkeypatch):
     settings = batch_settings(
         dataclasses.replace(PLAIN, auto_augment="rand-m9-mstd0.5-inc1", erasing=0.5), (32, 32), dense=False
     )
     uniform = torch.rand(2048, uniforms_per_sample(settings), dtype=torch.float64)
-    usual, drawn = torch.get_num_threads(), []
+    usual, drawn, used, draw_crop = torch.get_num_threads(), [], [], batch_draws._draw_crop
+    monkeypatch.setattr(
+        batch_draws, "_draw_crop", lambda *given: used.append(torch.get_num_threads()) or draw_crop(*given)
+    )
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
@@ -285,7 +289,7 @@ def test_what_is_drawn_depends_on_neither_threads_nor_erasing():
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(usual)
-    assert torch.equal(*drawn) and drawn[0][:, settings.boxes].any()
+    assert used == [1, 1] and torch.equal(*drawn) and drawn[0][:, settings.boxes].any()
     without = dataclasses.replace(settings, augmentation=dataclasses.replace(settings.augmentation, erasing=0.0))
     drawn[0][:, settings.boxes] = 0
     assert torch.equal(draw(uniform, without), drawn[0])
