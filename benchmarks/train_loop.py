@@ -4,8 +4,9 @@
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
 Epochs after the first count, which pays for compilation. With --rows the loop alone, of every row or of those that are
-named. Each row is a process, and they take turns, an epoch each: a machine whose speed changes changes for all. The
-last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a comparison cannot tell.
+named. Each row is a process, and once all have compiled they take turns, an epoch each: a machine whose speed changes
+changes for all. The last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a
+comparison cannot tell.
 """
 
 import argparse
@@ -115,8 +116,11 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
         process.start()
         theirs.close()  # or nobody hears of a process that has died
     try:
+        for turns, _ in pipes:  # the first epoch, which compiles and does not count, all at once
+            turns.recv()
+            turns.send("go")
         measured = [turns.recv() for turns, _ in pipes]
-        for _ in range(configs[0].epochs - 1):  # after the last one a process is busy ending while others train
+        for _ in range(configs[0].epochs - 2):  # after the last one a process is busy ending while others train
             for place, (turns, _) in enumerate(pipes):
                 turns.send("go")
                 measured[place] = turns.recv()
@@ -132,8 +136,7 @@ def compare_rows(matrix: Matrix, folder: Path) -> None:
     cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
     measured = []
     for measured in measure_rows([cell.config for cell in cells]):
-        rates = [f"{own[-1]:,.0f}" for own, _ in measured if own]
-        print(" ".join(rates) or "compiled", flush=True)
+        print(*(f"{own[-1]:,.0f}" for own, _ in measured), flush=True)
     baseline, _ = measured[0]
     print("row | images/s | time | lowest and highest | GiB")
     for row, (rates, memory) in zip(order, measured, strict=True):
