@@ -131,19 +131,19 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
-    """Prints each round as it ends, then of each row images per second, time beside the baseline's, memory."""
+    """Prints each round as it ends, then of each row images per second, time by the baseline's of its round, memory."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
     cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
     measured = []
     for measured in measure_rows([cell.config for cell in cells]):
         print(*(f"{own[-1]:,.0f}" for own, _ in measured), flush=True)
     baseline, _ = measured[0]
-    print("row | images/s | time | lowest and highest | GiB")
+    print("row | images/s | time | middle half | GiB")
     for row, (rates, memory) in zip(order, measured, strict=True):
         times = [first / rate for first, rate in zip(baseline, rates, strict=True)]
-        spread = f"{min(times):.3f} to {max(times):.3f}"
-        middle = f"{statistics.median(rates):,.0f} | {statistics.median(times):.3f}"
-        print(f"{row} | {middle} | {spread} | {memory:.2f}")
+        low, middle, high = statistics.quantiles(times, method="inclusive")
+        spread = f"{middle:.3f} | {low:.3f} to {high:.3f}"
+        print(f"{row} | {statistics.median(rates):,.0f} | {spread} | {memory:.2f}")
 
 
 def look_into(config: TrainConfig, profile_to: str | None) -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--profile", help="file for the profile of a method")
     given = parser.parse_args()
-    least = 2 if given.rows is None else 3
+    least = 2 if given.rows is None else 4
     if given.epochs < least:
         parser.error(f"not every epoch counts; give --epochs {least} or more")
     settings = {"epochs": given.epochs, "cooldown_epochs": 0, "eval_every": given.epochs, "warmup_epochs": 1}
