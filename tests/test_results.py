@@ -62,6 +62,18 @@ def test_speeds_are_what_was_measured(name: str, digits: int) -> None:
         assert re.search(rf"\| {speed:,.0f} \| {shown} \|", text), method
 
 
+def test_loops_are_what_was_measured() -> None:
+    tables = (
+        (RESULTS / "speed" / "loop_rows.txt").read_text().split("\nrow | images/s | time | middle half | GiB\n")[1:]
+    )
+    graphs, none = ([line.split(" | ") for line in table.split("\n\n")[0].splitlines()] for table in tables)
+    assert len(graphs) == 13
+    text = (DOCS / "speed.md").read_text()
+    for (row, *measured, memory), (same, *without, other) in zip(graphs, none, strict=True):
+        assert row == same
+        assert " | ".join(["", *measured, *without, f"{memory}, {other} |\n"]) in text, row
+
+
 @pytest.mark.parametrize(
     ("name", "page"), [("tinyimagenet100", "README.md"), ("built_in", "built_in.md"), ("cifar10_short", "README.md")]
 )
