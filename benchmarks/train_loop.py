@@ -120,7 +120,9 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
             turns.recv()
             turns.send("go")
         measured = [turns.recv() for turns, _ in pipes]
-        for _ in range(configs[0].epochs - 2):  # after the last one a process is busy ending while others train
+        for _ in range(
+            configs[0].epochs - 2
+        ):  # one is over; after the last a process is busy ending while others train
             for place, (turns, _) in enumerate(pipes):
                 turns.send("go")
                 measured[place] = turns.recv()
@@ -131,7 +133,7 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
-    """Prints each round as it ends, then of each row images per second, time by the baseline's of its round, memory."""
+    """Prints each round as it ends, then of each row images per second, time relative to the baseline's, and memory."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
     cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
     measured = []
