@@ -89,11 +89,8 @@ class InTurns(Trainer):
         super().__init__(config)
         self.turns = turns
 
-    def tell(self) -> None:
-        self.turns.send((rates_of(self), torch.cuda.max_memory_allocated() / 2**30))
-
     def _train_epoch(self, epoch: int) -> None:
-        self.tell()
+        self.turns.send((rates_of(self), torch.cuda.max_memory_allocated() / 2**30))
         self.turns.recv()
         super()._train_epoch(epoch)
 
@@ -120,9 +117,8 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
             turns.recv()
             turns.send("go")
         measured = [turns.recv() for turns, _ in pipes]
-        for _ in range(
-            configs[0].epochs - 2
-        ):  # one is over; after the last a process is busy ending while others train
+        rounds = configs[0].epochs - 2  # without the first, and the last, after which a process is busy ending
+        for _ in range(rounds):
             for place, (turns, _) in enumerate(pipes):
                 turns.send("go")
                 measured[place] = turns.recv()

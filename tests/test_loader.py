@@ -17,22 +17,17 @@ import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from training import one_thread  # noqa: F401
 from vitmix.data.augment import Augmentation, eval_sample, train_sample
 from vitmix.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.data.loader import Batch, EvalLoader, TrainLoader, _started
 from vitmix.data.plan import EpochPlan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FULL = Augmentation(16, erasing=0.5)
 PLAIN = Augmentation(16, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def some_images(count: int = 45) -> ArrayImages:

@@ -1,11 +1,8 @@
 """`vitmix draw`: what the pictures show is what the models do."""
 
 import re
-import shutil
 import sys
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,29 +14,21 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
-from PIL import Image
 from torch import Tensor, nn
 
 from support import SMALL_VIT
 from training import one_thread, train  # noqa: F401
 from vitmix import create
 from vitmix.adapters import read_model
-from vitmix.cli import main
-from vitmix.commands import draw as command
 from vitmix.data.augment import Augmentation
-from vitmix.data.shapes import CLASSES
 from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
 from vitmix.draw.cam import to_channels_first
-from vitmix.draw.held_out import held_out
-from vitmix.draw.kept import kept_pictures
 from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
 from vitmix.draw.sheet import Band, Panel, Row, _Page, folded, overlay, unit_scale
 from vitmix.draw.sights import short_names
-from vitmix.evaluate.subject import open_subject
 from vitmix.flow import Given
 from vitmix.masks import NoMask
-from vitmix.report.gallery import draw_gallery
 from vitmix.show import observe, read_picture
 from vitmix.show.figure import OWN, PARTNER, SHARE
 from vitmix.show.fonts import any_script
@@ -377,176 +366,6 @@ def test_untrained_models_are_said():
 def test_names_are_told_apart():
     assert short_names(["runs/a", "runs/b"]) == ["a", "b"]
     assert short_names(["x/run", "y/run"]) == ["x/run", "y/run"]
-
-
-# The command and the report
-
-
-def test_kinds_of_the_command_are_those_that_are_drawn():
-    assert set(command.KINDS) == set(KINDS)
-
-
-@pytest.fixture(scope="module")
-def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    train(folder, epochs=1)
-    return folder
-
-
-def test_formats_and_names(run, tmp_path, capsys):
-    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
-        output = tmp_path / f"figure{suffix}"
-        arguments = [str(run), str(run / "last.safetensors"), "--names", "arrow", "ring", "--output", str(output)]
-        assert main(["draw", "labels", *arguments]) == 0
-        assert output.read_bytes().startswith(start)
-    words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
-    for expected in ("block 1", "arrow", "partner", "last", "run"):
-        assert expected in words
-    assert "untrained" not in capsys.readouterr().out
-
-
-def test_same_command_same_figure(run, tmp_path):
-    files = [tmp_path / "first.png", tmp_path / "second.png"]
-    for file in files:
-        assert main(["draw", "heads", str(run), "--method", "none", "manifold", "--output", str(file)]) == 0
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
-    def figure(*arguments: str) -> str:
-        assert main(["draw", "occlusion", *arguments, "--output", str(tmp_path / "figure.svg")]) == 0
-        return (tmp_path / "figure.svg").read_text()
-
-    own = held_out(open_subject(run), 2)
-    assert own[0].name != own[1].name and own == held_out(open_subject(run), 2)
-    assert own[0].image.size == (16, 16)  # as the data has them
-    words = figure(str(run), "test_vit")
-    assert all(picture.name in words for picture in own)
-    others = [name for name in CLASSES if name not in words][:2]
-    words = figure(str(run), "--names", *others)
-    assert all(name in words for name in others)
-    (tmp_path / "moved").mkdir()
-    config = (run / "config.yaml").read_text()
-    for name in ("best.safetensors", "summary.json"):
-        shutil.copy(run / name, tmp_path / "moved" / name)
-    lost = re.sub("(?m)^data: .*$", "data: npz:nowhere", config)
-    (tmp_path / "moved" / "config.yaml").write_text(lost)
-    capsys.readouterr()
-    assert main(["draw", "occlusion", str(tmp_path / "moved")]) == 2
-    assert capsys.readouterr().err.rstrip().endswith("; give --images")
-
-
-def test_folders_name_classes(run, tmp_path, monkeypatch):
-    (tmp_path / "ring").mkdir()
-    read_picture("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
-    monkeypatch.chdir(tmp_path)
-    assert main(["draw", "occlusion", str(run), "--images", "ring/photo.png", "--output", "figure.svg"]) == 0
-    assert "“ring”" in (tmp_path / "figure.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["rings"], "invalid choice: 'rings'"),
-        (["attention", "nowhere/run"], "no run folder"),
-        (["attention", "--images", "nowhere.png"], "'nowhere.png' does not exist"),
-        (["attention", "--method", "cutmx"], "did you mean 'cutmix'?"),
-        (["attention", "--block", "3"], "did you mean --blocks?"),
-        (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
-        (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
-        (["attention", "--names", "cat"], "2 pictures but 1 names"),
-        (["attention", "test_resnet", "--size", "32"], "needs attention"),
-        (["attention", "--blocks", "77"], "block 77 is out of range"),
-        (["gallery", "--images", "shapes:1"], "mixed in pairs"),
-        (["gradcam", "test_resnet", "--size", "32", "--only-right"], "not known"),
-        (["gallery", "--dpi", "0"], "dpi must be"),
-    ],
-)
-def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert main(["draw", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_gallery_of_a_report(run, tmp_path):
-    drawn = draw_gallery(open_subject(run))
-    assert drawn.count('<div class="strip">') == 4 and "No " not in drawn and len(drawn) < 400_000
-    settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
-    train(tmp_path / "cnn", model="test_resnet", **settings)
-    without = draw_gallery(open_subject(tmp_path / "cnn"))
-    assert "No attention: a map of attention needs attention" in without and without.count('<div class="strip">') == 2
-    train(tmp_path / "unread", model="test_efficientnet", **settings)
-    assert "cannot be read" in draw_gallery(open_subject(tmp_path / "unread"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_documented_pictures_are_small(kind):
-    path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
-    assert 5_000 < path.stat().st_size < 150_000
-
-
-# Pictures in reports
-
-
-def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, capsys):
-    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
-    monkeypatch.chdir(tmp_path)
-    assert main(["draw", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
-    assert main(["draw", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
-    assert main(["draw", "gradcam", str(runs[1])]) == 0
-    assert [each.path.name for each in kept_pictures(runs[0])] == ["both.png"]
-    words = [each.words for run in runs for each in kept_pictures(run)]
-    assert words == [
-        "Confidence under growing occlusion: first.",
-        "Attention rolled out through all blocks: first, second, test_vit.",
-        "Grad-CAM of unmixed or mixed pictures: second.",
-    ]
-    page = report_of(tmp_path / "runs")
-    for each in words:
-        assert page.count(each) == 1
-    assert "earlier weights" not in page
-
-
-def copied(run: Path, place: Path) -> Path:
-    return shutil.copytree(run, place, ignore=shutil.ignore_patterns("pictures"))
-
-
-def report_of(place: Path) -> str:
-    page = place.parent / "page.html"
-    assert main(["report", str(place), "--examples", "0", "--no-eval", "--output", str(page)]) == 0
-    return page.read_text()
-
-
-def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
-    runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
-    assert main(["draw", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
-    page = report_of(tmp_path / "runs")
-    assert page.count('class="drawn"') == 1 and '<section id="drawn">' in page
-    weights = runs[0] / "best.safetensors"
-    weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
-    (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
-    (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
-    assert "Drawn of earlier weights of the run." in report_of(tmp_path / "runs")
-
-
-def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
-    place = copied(run, tmp_path / "runs" / "run")
-    (place / "pictures").mkdir()
-    noise = torch.randint(0, 256, (900, 1600, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    for number in range(4):
-        Image.fromarray(noise.roll(number, 0).numpy()).save(place / "pictures" / f"{number}.png")
-    page = report_of(tmp_path / "runs")
-    assert "Too much for this page, and left out:" in page and "pictures/3.png" in page and len(page) < 2_000_000
-    assert 'class="drawn"' in page
-
-
-def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys):
-    place = copied(run, tmp_path / "run")
-    (place / "pictures").write_text("in the way")
-    assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
-    assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()
 
 
 def test_curves_of_different_classes_say_so() -> None:

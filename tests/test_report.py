@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import io
 import json
 import math
 import re
@@ -15,17 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix import cli
 from vitmix.commands.report import COMMAND
 from vitmix.evaluate import evaluate_run
-from vitmix.evaluate.subject import open_subject
 from vitmix.evaluate.text import describe
 from vitmix.report import svg, write_report
-from vitmix.report.examples import Example, Part, draw_examples
-from vitmix.report.pictures import tile
 from vitmix.report.runs import Run, find_runs, group_runs
 from vitmix.show.figure import OWN, PARTNER
 from vitmix.train.config import TrainConfig
@@ -251,101 +246,6 @@ def test_a_ninth_group_looks_different(runs: Path, tmp_path: Path) -> None:
 def test_differences_are_marked(page: str) -> None:
     marked = re.findall(r"<tr class=different><td>(\w+)</td>", page)
     assert marked == ["method"]
-
-
-def test_examples_repeat_and_carry_their_targets(runs: Path) -> None:
-    run = open_subject(runs / "aligned-0")
-    first, again = draw_examples(run, count=3), draw_examples(open_subject(runs / "aligned-0"), count=3)
-    assert first == again and len(first) == 6  # both methods of the switch
-    other = draw_examples(open_subject(runs / "aligned-1"), count=3)
-    assert [each.mixed for each in other] != [each.mixed for each in first]
-    for example in first:
-        assert sum(part.share for part in example.target) == pytest.approx(1, abs=0.006)
-        assert all(0 < part.share <= 1 for part in example.target)
-        roles = [part.role for part in example.target]
-        assert roles[0] == "own" and list(example.sources) == ["own", "partner"]
-        assert roles[1:2] == ["partner"] or example.target[0].share > 0.9  # of the same class
-    assert any(len(example.target) > 2 for example in first)  # two classes, and what smoothing spreads
-
-
-@pytest.mark.parametrize("method", ["smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "none"])
-def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
-    train(tmp_path / "run", method=method, epochs=1)
-    assert draw_examples(open_subject(tmp_path / "run"), count=2)
-
-
-def test_examples_of_activation_labels(tmp_path: Path) -> None:
-    maps = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
-    assert cli.main([*maps, "--workers", "0"]) == 0
-    method = "mixup | tokenmix(label=activation)"
-    train(tmp_path / "run", method=method, maps=str(tmp_path / "maps"), epochs=1)
-    found = draw_examples(open_subject(tmp_path / "run"), count=2)
-    assert len(found) == 4 and any("tokenmix" in example.method or "activation" in example.method for example in found)
-
-
-def test_an_image_that_played_no_part_is_no_source(tmp_path: Path) -> None:
-    train(tmp_path / "run", method="none", epochs=1, smoothing=0.1)
-    for example in draw_examples(open_subject(tmp_path / "run"), count=16):
-        assert list(example.sources) == ["own"] and example.sources["own"] == example.mixed
-        assert [part.role for part in example.target] == ["own", "rest"]
-
-
-def test_tokens_that_htm_takes_are_drawn(tmp_path: Path) -> None:
-    """Every cell of the picture is the own image's or that of the image which gave the token."""
-    train(tmp_path / "run", method="htm(block=1, rho=0)", epochs=1)
-    found = [each for each in draw_examples(open_subject(tmp_path / "run"), count=16) if "taken" in each.sources]
-    assert found
-    for example in found:
-        assert list(example.sources) == ["own", "taken"]
-        mixed, own, taken = (pixels(each) for each in (example.mixed, *example.sources.values()))
-        cells = [each.reshape(2, 8, 2, 8, 3).swapaxes(1, 2).reshape(4, -1) for each in (mixed, own, taken)]
-        from_own, from_taken = ((cells[0] == each).all(1) for each in cells[1:])
-        assert (from_own | from_taken).all() and (from_taken & ~from_own).any()
-
-
-def pixels(picture: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(picture)))
-
-
-def textures(folder: Path) -> Path:
-    """Images as full of detail as photos of foliage: structure at every scale."""
-    generator = np.random.default_rng(0)
-    for number in range(20):
-        place = folder / ("train" if number < 16 else "val") / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        layers = [
-            generator.normal(0, 12, (side, side, 3)).repeat(384 // side, 0).repeat(384 // side, 1)
-            for side in (6, 24, 96, 192, 384)
-        ]
-        Image.fromarray((128 + np.sum(layers, axis=0)).clip(0, 255).astype(np.uint8)).save(place / f"{number}.png")
-    return folder
-
-
-def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
-    model = {"patch_size": 64, "embed_dim": 16, "depth": 2, "num_heads": 2}
-    run = tmp_path / "runs" / "0"
-    train(
-        run,
-        data=f"imagefolder:{textures(tmp_path / 'data')}",
-        size=384,
-        model_args=model,
-        method="mixup | cutmix | tokenmix",
-        epochs=1,
-    )
-    first = draw_examples(open_subject(run), count=5)
-    assert {pixels(example.mixed).shape for example in first} == {(256, 256, 3)}
-    assert {pixels(each).shape for example in first for each in example.sources.values()} == {(96, 96, 3)}
-    for number in range(1, 6):
-        other = shutil.copytree(run, tmp_path / "runs" / str(number))
-        config = (other / "config.yaml").read_text()
-        (other / "config.yaml").write_text(re.sub(r"smoothing: .*", f"smoothing: 0.{number}", config))
-    assert len(report_on(tmp_path / "runs", examples=5).encode()) < 5_000_000
-
-
-def test_a_class_may_be_called_rest() -> None:
-    target = [Part("own", "rest", 0.6), Part("partner", "cat", 0.3), Part("rest", "rest", 0.1)]
-    shown = tile(Example("mixup", b"", {"own": b""}, target))
-    assert re.findall('<i class="([a-z]+)"', shown) == ["own", "partner", "rest"]
 
 
 def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
 from support import never_waiting
+from training import one_thread  # noqa: F401
 from vitmix.data import batch_draws
 from vitmix.data import batch_ops as ops
 from vitmix.data.augment import Augmentation
@@ -41,19 +42,13 @@ from vitmix.data.loader import EvalLoader, TrainLoader
 from vitmix.data.policy import timm_policy
 from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
 FULL = Augmentation(32, scale=(0.8, 1.0))
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 INCREASING = tuple(operation.name for operation in timm_policy("rand-m9-inc1", (32, 32), (0.5,) * 3, "bicubic").ops)
 OTHERS = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pictures(size: int = 32, count: int = 24) -> np.ndarray:

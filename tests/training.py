@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitmix import environment
 from vitmix.train.config import TrainConfig, resolve
 from vitmix.train.engine import Trainer
 
@@ -44,10 +45,8 @@ TINY: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Models this small gain nothing from a second thread, and lose much where processes share the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with environment.one_thread():
+        yield
 
 
 def tiny(output: Path | str, **changes: Any) -> TrainConfig:
