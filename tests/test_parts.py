@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from timm.data import mixup as timm_mixup
 from torch import nn
+from torchvision.transforms import v2
 
 import reference
 import vitmix
@@ -52,6 +55,36 @@ def test_boxes_lie_inside_and_cover_at_most_their_share(size: tuple[int, int], s
         assert int(each.sum()) == (bottom - top) * (right - left)
         assert each[top:bottom, left:right].all()
     assert F.area_share(mask, dtype=torch.float64).max() <= share + 1e-9
+
+
+@pytest.mark.parametrize("size", [(224, 224), (14, 14), (33, 48), (2, 3)])
+def test_boxes_are_those_of_torchvision_and_timm(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    share = torch.rand(60, generator=gen(0), dtype=torch.float64)
+    center = (torch.rand(60, 2, generator=gen(1)) * torch.tensor(size)).long()
+    boxes = F.boxes_around(center, size, share).tolist()
+    for box, (row, column), part in zip(boxes, center.tolist(), share.tolist(), strict=True):
+        cutmix = v2.CutMix(num_classes=2)
+        drawn = iter((torch.tensor([column]), torch.tensor([row])))
+        with monkeypatch.context() as patch:
+            patch.setattr(cutmix._dist, "sample", lambda _, part=part: torch.tensor(1 - part, dtype=torch.float64))
+            patch.setattr(torch, "randint", lambda *_, drawn=drawn, **__: next(drawn))
+            left, top, right, bottom = cutmix.make_params([torch.zeros(1, 3, *size)])["box"]
+        assert box == [top, bottom, left, right]
+        drawn = iter((row, column))
+        with monkeypatch.context() as patch:
+            patch.setattr(np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
+            top, bottom, left, right = map(int, timm_mixup.rand_bbox((3, *size), 1 - part))
+        assert (box[0], box[2]) == (top, left)
+        # The timm of the papers' programs has the same ends; timm 1.0.30 lets odd sides end one pixel later.
+        for end, theirs, side in ((box[1], bottom, size[0]), (box[3], right, size[1])):
+            odd = int(side * math.sqrt(part)) % 2
+            assert end == theirs or (odd and end + 1 == theirs)
+
+
+@pytest.mark.parametrize(("size", "mean"), [((14, 14), 0.271), ((32, 32), 0.299)])
+def test_mean_share_of_boxes_is_that_of_the_released_rule(size: tuple[int, int], mean: float) -> None:
+    boxes = F.draw_boxes(size, F.beta_share(40_000, 1.0, generator=gen(0)), generator=gen(1))
+    assert abs(float(F.area_share(F.box_mask(boxes, size)).mean()) - mean) < 0.003
 
 
 def test_box_area_follows_beta_away_from_the_border() -> None:

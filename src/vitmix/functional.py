@@ -22,6 +22,7 @@ from vitmix.maps import crop_maps as crop_maps
 from vitmix.masks import best_window as best_window
 from vitmix.masks import beta_share as beta_share
 from vitmix.masks import box_mask as box_mask
+from vitmix.masks import boxes_around as boxes_around
 from vitmix.masks import draw_blocks as draw_blocks
 from vitmix.masks import draw_boxes as draw_boxes
 from vitmix.masks import draw_scattered as draw_scattered

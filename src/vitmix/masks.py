@@ -52,16 +52,24 @@ def beta_share(count: int, alpha: float, *, generator: torch.Generator | None = 
 
 
 def draw_boxes(size: Grid, share: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Boxes `(b, 4)` as (top, bottom, left, right), ends exclusive, of area `share` around a uniform center.
+    """Boxes `(b, 4)` of CutMix around uniform centers, see `boxes_around`."""
+    sides = torch.tensor(size, dtype=torch.float64)
+    center = (torch.rand(len(share), 2, generator=generator, dtype=torch.float64) * sides).floor().long()
+    return boxes_around(center, size, share)
 
-    Boxes are clipped at the border, so the area can come out smaller than `share`, as in CutMix.
+
+def boxes_around(center: Tensor, size: Grid, share: Tensor) -> Tensor:
+    """Boxes `(b, 4)` as (top, bottom, left, right), ends exclusive, of about `share` `(b,)` of the area.
+
+    A side reaches `floor(side * sqrt(share)) // 2` cells to both directions of `center` `(b, 2)` and is clipped at the
+    border, as in CutMix's program, the papers' and torchvision: sides are even before they are clipped, so the area
+    can come out smaller than `share`, and is zero for the smallest ones.
     """
     sides = torch.tensor(size, dtype=torch.float64)
-    cut = (sides * share.to(torch.float64).sqrt().unsqueeze(1)).floor()
-    center = (torch.rand(len(share), 2, generator=generator, dtype=torch.float64) * sides).floor()
-    low = (center - (cut / 2).floor()).clamp_min(0)
-    high = torch.minimum(center - (cut / 2).floor() + cut, sides)
-    return torch.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], dim=1).long()
+    reach = ((sides * share.to(torch.float64).sqrt().unsqueeze(1)).floor() / 2).floor().long()
+    low = (center - reach).clamp_min(0)
+    high = torch.minimum(center + reach, sides.long())
+    return torch.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], dim=1)
 
 
 def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: torch.Generator | None = None) -> Tensor:
