@@ -100,7 +100,7 @@ def test_label_error_leaves_the_model_as_it_was() -> None:
 
 def test_switches_of_other_weights_see_other_images() -> None:
     area, aligned = (
-        create(text, 12).mixers for text in ("cutmix | tokenmix", "tl_align | mix(mask=block, share=aligned)")
+        create(text, 12).mixers for text in ("cutmix | tokenmix(loss=ce)", "tl_align | mix(mask=block, share=aligned)")
     )
     rules = {
         "area": Switch(area, (0.5, 0.5)),

@@ -133,7 +133,7 @@ def test_ready_matrices_are_trainings(name: str, tmp_path: Path) -> None:
     cells = ready.cells(tmp_path)
     assert cells and ready.about and ready.reference in ready.rows
     for cell in cells:
-        method = create(cell.config.method, 10)
+        method = create(cell.config.method, 10, loss=cell.config.loss)
         activation = any(mixer.share.name == "activation" for mixer in method.mixers)
         assert activation == (cell.config.maps is not None)
         assert not activation or "vitmix maps --data DATA --teacher NAME --pretrained --output" in ready.note

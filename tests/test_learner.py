@@ -14,7 +14,7 @@ CLASSES = 10
 
 def test_a_compiled_switch_may_be_long_and_see_batches_of_several_sizes() -> None:
     torch._dynamo.reset()
-    mixer = vitmix.create("mixup | cutmix | tokenmix | transmix | tl_align", CLASSES)
+    mixer = vitmix.create("mixup | cutmix | tokenmix(loss=ce) | transmix | tl_align", CLASSES)
     learner = vitmix.Learner(tiny_vit().train(), mixer)
     learner.compile(fullgraph=True, backend="eager")
     for size in (6, 4):

@@ -39,7 +39,7 @@ def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
     assert main(command) == 2 and "random weights" in capsys.readouterr().err
     assert main([*command, "--checkpoint", str(tmp_path / "teacher.safetensors")]) == 0
     assert "48/48 images" in capsys.readouterr().out
-    method = "mixup | tokenmix(label=activation)"
+    method = "mixup(loss=bce) | tokenmix(label=activation)"
     for resident in (False, True):
         settings = {"method": method, "maps": maps, "resident": resident, "auto_augment": "rand-m9-mstd0.5-inc1"}
         trainer = Trainer(tiny(tmp_path / f"run{resident}", **settings))
@@ -58,7 +58,11 @@ def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
 
 def test_a_resumed_run_with_maps_is_the_same(tmp_path):
     making.make_maps(open_images(TINY["data"], "train"), saliency_teacher("spectral"), tmp_path / "maps")
-    settings = {"method": "mixup | tokenmix(label=activation)", "maps": str(tmp_path / "maps"), "scale": [0.3, 1.0]}
+    settings = {
+        "method": "mixup(loss=bce) | tokenmix(label=activation)",
+        "maps": str(tmp_path / "maps"),
+        "scale": [0.3, 1.0],
+    }
     settings |= {"auto_augment": "rand-m9-mstd0.5-inc1", "checkpoint_every": "2 steps"}
     train(tmp_path / "whole", **settings)
     train_until(tmp_path / "parts", 7, **settings)

@@ -218,7 +218,7 @@ def test_vtm_is_drawn_without_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["mixup | cutmix(pairing=derangement)", "tokenmix | smmix", "htm(choose=random_tokens)"]
+    "text", ["mixup | cutmix(pairing=derangement)", "tokenmix(loss=ce) | smmix", "htm(choose=random_tokens)"]
 )
 def test_draws_are_on_the_host_whatever_the_default_device(text: str) -> None:
     frame = Frame(4, (32, 32), grid=(4, 4), grids=((4, 4),) * 3)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import pickle
 from typing import Any
 
@@ -43,7 +44,7 @@ COMPOSITIONS = [
     "mixup | cutmix",
     "0.2*mixup | 0.8*transmix",
     "(mixup | cutmix) + htm(tau=1.0) + vtm(tokens=4)",
-    "mixup | cutmix | tokenmix",
+    "mixup(loss=bce) | cutmix(loss=bce) | tokenmix",
 ]
 EVERY = [*METHODS, *COMPOSITIONS]
 MODELS = {"vit": tiny_vit, "cct": tiny_cct}
@@ -234,7 +235,7 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
     loss = "bce" if bce else "ce"
     mixer = vitmix.Mixer(5, mask, share, extra, inner, pairing, smoothing, loss)
     assert create(to_text(mixer), 5) == mixer
-    switch = vitmix.Switch((mixer, vitmix.none(5)), (0.1, 1e-3))
+    switch = vitmix.Switch((mixer, vitmix.none(5, loss=loss)), (0.1, 1e-3))
     assert create(to_text(switch), 5) == switch
 
 
@@ -325,7 +326,7 @@ def test_every_part_has_a_name_of_its_own() -> None:
 
 
 def test_a_draw_is_a_function_of_seed_step_and_rank() -> None:
-    mixer = create("mixup | cutmix(per=sample) | tokenmix(per=sample, pairing=derangement)", 10)
+    mixer = create("mixup | cutmix(per=sample) | tokenmix(per=sample, pairing=derangement, loss=ce)", 10)
     model = tiny_vit()
 
     def draws(seed: int, rank: int) -> list[Draw]:
@@ -348,7 +349,7 @@ def test_a_draw_is_a_function_of_seed_step_and_rank() -> None:
 
 def test_global_generators_are_left_alone() -> None:
     images, labels = tiny_batch()
-    learner = vitmix.Learner(tiny_vit(), create("mixup | smmix | tokenmix | (cutmix + htm)", 10))
+    learner = vitmix.Learner(tiny_vit(), create("mixup | smmix | tokenmix(loss=ce) | (cutmix + htm)", 10))
     state = torch.get_rng_state()
     for _ in range(8):
         learner(images, labels)
@@ -357,6 +358,28 @@ def test_global_generators_are_left_alone() -> None:
     one = vitmix.cutmix(10)(images, labels)[0]
     torch.manual_seed(5)
     same(vitmix.cutmix(10)(images, labels)[0], one)
+
+
+def test_a_switch_has_one_loss() -> None:
+    with pytest.warns(UserWarning, match="mixup will be trained with binary cross-entropy, the loss of tokenmix"):
+        switch = create("mixup(alpha=0.8) | tokenmix", 10)
+    assert [mixer.loss for mixer in switch.mixers] == ["bce", "bce"]
+    assert create(str(switch), 10) == switch  # says so in its text, so without a warning
+    assert [mixer.loss for mixer in create("mixup | tokenmix", 10, loss="ce").mixers] == ["ce", "ce"]
+    assert [mixer.loss for mixer in create("mixup | cutmix", 10).mixers] == [None, None]
+    with pytest.raises(ValueError, match=r"must have one loss.*mixup\(loss=ce\) has ce, tokenmix has bce"):
+        create("mixup(loss=ce) | tokenmix", 10)
+
+
+@pytest.mark.parametrize("text", ["mixup(loss=bce) | tokenmix", "mixup | tokenmix(loss=ce)"])
+def test_every_choice_of_a_switch_is_trained_with_its_loss(text: str) -> None:
+    """An untrained classifier of 100 classes has a cross-entropy near log(100) and a binary one near log(2)."""
+    learner = vitmix.Learner(tiny_vit(num_classes=100), create(text, 100))
+    expected = math.log(100) if "ce" == learner.mixer.mixers[0].loss else math.log(2)
+    for choice, mixer in enumerate(learner.mixer.mixers):
+        draw = mixer.draw(learner.mixing.frame(torch.zeros(4, 3, 16, 16)), torch.Generator().manual_seed(0))
+        loss = learner(torch.zeros(4, 3, 16, 16), torch.arange(4), draw=dataclasses.replace(draw, choice=choice)).loss
+        assert abs(loss.item() - expected) < 0.1 * expected
 
 
 def test_switch_follows_its_odds() -> None:

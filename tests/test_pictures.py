@@ -241,7 +241,7 @@ def test_confidence_by_hand():
 
 def sheet_of(kind: str, *models: str, methods: tuple[str, ...] = (), **settings: Any) -> Sheet:
     if kind == "gallery" and not methods:
-        methods = ("cutmix", "mixup | tokenmix(grid=[4, 4])")
+        methods = ("cutmix", "mixup | tokenmix(grid=[4, 4], loss=ce)")
     return KINDS[kind](Subjects([sight(each) for each in models], pictures(), methods), **settings)
 
 

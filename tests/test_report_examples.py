@@ -44,7 +44,7 @@ def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
 def test_examples_of_activation_labels(tmp_path: Path) -> None:
     maps = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
     assert cli.main([*maps, "--workers", "0"]) == 0
-    method = "mixup | tokenmix(label=activation)"
+    method = "mixup(loss=bce) | tokenmix(label=activation)"
     train(tmp_path / "run", method=method, maps=str(tmp_path / "maps"), epochs=1)
     found = draw_examples(open_subject(tmp_path / "run"), count=2)
     assert len(found) == 4 and any("tokenmix" in example.method or "activation" in example.method for example in found)
@@ -96,7 +96,7 @@ def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
         data=f"imagefolder:{textures(tmp_path / 'data')}",
         size=384,
         model_args=model,
-        method="mixup | cutmix | tokenmix",
+        method="mixup | cutmix | tokenmix(loss=ce)",
         epochs=1,
     )
     first = draw_examples(open_subject(run), count=5)

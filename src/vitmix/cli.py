@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ BAD_INPUT = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    warnings.formatwarning = lambda message, *_, **__: f"vitmix: note: {message}\n"
     parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():

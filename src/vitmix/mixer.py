@@ -1,6 +1,7 @@
 """A method as one value: a `Mixer`, or a `Switch` between several."""
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -59,7 +60,8 @@ class Mixer(_Method):
 
     Attributes:
         smoothing: label smoothing, applied before mixing.
-        loss: the main loss: soft cross-entropy, or binary cross-entropy per class.
+        loss: the main loss: soft cross-entropy ("ce") or binary cross-entropy per class ("bce"). None is cross-entropy,
+            or in a switch the loss that the other mixers state.
     """
 
     num_classes: int
@@ -69,12 +71,13 @@ class Mixer(_Method):
     inner: tuple[Inner, ...] = ()
     pairing: Pairing = field(default_factory=Reversed)
     smoothing: float = 0.0
-    loss: Literal["ce", "bce"] = "ce"
+    loss: Literal["ce", "bce"] | None = None
 
     def __post_init__(self) -> None:
         check_count("num_classes", self.num_classes)
         check_fraction("smoothing", self.smoothing)
-        check_choice("loss", self.loss, ("ce", "bce"))
+        if self.loss is not None:
+            check_choice("loss", self.loss, ("ce", "bce"))
         for name, verb in (("mask", "region"), ("share", "weights"), ("pairing", "draw")):
             part = getattr(self, name)
             if not hasattr(part, verb):
@@ -130,7 +133,11 @@ class Mixer(_Method):
 
 @dataclass(frozen=True)
 class Switch(_Method):
-    """One of several mixers for each batch, drawn with odds proportional to `weights`."""
+    """One of several mixers for each batch, drawn with odds proportional to `weights`.
+
+    All of them are trained with one main loss: a mixer that states none takes that of the others, so MixUp switched
+    with TokenMix has binary cross-entropy as in TokenMix's paper. Two different stated losses are refused.
+    """
 
     choices: tuple[Mixer, ...]
     weights: tuple[float, ...]
@@ -146,6 +153,22 @@ class Switch(_Method):
         classes = {mixer.num_classes for mixer in self.choices}
         if len(classes) > 1:
             raise ValueError(f"the mixers of a switch must have the same num_classes, got {sorted(classes)}")
+        stated = {mixer.loss: mixer for mixer in self.choices if mixer.loss is not None}
+        if len(stated) > 1:
+            raise ValueError(
+                "the mixers of a switch must have one loss, since the two kinds differ in scale: "
+                + ", ".join(f"{mixer} has {loss}" for loss, mixer in stated.items())
+                + "; give all of them loss=ce or all of them loss=bce"
+            )
+        if stated:
+            (loss,) = stated
+            if loss == "bce" and (silent := [str(mixer) for mixer in self.choices if mixer.loss is None]):
+                warnings.warn(
+                    f"{', '.join(silent)} will be trained with binary cross-entropy, the loss of {stated[loss]}; "
+                    "write loss=bce beside its settings to say so",
+                    stacklevel=3,
+                )
+            object.__setattr__(self, "choices", tuple(replace(mixer, loss=loss) for mixer in self.choices))
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

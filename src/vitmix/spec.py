@@ -11,6 +11,7 @@ An addition is hidden mixing (`htm`, `vtm`) or an extra loss (`region`, `consist
 import dataclasses
 import inspect
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from vitmix.inner import HTM, VTM
 from vitmix.methods import METHODS
 from vitmix.mixer import AnyMixer, Mixer, Switch
 
-COMMON = ("pairing", "smoothing")  # settings that every method has
+COMMON = ("pairing", "smoothing", "loss")  # settings that every method has
 PARTS: dict[str, dict[str, type]] = {
     kind: {part.name: part for part in parts}
     for kind, parts in {
@@ -50,7 +51,7 @@ def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None 
     """The mixer that a name or a text describes.
 
     Args:
-        defaults: settings that every mixer has (`pairing`, `smoothing`), for those whose text does not give them.
+        defaults: settings that every mixer has (`pairing`, `smoothing`, `loss`), where the text does not give them.
         settings: of the method, when `method` is a bare name: `create("cutmix", num_classes=100, alpha=0.5)`; beside
             any other text, defaults.
     """
@@ -72,7 +73,8 @@ def spelled(method: str) -> str:
 def same_method(first: str, second: str, *, smoothing: float) -> bool:
     """Whether the texts make the same mixer, as `mixup` and `mixup(alpha=0.8)` do; `smoothing` where they give none."""
     try:
-        one, two = (create(text, 2, defaults={"smoothing": smoothing}) for text in (first, second))
+        with warnings.catch_warnings(action="ignore"):
+            one, two = (create(text, 2, defaults={"smoothing": smoothing}) for text in (first, second))
     except ValueError:  # of a version that knew other methods
         return first == second
     return one == two
@@ -105,11 +107,11 @@ def _method_text(mixer: Mixer) -> str | None:
     """The text of the first method that makes this mixer: its settings are looked up by name among the parts."""
     places = (mixer.mask, mixer.share, *mixer.extra, *mixer.inner, mixer)
     for name, method in METHODS.items():
-        defaults = {
+        defaults = {key: _default(Mixer, key) for key in COMMON} | {
             key: parameter.default
             for key, parameter in inspect.signature(method).parameters.items()
             if parameter.default is not inspect.Parameter.empty
-        } | {key: _default(Mixer, key) for key in ("pairing", "smoothing")}
+        }
         found = {
             key: next((getattr(place, key) for place in places if hasattr(place, key)), default)
             for key, default in defaults.items()
@@ -309,7 +311,7 @@ def _build(tree: Any, num_classes: int, defaults: Mapping[str, Any]) -> AnyMixer
         raise unknown_name("method", tree.name, (*METHODS, "mix"))
     method = METHODS[tree.name]
     known = [key for key in inspect.signature(method).parameters if key not in ("num_classes", "common")]
-    return method(num_classes, **_checked(tree.name, settings, [*known, *COMMON]))
+    return method(num_classes, **_checked(tree.name, settings, [*known, *(key for key in COMMON if key not in known)]))
 
 
 def _mixer_fields() -> list[str]:

@@ -133,7 +133,7 @@ def _cell(names: tuple[str, str, str, int], settings: dict[str, Any], output: Pa
     row, model, data, seed = names
     try:
         config = resolve({**settings, "seed": seed})
-        create(config.method, 2)
+        create(config.method, 2, defaults={} if config.loss is None else {"loss": config.loss})
     except ValueError as error:
         raise ValueError(f"row {row!r}: {error}") from None
     name = "-".join(_slug(each) for each in (row, model or config.model, data or config.data)) + f"-seed{seed}"

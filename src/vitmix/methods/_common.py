@@ -1,6 +1,6 @@
 """Settings that every method takes."""
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from vitmix.pairing import Pairing
 
@@ -10,3 +10,9 @@ class Common(TypedDict, total=False):
 
     smoothing: float
     pairing: Pairing
+
+
+class CommonWithLoss(Common, total=False):
+    """The same for methods without a main loss of their own: cross-entropy, or that of the switch they stand in."""
+
+    loss: Literal["ce", "bce"] | None

@@ -3,17 +3,17 @@
 from typing import Unpack
 
 from vitmix.masks import BoxMask, ConstantMask, Per
-from vitmix.methods._common import Common
+from vitmix.methods._common import CommonWithLoss
 from vitmix.mix import Grid
 from vitmix.mixer import Mixer
 
 
-def none(num_classes: int, **common: Unpack[Common]) -> Mixer:
+def none(num_classes: int, **common: Unpack[CommonWithLoss]) -> Mixer:
     """No mixing."""
     return Mixer(num_classes, **common)
 
 
-def mixup(num_classes: int, *, alpha: float = 0.8, per: Per = "batch", **common: Unpack[Common]) -> Mixer:
+def mixup(num_classes: int, *, alpha: float = 0.8, per: Per = "batch", **common: Unpack[CommonWithLoss]) -> Mixer:
     """MixUp: images and labels blended with a share from Beta(alpha, alpha)."""
     return Mixer(num_classes, mask=ConstantMask(alpha, per), **common)
 
@@ -25,7 +25,7 @@ def cutmix(
     per: Per = "batch",
     aligned: bool = False,
     grid: Grid | None = None,
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """CutMix: a box of the partner, labels by its area. `aligned` draws the box on the token grid."""
     return Mixer(num_classes, mask=BoxMask(alpha, per, aligned, grid), **common)

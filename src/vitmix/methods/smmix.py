@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 
 from vitmix.losses import Consistency, Region
 from vitmix.masks import Destination, Per, SalientBox, Source
-from vitmix.methods._common import Common
+from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
 
 
@@ -22,7 +22,7 @@ def smmix(
     sizes: Literal["paper", "discrete"] = "paper",
     blocks: tuple[int, ...] | Literal["all"] = (-1,),
     per: Per = "batch",
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """SMMix: the partner's most attended window over the least attended one, with region and consistency losses."""
     mask = SalientBox(source, destination, low, high, sizes, blocks, per)

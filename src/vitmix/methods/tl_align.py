@@ -8,7 +8,7 @@ attention rows sum to one.
 from typing import Literal, Unpack
 
 from vitmix.masks import BoxMask, Per
-from vitmix.methods._common import Common
+from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
 from vitmix.shares import AlignedShare
 
@@ -21,7 +21,7 @@ def tl_align(
     aligned: bool = False,
     blocks: tuple[int, ...] | Literal["all"] = "all",
     normalize: bool = True,
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """TL-Align: a CutMix box, labels carried through every block by its attention."""
     return Mixer(num_classes, mask=BoxMask(alpha, per, aligned), share=AlignedShare(blocks, normalize), **common)

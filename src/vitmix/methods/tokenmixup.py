@@ -7,7 +7,7 @@ reorders the batch, and with a class token picks vertical tokens one place too e
 from typing import Literal, Unpack
 
 from vitmix.inner import HTM, VTM
-from vitmix.methods._common import Common
+from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
 
 
@@ -22,7 +22,7 @@ def htm(
     choose: Literal["salient", "random_samples", "random_tokens"] = "salient",
     score_at: Literal["block", "last"] = "block",
     rollout: int = 0,
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """Horizontal TokenMixup alone: inside one block, easy samples take a partner's more salient tokens."""
     part = HTM(block, tau, rho, score_weight, stop_gradient, choose, score_at, rollout)
@@ -36,7 +36,7 @@ def vtm(
     tokens: int = 5,
     choose: Literal["salient", "random"] = "salient",
     rollout: int = 0,
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """Vertical TokenMixup alone: one block also attends to the most salient tokens of every earlier block."""
     return Mixer(num_classes, inner=(VTM(block, tokens, choose, rollout),), **common)

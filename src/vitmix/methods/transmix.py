@@ -6,7 +6,7 @@ Deviation: on models whose classifier reads no class token, the column mean take
 from typing import Unpack
 
 from vitmix.masks import BoxMask, Per
-from vitmix.methods._common import Common
+from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
 from vitmix.shares import AttentionShare
 
@@ -18,7 +18,7 @@ def transmix(
     per: Per = "batch",
     blend: float = 0.5,
     block: int = -1,
-    **common: Unpack[Common],
+    **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """TransMix: a CutMix box, labels half by its area and half by the class token's attention to it."""
     return Mixer(num_classes, mask=BoxMask(alpha, per), share=AttentionShare(blend, block), **common)

@@ -34,4 +34,4 @@ def training_loss(config: TrainConfig) -> str:
 def _sum(mixer: Mixer) -> str:
     extra = [part.name for part in mixer.extra if part.weight]
     score = ["score"] if any(isinstance(part, HTM) and part.score_weight for part in mixer.inner) else []
-    return " + ".join([MAIN[mixer.loss], *extra, *score])
+    return " + ".join([MAIN[mixer.loss or "ce"], *extra, *score])

@@ -110,7 +110,8 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     """The method, with the configuration's loss in every mixer of it, and its smoothing where the text has none."""
-    method = create(config.method, num_classes, defaults={"smoothing": config.smoothing})
+    defaults = {"smoothing": config.smoothing} | ({} if config.loss is None else {"loss": config.loss})
+    method = create(config.method, num_classes, defaults=defaults)
 
     def finished(mixer: Mixer) -> Mixer:
         if isinstance(mixer.share, ActivationShare) and config.maps is None:
