@@ -1,5 +1,4 @@
-"""`python -m vitmix`: the command without its installed script."""
+from vitmix._command import main
 
-from vitmix.cli import main
-
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from vitmix import kernels
-from vitmix.adapters import logits_of
-from vitmix.draws import Draw
-from vitmix.losses import soft_cross_entropy
+from vitmix.attention import kernels
+from vitmix.attention.readers import logits_of
 from vitmix.mix import check_label_range, check_tensor, label_rows
 from vitmix.mixer import AnyMixer
-from vitmix.shares import AlignedShare
+from vitmix.parts.losses import soft_cross_entropy
+from vitmix.parts.shares import AlignedShare
+from vitmix.sampling import Draw
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.draws import Draw, on_host
-from vitmix.inner import HTM, Inner
-from vitmix.losses import Extra, Region
-from vitmix.masks import Mask, NoMask
 from vitmix.mix import Frame
-from vitmix.pairing import Pairing, Reversed
-from vitmix.shares import AreaShare, Share
+from vitmix.parts.hidden import HTM, Inner
+from vitmix.parts.losses import Extra, Region
+from vitmix.parts.masks import Mask, NoMask
+from vitmix.parts.pairing import Pairing, Reversed
+from vitmix.parts.shares import AreaShare, Share
+from vitmix.sampling import Draw, on_host
 
 if TYPE_CHECKING:
     from vitmix.mixing import Mixing
@@ -48,7 +48,7 @@ class _Method:
         return mix_without_model(self, images, labels, maps, generator, draw)
 
     def __str__(self) -> str:
-        from vitmix.spec import to_text
+        from vitmix.text import to_text
 
         assert isinstance(self, Mixer | Switch)
         return to_text(self)

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from vitmix import losses
-from vitmix.adapters import Reader, frame_of, logits_of, read_model
-from vitmix.draws import Draw, generator_for
-from vitmix.inner import HTM, Horizontal, Inner, Vertical
-from vitmix.losses import Consistency, Region
-from vitmix.masks import NoMask, box_mask
+from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
+from vitmix.attention.summaries import forget_casts
+from vitmix.attention.tap import Plan, Recorder, Tape, recorded
 from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, smooth_rows
 from vitmix.mixer import AnyMixer, Mixer
-from vitmix.shares import AlignedShare, Evidence
-from vitmix.statistics import forget_casts
-from vitmix.tap import Plan, Recorder, Tape, recorded
+from vitmix.parts import losses
+from vitmix.parts.hidden import HTM, Horizontal, Inner, Vertical
+from vitmix.parts.losses import Consistency, Region
+from vitmix.parts.masks import NoMask, box_mask
+from vitmix.parts.shares import AlignedShare, Evidence
+from vitmix.sampling import Draw, generator_for
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypedDict
 
-from vitmix.pairing import Pairing
+from vitmix.parts.pairing import Pairing
 
 
 class Common(TypedDict, total=False):

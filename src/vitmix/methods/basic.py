@@ -2,10 +2,10 @@
 
 from typing import Unpack
 
-from vitmix.masks import BoxMask, ConstantMask, Per
 from vitmix.methods._common import CommonWithLoss
 from vitmix.mix import Grid
 from vitmix.mixer import Mixer
+from vitmix.parts.masks import BoxMask, ConstantMask, Per
 
 
 def none(num_classes: int, **common: Unpack[CommonWithLoss]) -> Mixer:

@@ -6,10 +6,10 @@ averages logits, as the released program does, where the paper's words say proba
 
 from typing import Literal, Unpack
 
-from vitmix.losses import Consistency, Region
-from vitmix.masks import Destination, Per, SalientBox, Source
 from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
+from vitmix.parts.losses import Consistency, Region
+from vitmix.parts.masks import Destination, Per, SalientBox, Source
 
 
 def smmix(

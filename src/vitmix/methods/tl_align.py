@@ -7,10 +7,10 @@ attention rows sum to one.
 
 from typing import Literal, Unpack
 
-from vitmix.masks import BoxMask, Per
 from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
-from vitmix.shares import AlignedShare
+from vitmix.parts.masks import BoxMask, Per
+from vitmix.parts.shares import AlignedShare
 
 
 def tl_align(

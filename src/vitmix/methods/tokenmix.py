@@ -7,11 +7,11 @@ and the blocks apart (`preset` has the paper's and the released settings). Label
 
 from typing import Literal, Unpack
 
-from vitmix.masks import BlockMask, Per
 from vitmix.methods._common import Common
 from vitmix.mix import Grid
 from vitmix.mixer import Mixer
-from vitmix.shares import ActivationShare, AreaShare
+from vitmix.parts.masks import BlockMask, Per
+from vitmix.parts.shares import ActivationShare, AreaShare
 
 
 def tokenmix(

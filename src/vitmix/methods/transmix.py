@@ -5,10 +5,10 @@ Deviation: on models whose classifier reads no class token, the column mean take
 
 from typing import Unpack
 
-from vitmix.masks import BoxMask, Per
 from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
-from vitmix.shares import AttentionShare
+from vitmix.parts.masks import BoxMask, Per
+from vitmix.parts.shares import AttentionShare
 
 
 def transmix(

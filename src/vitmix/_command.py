@@ -1,0 +1,17 @@
+"""The command `vitmix`. It needs the laboratory's packages, which the library alone does not install."""
+
+import sys
+from importlib.util import find_spec
+
+PACKAGES = ("torchvision", "accelerate", "yaml", "rich", "matplotlib")
+
+
+def main() -> int:
+    """Runs the command and returns its exit code."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        print(f"vitmix: error: the command needs {', '.join(missing)}: pip install 'vitmix[lab]'", file=sys.stderr)
+        return 2
+    from vitmix.lab.cli.main import main as run
+
+    return run()

@@ -1,0 +1,336 @@
+"""How one block moves information between its tokens: attention of every shape, or fixed spatial weights.
+
+A `Flow` acts on one number per token, `(B, N)` in the block's own token order, prefix tokens first. It stands for a
+matrix A `(B, N, N)` whose rows sum to one, which is never built: `carry` is A times a column, `pull` a row times A.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vitmix.attention import summaries
+from vitmix.mix import Grid
+
+
+class Flow:
+    """Base of all flows. Those without attention have `carry` alone.
+
+    Attributes:
+        prefix: how many tokens precede the patches.
+        tokens: how many there are, N.
+        like: any tensor of the block, for device and precision.
+    """
+
+    prefix: int = 0
+    tokens: int
+    like: Tensor
+
+    def carry(self, share: Tensor) -> Tensor:
+        """`A @ share`: what each token receives, `(B, N)`."""
+        raise NotImplementedError
+
+    def shortcut(self, share: Tensor) -> Tensor:
+        """What the residual connection brings, `(B, N)`."""
+        return share
+
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
+        """The shares after the block, of all tokens or the first `rows`: the mean of what is carried and what stays."""
+        carried = self.carry(share)
+        return ((carried + self.shortcut(share)) / 2 if residual else carried)[:, :rows]
+
+    def pull(self, weight: Tensor) -> Tensor:
+        """`weight @ A`: where a weight on the tokens comes from, `(B or 1, N) -> (B, N)`."""
+        raise NotImplementedError
+
+    def mass(self) -> Tensor:
+        """How much `(B or 1, N)` of what each token takes comes from tokens: all of it, where nothing is padded."""
+        return self.like.new_ones((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
+
+    def with_bank(self, length: int, share: Tensor | None) -> "Flow":
+        """This flow without the last `length` tokens as queries: they are a bank of keys, with these shares."""
+        raise NotImplementedError
+
+    def asked(self, *, class_token: bool) -> Tensor:
+        """The weight `(1, N)` on the tokens whose attention is asked about: the class token, or all patches alike."""
+        weight = self.like.new_zeros((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
+        if class_token:
+            weight[:, 0] = 1
+        else:
+            weight[:, self.prefix :] = 1 / (self.tokens - self.prefix)
+        return weight
+
+    def class_row(self) -> Tensor:
+        """Attention `(B, n)` of the class token to each of the n patches, not renormalized."""
+        return self.pull(self.asked(class_token=True))[:, self.prefix :]
+
+    def column_mean(self) -> Tensor:
+        """How much each patch is looked at by the patches, `(B, n)`."""
+        return self.pull(self.asked(class_token=False))[:, self.prefix :]
+
+    def maps(self) -> Tensor:
+        """The softmaxed attention `(B, H, N, N)` itself, for analysis."""
+        raise NotImplementedError
+
+
+class Products(Flow):
+    """Attention as queries `(B, H, N, d)` and keys `(B, H, M, d)`; see `vitmix.attention.summaries`.
+
+    Keys beyond the first N are tokens of a bank, whose shares are `bank_share`.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        prefix: int = 0,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        bank_share: Tensor | None = None,
+    ) -> None:
+        self.query, self.key, self.prefix = query.detach(), key.detach(), prefix
+        self.bias = None if bias is None else bias.detach()
+        self.scale, self.bank_share = scale, bank_share
+        self.tokens, self.like = query.shape[2], self.query
+
+    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+        query = self.query[:, :, : self.tokens - length]
+        return Products(query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale, bank_share=share)
+
+    def carry(self, share: Tensor) -> Tensor:
+        keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
+        carried = summaries.carried_share(self.query, self.key, keys, bias=self.bias, scale=self.scale)
+        return carried.to(share.dtype)
+
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
+        if rows is None:
+            return super().update(share, residual=residual)
+        query, bias = self.query[:, :, :rows], None if self.bias is None else self.bias[:, :, :rows]
+        first = Products(query, self.key, bias=bias, scale=self.scale, bank_share=self.bank_share)
+        carried = first.carry(share)
+        return (carried + share[:, :rows]) / 2 if residual else carried
+
+    def pull(self, weight: Tensor) -> Tensor:
+        pulled = summaries.pulled_weight(self.query, self.key, weight, bias=self.bias, scale=self.scale)
+        return pulled[:, : self.tokens]
+
+    def class_row(self) -> Tensor:
+        return summaries.class_row(self.query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale)
+
+    def column_mean(self) -> Tensor:
+        return summaries.column_mean(self.query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale)
+
+    def maps(self) -> Tensor:
+        return summaries.attention_maps(self.query, self.key, bias=self.bias, scale=self.scale)
+
+
+class Given(Flow):
+    """Attention that the model has materialized anyway, `(B, H, N, M)`, softmaxed; see `Products` for M > N."""
+
+    def __init__(self, attention: Tensor, *, prefix: int = 0, bank_share: Tensor | None = None) -> None:
+        self.attention, self.prefix, self.bank_share = attention.detach(), prefix, bank_share
+        self.tokens, self.like = attention.shape[2], self.attention
+
+    def _mean(self) -> Tensor:
+        with torch.autocast(self.attention.device.type, enabled=False):
+            mean = self.attention.to(torch.promote_types(self.attention.dtype, torch.float32)).mean(1)
+            return mean / mean.sum(-1, keepdim=True)  # rows rounded to half precision do not sum to one
+
+    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+        return Given(self.attention[:, :, : self.tokens - length], prefix=self.prefix, bank_share=share)
+
+    def carry(self, share: Tensor) -> Tensor:
+        keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
+        mean = self._mean()
+        return (mean * keys.to(mean.dtype).unsqueeze(1)).sum(-1).to(share.dtype)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        mean = self._mean()
+        return (mean * weight.to(mean.dtype).unsqueeze(-1)).sum(1)[:, : self.tokens]
+
+    def maps(self) -> Tensor:
+        return self.attention
+
+
+class ClassOnly(Flow):
+    """Class attention: the class token, the first of the N, is the only query; the patches pass unchanged."""
+
+    prefix = 1
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self.query, self.key = query.detach(), key.detach()
+        self.tokens, self.like = key.shape[2], self.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        carried = summaries.carried_share(self.query, self.key, share).to(share.dtype)
+        return torch.cat([carried, share[:, 1:]], dim=1)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        patches = torch.cat([torch.zeros_like(weight[:, :1]), weight[:, 1:]], dim=1)
+        return summaries.pulled_weight(self.query, self.key, weight[:, :1]) + patches
+
+    def maps(self) -> Tensor:
+        return summaries.attention_maps(self.query, self.key)
+
+
+class Pooled(Flow):
+    """Attention pooling: latent queries that read the tokens and take their place; there is no residual."""
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self.query, self.key = query.detach(), key.detach()
+        self.tokens, self.like = key.shape[2], self.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        return summaries.carried_share(self.query, self.key, share).to(share.dtype)
+
+    def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
+        return self.carry(share)
+
+
+class Windows(Flow):
+    """Attention within windows of a grid, cyclically shifted or not; `products` has one batch row per window.
+
+    Windows of an image follow each other row by row. Where the grid does not divide, it is padded at the bottom and the
+    right, before the shift (`pad_first`) or after it. Padding carries no share, and no weight starts there.
+    """
+
+    def __init__(self, products: Products, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False) -> None:
+        self.products, self.grid, self.window, self.shift, self.pad_first = products, grid, window, shift, pad_first
+        self.pad = (-grid[0] % window[0], -grid[1] % window[1])
+        self.tokens, self.like = grid[0] * grid[1], products.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        carried = self._join(self.products.carry(self._split(share)))
+        return carried if self.pad == (0, 0) else carried / self.mass().to(share.dtype)
+
+    def mass(self) -> Tensor:
+        dtype = torch.promote_types(self.like.dtype, torch.float32)
+        ones = self.like.new_ones((self._images(), self.tokens), dtype=dtype)
+        return ones if self.pad == (0, 0) else self._join(self.products.carry(self._split(ones)))
+
+    def pull(self, weight: Tensor) -> Tensor:
+        return self._join(self.products.pull(self._split(weight.expand(self._images(), -1))))
+
+    def _images(self) -> int:
+        count = (self.grid[0] + self.pad[0]) * (self.grid[1] + self.pad[1]) // (self.window[0] * self.window[1])
+        return self.products.query.shape[0] // count
+
+    def maps(self) -> Tensor:
+        """Dense maps over the whole grid, zero between windows; attention to padding is left out."""
+        batch_windows, heads, cells, _ = self.products.query.shape
+        tokens = self.tokens
+        place = self._split(torch.arange(1, tokens + 1, device=self.products.query.device).view(1, -1)) - 1
+        count = len(place)
+        maps = self.products.maps().view(-1, count, heads, cells, cells)
+        dense = maps.new_zeros(len(maps), heads, tokens + 1, tokens + 1)  # index -1 collects the padding
+        for index in range(count):
+            rows = place[index]
+            dense[:, :, rows.unsqueeze(1), rows.unsqueeze(0)] = maps[:, index]
+        return dense[:, :, :tokens, :tokens]
+
+    def _split(self, values: Tensor) -> Tensor:
+        grid = values.view(len(values), *self.grid, 1)
+        return cut_windows(grid, self.window, self.shift, pad_first=self.pad_first).squeeze(-1)
+
+    def _join(self, values: Tensor) -> Tensor:
+        joined = join_windows(values.unsqueeze(-1), self.grid, self.window, self.shift, pad_first=self.pad_first)
+        return joined.flatten(1)
+
+
+def cut_windows(tokens: Tensor, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
+    """Tokens `(B, H, W, C)` rolled, padded and cut into windows `(B * windows, cells, C)` as Swin does."""
+    (height, width), shifts = window, (-shift[0], -shift[1])
+    if not pad_first:
+        tokens = torch.roll(tokens, shifts, (1, 2))
+    tokens = torch.nn.functional.pad(tokens, (0, 0, 0, -tokens.shape[2] % width, 0, -tokens.shape[1] % height))
+    if pad_first:
+        tokens = torch.roll(tokens, shifts, (1, 2))
+    _, rows, columns, channels = tokens.shape
+    cut = tokens.reshape(-1, rows // height, height, columns // width, width, channels)
+    return cut.transpose(2, 3).reshape(-1, height * width, channels)
+
+
+def join_windows(windows: Tensor, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
+    """The inverse of `cut_windows`: tokens `(B, H, W, C)` of a grid, without padding."""
+    (height, width), channels = window, windows.shape[-1]
+    rows, columns = grid[0] + -grid[0] % height, grid[1] + -grid[1] % width
+    cut = windows.reshape(-1, rows // height, columns // width, height, width, channels)
+    tokens = cut.transpose(2, 3).reshape(-1, rows, columns, channels)
+    if pad_first:
+        return torch.roll(tokens, shift, (1, 2))[:, : grid[0], : grid[1]]
+    return torch.roll(tokens[:, : grid[0], : grid[1]], shift, (1, 2))
+
+
+class Reduced(Flow):
+    """Attention to spatially reduced keys: each key is the mean over a cell of tokens.
+
+    `rows` `(m, H)` and `columns` `(k, W)` are the averaging weights of the cells along either side, so the matrix is
+    that of the m * k keys times theirs.
+    """
+
+    def __init__(self, products: Products, rows: Tensor, columns: Tensor) -> None:
+        self.products, self.rows, self.columns = products, rows, columns
+        self.tokens, self.like = products.tokens, products.query
+
+    def carry(self, share: Tensor) -> Tensor:
+        rows, columns = self.rows.to(share.dtype), self.columns.to(share.dtype)
+        grid = share.view(len(share), rows.shape[1], columns.shape[1])
+        with torch.autocast(share.device.type, enabled=False):
+            keys = (rows @ grid @ columns.T).flatten(1)
+        return self.products.carry(keys)
+
+    def pull(self, weight: Tensor) -> Tensor:
+        products = self.products
+        pulled = summaries.pulled_weight(products.query, products.key, weight, bias=products.bias)
+        rows, columns = self.rows.to(pulled.dtype), self.columns.to(pulled.dtype)
+        grid = pulled.view(-1, rows.shape[0], columns.shape[0])
+        with torch.autocast(pulled.device.type, enabled=False):
+            return (rows.T @ grid @ columns).flatten(1)
+
+    def maps(self) -> Tensor:
+        maps = self.products.maps()
+        rows, columns = self.rows.to(maps.dtype), self.columns.to(maps.dtype)
+        cells = torch.einsum("ah,bw->abhw", rows, columns).flatten(2).flatten(0, 1)
+        return maps @ cells
+
+
+class Matrix(Flow):
+    """Fixed weights `(N, N)` between tokens, rows summing to one: a token-mixing layer."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights.detach()
+
+    def carry(self, share: Tensor) -> Tensor:
+        with torch.autocast(share.device.type, enabled=False):
+            return share @ self.weights.to(share.dtype).T
+
+
+class Steps(Flow):
+    """A chain of spatial steps on the grid of shares, beside a shortcut that is one as well: a convolutional block."""
+
+    def __init__(self, grid: Grid, steps: Sequence[Callable[[Tensor], Tensor]], shortcut: Callable[[Tensor], Tensor]):
+        self.grid, self.steps, self.beside = grid, steps, shortcut
+
+    def carry(self, share: Tensor) -> Tensor:
+        grid = share.view(len(share), 1, *self.grid)
+        for step in self.steps:
+            grid = step(grid)
+        return grid.flatten(1)
+
+    def shortcut(self, share: Tensor) -> Tensor:
+        return self.beside(share.view(len(share), 1, *self.grid)).flatten(1)
+
+
+def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
+    """Saliency `(B, n)` of the patches: the last flow's class row or column mean, rolled out through earlier ones.
+
+    Each earlier flow acts as `(A + I) / 2`.
+    """
+    last = flows[-1]
+    if len(flows) == 1:
+        return last.class_row() if class_token else last.column_mean()
+    attention = last.pull(last.asked(class_token=class_token))
+    for flow in reversed(flows[:-1]):
+        attention = (flow.pull(attention) + attention) / 2
+    return attention[:, last.prefix :]

@@ -1,0 +1,386 @@
+"""What the rest of the library knows of a model: a `Reader`, and a `BlockReader` for each of its blocks.
+
+This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
+"""
+
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitmix.attention.flow import Flow, Products
+from vitmix.mix import Grid, expand_mask, initial_token_share, resample_mask
+
+Readout = Literal["class", "mean", "sequence", "class and mean"]
+Handles = list[Any]
+
+
+class Listener(Protocol):
+    """Who is told about a block's flow."""
+
+    def wanted(self) -> bool:
+        """Whether the flow is of interest in this forward pass."""
+        ...
+
+    def receive(self, flow: Flow) -> None: ...
+
+
+class BlockReader:
+    """How one block is read: where its tokens enter, and how its flow is found while it runs.
+
+    Attributes:
+        module: the block; its first argument are its tokens, `(B, N, C)` or `(B, H, W, C)`.
+        attention: the module that mixes tokens.
+        norm: what the tokens pass on their way into it, None if nothing.
+        prefix: how many class, distillation and register tokens precede the patches here.
+        class_token: whether saliency is the class token's row here; without one it is the column mean.
+        width: channels of a token.
+        stage: blocks of one stage have the same grid and width.
+        no_bank: why keys cannot be appended here (vertical TokenMixup); None if they can.
+    """
+
+    no_bank: ClassVar[str | None] = None
+    patch_queries = True
+
+    def __init__(
+        self,
+        module: Any,
+        attention: Any,
+        *,
+        norm: Any,
+        prefix: int,
+        class_token: bool,
+        width: int,
+        stage: int = 0,
+    ) -> None:
+        self.module, self.attention, self.norm = module, attention, norm
+        self.prefix, self.class_token, self.width, self.stage = prefix, class_token, width, stage
+        self.listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> Handles:
+        """Tells `listener` about the flow of every forward pass, until the returned handles are removed."""
+        self.listener = listener
+        return self.hooks()
+
+    def wanted(self) -> bool:
+        return self.listener is not None and self.listener.wanted()
+
+    def report(self, flow: Flow) -> None:
+        assert self.listener is not None
+        self.listener.receive(flow)
+
+    def hooks(self) -> Handles:
+        """Registers what finds the flow."""
+        raise NotImplementedError
+
+    def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
+        """The flow the block would have with these input tokens; `arguments` and `settings` are its other inputs.
+
+        Calls `forward` of submodules directly, so no hook runs.
+        """
+        raise NotImplementedError
+
+
+class FusedBlock(BlockReader):
+    """A block whose attention is timm's `Attention` or agrees with it on `qkv`, `q_norm`, `k_norm`, `num_heads`."""
+
+    query: Tensor | None = None
+
+    def hooks(self) -> Handles:
+        return [
+            self.attention.q_norm.register_forward_hook(self._on_query),
+            self.attention.k_norm.register_forward_hook(self._on_key),
+        ]
+
+    def _on_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.query = output if self.wanted() else None
+
+    def _on_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if self.query is not None:
+            query, self.query = self.query, None
+            self.report(self.flow(query, output))
+
+    def flow(self, query: Tensor, key: Tensor) -> Flow:
+        return Products(query, key, prefix=self.prefix)
+
+    def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
+        attention = self.attention
+        normed = tokens if self.norm is None else self.norm.forward(tokens)
+        query, key = project_heads(normed, attention.qkv, attention.num_heads, kinds=2)
+        return self.flow(attention.q_norm.forward(query), attention.k_norm.forward(key))
+
+
+class Reader:
+    """How a model is read. `blocks` are in the order in which they run.
+
+    Attributes:
+        prefix: how many tokens precede the patches among the final tokens.
+        readout: what the classifier looks at: class tokens, the mean of the patches, both, or a learned weighting.
+        read_tokens: with class tokens, how many of the first tokens are read (2 in distilled models).
+        final_module: the module whose output are the final tokens.
+    """
+
+    pooling: BlockReader | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        blocks: list[BlockReader],
+        *,
+        final_module: nn.Module,
+        prefix: int,
+        readout: Readout,
+        read_tokens: int = 1,
+    ) -> None:
+        self.model, self.blocks, self.final_module = model, blocks, final_module
+        self.prefix, self.readout, self.read_tokens = prefix, readout, read_tokens
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def has_attention(self) -> bool:
+        return True
+
+    def hooks(self) -> Handles:
+        """Prepares the model as a whole for listening to its blocks."""
+        return []
+
+    def block(self, index: int) -> BlockReader:
+        """A block's reader; the one after the last is attention pooling."""
+        if index == self.depth:
+            assert self.pooling is not None
+            return self.pooling
+        return self.blocks[index]
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def last(self) -> int:
+        """The index of the last block, attention pooling included."""
+        return self.depth - (self.pooling is None)
+
+    @property
+    def patch_depth(self) -> int:
+        """How many of the blocks have patches as queries: all but class-attention blocks, which come last."""
+        return sum(block.patch_queries for block in self.blocks)
+
+    @property
+    def width(self) -> int:
+        """Channels of the final tokens."""
+        return self.blocks[-1].width
+
+    def resolve(self, block: int) -> int:
+        """The index of a block counted from either end."""
+        return self._resolve(block, self.depth, "blocks")
+
+    def resolve_patches(self, block: int) -> int:
+        """The same among the blocks whose queries are patches."""
+        return self._resolve(block, self.patch_depth, "blocks with patches as queries")
+
+    def _resolve(self, block: int, depth: int, what: str) -> int:
+        if not -depth <= block < depth:
+            raise ValueError(
+                f"block {block} is out of range: {self.name} has {depth} {what}, 0..{depth - 1} or -{depth}..-1"
+            )
+        return block % depth
+
+    def need_attention(self, what: str, instead: str = "") -> None:
+        """Refuses what cannot be had from a model without attention, and says what can be done `instead`."""
+        if not self.has_attention:
+            raise ValueError(f"{what} needs attention, and this {self.name} has none{'; ' * bool(instead)}{instead}")
+
+    # Geometry
+
+    def grids(self, size: Grid) -> tuple[Grid, ...]:
+        """Rows and columns of tokens in each block, for images of a size, which must be one that the model takes."""
+        return (self.embed_grid(size),) * self.depth
+
+    def embed_grid(self, size: Grid) -> Grid:
+        """Rows and columns of tokens that enter the first block."""
+        embed = self.model.patch_embed
+        patch = getattr(embed, "patch_size", None)
+        if getattr(embed, "strict_img_size", True):
+            check_size(size, tuple(getattr(embed, "img_size", None) or self.model.img_size))
+        elif patch is not None:
+            check_divides(size, (patch[0], patch[1]))
+        return embed.dynamic_feat_size(size)
+
+    def embed_stride(self, size: Grid) -> Grid:
+        """Pixels between neighboring tokens of the first block.
+
+        A rest may be left at the bottom and the right, or the last tokens may lie half outside of the image.
+        """
+        embed: Any = getattr(self.model, "patch_embed", None)
+        if hasattr(embed, "feat_ratio"):
+            return embed.feat_ratio(as_scalar=False)
+        if hasattr(embed, "patch_size"):
+            return embed.patch_size[0], embed.patch_size[1]
+        rows, columns = self.embed_grid(size)
+        return size[0] // rows, size[1] // columns
+
+    def mask_grid(self, size: Grid) -> Grid:
+        """The grid on which token masks are drawn: the final one, in pyramids the one of the stage before the last.
+
+        That is the papers' grid of 16-pixel tokens in every pyramid they train.
+        """
+        stages = [block.stage for block in self.blocks]
+        grids = self.grids(size)
+        return grids[stages.index(stages[-1]) - 1] if stages[0] != stages[-1] else grids[-1]
+
+    # Token shares
+
+    def start_share(self, mask: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        """The token shares `(B, N)` that enter the first block: prefix tokens hold the image's share."""
+        patches = self.embed_share(mask, size, image_share.dtype).flatten(1)
+        patches = patches.to(image_share.dtype).expand(len(image_share), -1)
+        return initial_token_share(patches, image_share, prefix=self.blocks[0].prefix)
+
+    def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
+        """The partner's part `(B or 1, rows, columns)` of the pixels of each patch."""
+        grid, stride = self.embed_grid(size), self.embed_stride(size)
+        covered = grid[0] * stride[0], grid[1] * stride[1]
+        if covered == size or mask.shape[1:] == (1, 1):
+            return resample_mask(mask, grid, rule="area", dtype=dtype)
+        mask = expand_mask(mask, size)[:, : covered[0], : covered[1]]  # cells of the image are no patches then
+        outside = (0, covered[1] - mask.shape[2], 0, covered[0] - mask.shape[1])
+        share = resample_mask(functional.pad(mask, outside), grid, rule="area", dtype=dtype)
+        if not any(outside):
+            return share
+        seen = resample_mask(functional.pad(torch.ones_like(mask), outside), grid, rule="area", dtype=dtype)
+        return share / seen.clamp_min(torch.finfo(dtype).tiny)  # a token wholly outside shows none of the partner
+
+    def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        """The token shares that enter a block, from those that left the one before."""
+        return share
+
+    def pass_by(self, index: int, share: Tensor, size: Grid) -> Tensor:
+        """The token shares that leave a block which does not mix them, from those that entered it."""
+        return share
+
+    def patch_share(self, mask: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        """The partner's part `(B, n)` of the pixels that each of the final patches was made of."""
+        share = self.start_share(mask, image_share, size)
+        for index in range(self.depth):
+            share = self.pass_by(index, self.arrive(index, share, image_share, size), size)
+        return share[:, self.prefix :]
+
+    def patch_mask(self, mask: Tensor, index: int, size: Grid) -> Tensor:
+        """A mask `(B or 1, h, w)` on the patches of a block, `(B or 1, n)`: what the top-left pixel of each is."""
+        (rows, columns), stride = self.grids(size)[index], self.embed_stride(size)
+        merges = self.blocks[index].stage - self.blocks[0].stage
+        down = torch.arange(rows, device=mask.device) * (stride[0] << merges)
+        right = torch.arange(columns, device=mask.device) * (stride[1] << merges)
+        down, right = down.clamp_max(size[0] - 1), right.clamp_max(size[1] - 1)
+        down, right = down * mask.shape[1] // size[0], right * mask.shape[2] // size[1]
+        return mask[:, down][:, :, right].flatten(1)
+
+    def read_share(self, share: Tensor, final: Tensor | None) -> Tensor:
+        """The classifier's view `(B,)` of the shares `(B, N)` of the final tokens."""
+        if self.readout == "class":
+            return share[:, : self.read_tokens].mean(1)
+        patches = share[:, self.prefix :].mean(1)
+        return patches if self.readout == "mean" else (share[:, 0] + patches) / 2
+
+    # The head
+
+    def final_tokens(self, output: Tensor) -> Tensor:
+        """The final tokens `(B, N, C)`, from what `final_module` returned."""
+        return output.flatten(1, -2)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits of vectors `(B, C)` pooled from final tokens, through whatever follows pooling in the model."""
+        return self.model.head(self.model.head_drop(pooled))
+
+    def stop_after(self, block: int, images: Tensor) -> None:
+        """Runs the model up to and including a block, for what is heard on the way."""
+        self.model.forward_intermediates(images, indices=[block], stop_early=True, intermediates_only=True)
+
+
+def check_size(size: Grid, wanted: Grid) -> None:
+    if wanted != size:
+        raise ValueError(
+            f"this model takes images of {wanted[0]}x{wanted[1]}, got {size[0]}x{size[1]}; "
+            "resize them, or build the model with this image size"
+        )
+
+
+def check_divides(size: Grid, patch: Grid) -> None:
+    if size[0] % patch[0] or size[1] % patch[1]:
+        raise ValueError(
+            f"images of {size[0]}x{size[1]} do not divide into patches of {patch[0]}x{patch[1]}; resize them"
+        )
+
+
+def split_heads(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
+    """Queries, keys, ... `(B, H, N, d)`, the first `kinds` of a projection that has three of them stacked."""
+    rows = weight.shape[0] // 3 * kinds
+    both = nn.functional.linear(tokens, weight[:rows], None if bias is None else bias[:rows])
+    return stacked_heads(both, heads, kinds=kinds)
+
+
+def project_heads(tokens: Tensor, module: nn.Module, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
+    """The same for a module, which may be more than a matrix, such as one with low-rank adapters."""
+    if type(module) is nn.Linear and "forward" not in module.__dict__:  # older torch.compile has no vars()
+        return split_heads(tokens, module.weight, module.bias, heads, kinds=kinds)
+    return stacked_heads(module.forward(tokens), heads, kinds=3)[:kinds]
+
+
+def stacked_heads(projected: Tensor, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
+    """Views `(B, H, N, d)` of a projection `(B, N, kinds * H * d)`."""
+    return projected.unflatten(-1, (kinds, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def one_head_each(projected: Tensor, heads: int) -> Tensor:
+    """View `(B, H, N, d)` of a projection `(B, N, H * d)`."""
+    return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class ReplacedForward:
+    """A module's forward pass, replaced by `block.forward` until removed; several blocks may listen at a time.
+
+    For attention whose queries and keys no submodule shows. The replacement computes what the original did. The blocks
+    hang on the module, since older versions of `torch.compile` follow objects from there only.
+    """
+
+    def __init__(self, module: nn.Module, block: "ReplacedBlock") -> None:
+        if "forward" in vars(module) and "vitmix_blocks" not in vars(module):
+            raise ValueError(
+                f"the forward pass of a {type(module).__name__} was replaced, and reading its attention replaces it "
+                "too; take the other replacement off"
+            )
+        self.module, self.block = module, block
+        module.__dict__.setdefault("vitmix_blocks", []).append(block)
+        module.__dict__["forward"] = partial(_forward_by_block, module)
+
+    def remove(self) -> None:
+        blocks = self.module.__dict__.get("vitmix_blocks", [])
+        if self.block in blocks:
+            blocks.remove(self.block)
+        if not blocks:
+            self.module.__dict__.pop("vitmix_blocks", None)
+            self.module.__dict__.pop("forward", None)
+
+
+def _forward_by_block(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module.vitmix_blocks[0].forward(*args, **kwargs)
+
+
+class ReplacedBlock(BlockReader):
+    """A block whose attention is run by `forward`, which tells every block that listens to this attention."""
+
+    def hooks(self) -> Handles:
+        return [ReplacedForward(self.attention, self)]
+
+    def tell(self, flow: Flow) -> None:
+        for block in self.attention.vitmix_blocks:
+            if block.wanted():
+                block.report(flow)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError

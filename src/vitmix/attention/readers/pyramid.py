@@ -1,0 +1,280 @@
+"""Pyramids: Swin (attention within shifted windows) and PVT (attention to spatially reduced keys)."""
+
+from typing import Any, ClassVar
+
+import torch
+from timm.models import pvt_v2, swin_transformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitmix.attention.flow import Flow, Products, Reduced, Windows, cut_windows
+from vitmix.attention.readers.base import (
+    BlockReader,
+    Handles,
+    Reader,
+    check_divides,
+    one_head_each,
+    project_heads,
+    stacked_heads,
+)
+from vitmix.mix import Grid, initial_token_share, resample_mask
+from vitmix.models import pvt
+
+
+class PyramidReader(Reader):
+    """A model in stages, each of which starts by merging tokens."""
+
+    def grids(self, size: Grid) -> tuple[Grid, ...]:
+        grids = [self.embed_grid(size)]
+        for before, block in zip(self.blocks[:-1], self.blocks[1:], strict=True):
+            grids.append(self.merged_grid(grids[-1]) if block.stage != before.stage else grids[-1])
+        return tuple(grids)
+
+    def merged_grid(self, grid: Grid) -> Grid:
+        """The grid after a merge of 2 x 2 tokens, padded where it is odd."""
+        return -(-grid[0] // 2), -(-grid[1] // 2)
+
+    def merged_share(self, share: Tensor) -> Tensor:
+        """The mean over each 2 x 2 cell of a grid of shares `(B, 1, H, W)`; padding does not count."""
+        return F.avg_pool2d(share, 2, 2, ceil_mode=True, count_include_pad=False)
+
+    def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        if index == 0 or self.blocks[index].stage == self.blocks[index - 1].stage:
+            return share
+        grid = self.grids(size)[index - 1]
+        merged = self.merged_share(share.view(-1, 1, *grid)).flatten(1)
+        return initial_token_share(merged, image_share, prefix=self.blocks[index].prefix)
+
+    def stop_after(self, block: int, images: Tensor) -> None:
+        stage = self.blocks[block].stage
+        self.model.forward_intermediates(images, indices=[stage], stop_early=True, intermediates_only=True)
+
+
+# Swin
+
+
+class WindowBlock(BlockReader):
+    """timm's Swin block: the grid is rolled, then padded, then cut into windows."""
+
+    no_bank = "a window has no place for tokens from elsewhere"
+    grid: Grid | None = None
+    mask: Tensor | None = None
+
+    def hooks(self) -> Handles:
+        return [
+            self.module.register_forward_pre_hook(self._on_block),
+            self.attention.register_forward_pre_hook(self._on_call, with_kwargs=True),
+            self.attention.qkv.register_forward_hook(self._on_projected),
+        ]
+
+    def _on_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.grid = (args[0].shape[1], args[0].shape[2])
+
+    def _on_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.mask = kwargs.get("mask") if len(args) < 2 else args[1]
+
+    def _on_projected(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        mask, self.mask = self.mask, None
+        if self.wanted():
+            assert self.grid is not None
+            query, key, _ = stacked_heads(output, self.attention.num_heads, kinds=3)
+            self.report(self._flow(query, key, mask, self.grid))
+
+    def _flow(self, query: Tensor, key: Tensor, mask: Tensor | None, grid: Grid) -> Flow:
+        with torch.no_grad():  # nothing may be saved for backward: activation checkpointing counts
+            bias = self.attention._get_rel_pos_bias()
+            bias = bias if mask is None else bias + mask.unsqueeze(1)
+        products = Products(query, key, bias=bias)
+        return Windows(products, grid, tuple(self.module.window_size), tuple(self.module.shift_size))
+
+    def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
+        block, grid = self.module, (tokens.shape[1], tokens.shape[2])
+        windows = cut_windows(self.norm.forward(tokens), block.window_size, block.shift_size, pad_first=False)
+        mask = block.get_attn_mask(tokens) if getattr(block, "dynamic_mask", False) else block.attn_mask
+        query, key = project_heads(windows, self.attention.qkv, self.attention.num_heads, kinds=2)
+        return self._flow(query, key, mask, grid)
+
+
+class SwinReader(PyramidReader):
+    def classify(self, pooled: Tensor) -> Tensor:
+        head = self.model.head
+        return head.fc(head.drop(pooled))
+
+
+def read_swin(model: Any) -> Reader:
+    if model.head.global_pool.pool_type != "avg":
+        raise ValueError("a SwinTransformer can be read if it pools by 'avg'")
+    blocks = [
+        WindowBlock(
+            block,
+            _exactly(block.attn, swin_transformer.WindowAttention),
+            norm=block.norm1,
+            prefix=0,
+            class_token=False,
+            width=block.dim,
+            stage=number,
+        )
+        for number, stage in enumerate(model.layers)
+        for block in (_exactly(each, swin_transformer.SwinTransformerBlock) for each in stage.blocks)
+    ]
+    return SwinReader(model, list(blocks), final_module=model.norm, prefix=0, readout="mean")
+
+
+# PVT
+
+
+class ReducedBlock(BlockReader):
+    """PVT's block: keys are means over r x r cells (or, in the linear form, over a fixed 7 x 7 grid of cells)."""
+
+    no_bank: ClassVar[str | None] = "its keys are cells of a grid, and appended tokens have no place in it"
+    grid: Grid | None = None
+    query: Tensor | None = None
+
+    def hooks(self) -> Handles:
+        return [
+            self.attention.register_forward_pre_hook(self._on_call),
+            self.attention.q.register_forward_hook(self._on_query),
+            self.attention.kv.register_forward_hook(self._on_keys),
+        ]
+
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.grid = (args[1][0], args[1][1])
+
+    def _on_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.query = output if self.wanted() else None
+
+    def _on_keys(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if self.query is not None:
+            query, self.query = self.query, None
+            assert self.grid is not None
+            self.report(self._flow(query, output, self.grid))
+
+    def _flow(self, query: Tensor, keys_values: Tensor, grid: Grid) -> Flow:
+        heads = self.attention.num_heads
+        key, _ = stacked_heads(keys_values, heads, kinds=2)
+        products = Products(one_head_each(query, heads), key, prefix=self.prefix)
+        cells = reduction(self.attention, grid, query)
+        return products if cells is None else Reduced(products, *cells)
+
+    def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
+        attention, grid = self.attention, (arguments[0][0], arguments[0][1])
+        normed = self.norm.forward(tokens)
+        keys = normed
+        if attention.sr is not None:
+            image = normed.transpose(1, 2).unflatten(2, grid)
+            if getattr(attention, "pool", None) is not None:
+                image = attention.pool.forward(image)
+            keys = attention.norm.forward(attention.sr.forward(image).flatten(2).transpose(1, 2))
+            if getattr(attention, "act", None) is not None:
+                keys = attention.act.forward(keys)
+        return self._flow(attention.q.forward(normed), attention.kv.forward(keys), grid)
+
+
+def reduction(attention: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The averaging weights of the cells behind the keys, along rows and columns; None if keys are the tokens."""
+    if attention.sr is None:
+        return None
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    eyes = [torch.eye(side, dtype=dtype, device=like.device) for side in grid]
+    if getattr(attention, "pool", None) is not None:
+        cells = attention.pool.output_size
+        rows, columns = (F.adaptive_avg_pool1d(eye, cells).T for eye in eyes)
+    else:
+        ratio = attention.sr.stride[0]
+        rows, columns = (F.avg_pool1d(eye, ratio, ratio).T for eye in eyes)
+    return rows, columns
+
+
+class PVT2Reader(PyramidReader):
+    """PVT v2: overlapping patches, whose shares count the pixels or tokens under the kernel."""
+
+    def embed_grid(self, size: Grid) -> Grid:
+        return self._strided(size, self.model.patch_embed.proj)
+
+    def embed_stride(self, size: Grid) -> Grid:
+        return self.model.patch_embed.proj.stride
+
+    def merged_grid(self, grid: Grid) -> Grid:
+        return self._strided(grid, self.model.stages[1].downsample.proj)
+
+    def _strided(self, size: Grid, conv: nn.Conv2d) -> Grid:
+        rows, columns = (
+            (side + 2 * int(conv.padding[axis]) - conv.kernel_size[axis]) // conv.stride[axis] + 1
+            for axis, side in enumerate(size)
+        )
+        return rows, columns
+
+    def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
+        pixels = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype)
+        return _under_kernel(pixels.unsqueeze(1), self.model.patch_embed.proj).squeeze(1)
+
+    def merged_share(self, share: Tensor) -> Tensor:
+        return _under_kernel(share, self.model.stages[1].downsample.proj)
+
+
+def _under_kernel(grid: Tensor, conv: nn.Conv2d) -> Tensor:
+    padding = tuple(int(side) for side in conv.padding)
+    return F.avg_pool2d(grid, conv.kernel_size, conv.stride, padding, count_include_pad=False)
+
+
+def read_pvt2(model: Any) -> Reader:
+    if model.global_pool != "avg":
+        raise ValueError("a PyramidVisionTransformerV2 can be read if it pools by 'avg'")
+    blocks = [
+        ReducedBlock(
+            _exactly(block, pvt_v2.Block),
+            _exactly(block.attn, pvt_v2.Attention),
+            norm=block.norm1,
+            prefix=0,
+            class_token=False,
+            width=block.attn.dim,
+            stage=number,
+        )
+        for number, stage in enumerate(model.stages)
+        for block in stage.blocks
+    ]
+    return PVT2Reader(model, list(blocks), final_module=model.stages[-1].norm, prefix=0, readout="mean")
+
+
+class PVT1Reader(PyramidReader):
+    """PVT v1: the class token enters at the last stage."""
+
+    def embed_grid(self, size: Grid) -> Grid:
+        check_divides(size, (self.model.size_multiple, self.model.size_multiple))
+        return size[0] // 4, size[1] // 4
+
+    def merged_grid(self, grid: Grid) -> Grid:
+        return grid[0] // 2, grid[1] // 2
+
+
+def read_pvt1(model: Any) -> Reader:
+    if model.global_pool != "token":
+        raise ValueError("a PyramidVisionTransformer can be read if its classifier looks at the class token")
+    last = len(model.stages) - 1
+    blocks = [
+        ReducedBlock(
+            _exactly(block, pvt.PvtBlock),
+            _exactly(block.attn, pvt.PvtAttention),
+            norm=block.norm1,
+            prefix=int(number == last),
+            class_token=number == last,
+            width=block.attn.q.in_features,
+            stage=number,
+        )
+        for number, stage in enumerate(model.stages)
+        for block in stage.blocks
+    ]
+    return PVT1Reader(model, list(blocks), final_module=model.norm, prefix=1, readout="class")
+
+
+def _exactly(module: Any, kind: type) -> Any:
+    if type(module) is not kind:
+        raise ValueError(f"a pyramid with {type(module).__name__} in the place of {kind.__name__} cannot be read")
+    return module
+
+
+READERS: dict[type[nn.Module], Any] = {
+    swin_transformer.SwinTransformer: read_swin,
+    pvt_v2.PyramidVisionTransformerV2: read_pvt2,
+    pvt.PyramidVisionTransformer: read_pvt1,
+}

@@ -1,0 +1,272 @@
+"""Models without attention, for aligned shares: MLP-Mixer and ResMLP, ConvNeXt, ResNet (TL-Align, appendix D).
+
+Five operations cover them. Spatial mixing is a weighted mean with the absolute weights, averaged over channels and
+normalized over what lies inside the image; channel mixing and pointwise layers change nothing; a residual connection is
+the mean of both sides; a stride or a pooling is the mean over its cell.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models import convnext, mlp_mixer, resnet
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitmix.attention.flow import Flow, Matrix, Steps
+from vitmix.attention.readers.base import BlockReader, Handles, Reader, check_size
+from vitmix.attention.readers.pyramid import PyramidReader
+from vitmix.mix import Grid, resample_mask
+
+Step = Callable[[Tensor], Tensor]
+
+
+# Operations on a grid of shares (B, 1, H, W)
+
+
+def token_mixing_weights(*layers: Tensor) -> Tensor:
+    """Row-normalized weights `(N, N)` of linear layers over tokens applied one after the other."""
+    exact = [layer.detach().abs().to(torch.promote_types(layer.dtype, torch.float32)) for layer in layers]
+    with torch.autocast(exact[0].device.type, enabled=False):
+        product = exact[0]
+        for layer in exact[1:]:
+            product = layer @ product
+    return product / product.sum(1, keepdim=True).clamp_min(torch.finfo(product.dtype).tiny)
+
+
+def convolve_share(grid: Tensor, conv: nn.Conv2d) -> Tensor:
+    """Shares after a convolution: means under its kernel, weighted by absolute weights averaged over channels."""
+    kernel = conv.weight.detach().abs().mean((0, 1), dtype=grid.dtype)[None, None]
+    assert not isinstance(conv.padding, str)
+    settings: dict[str, Any] = dict(stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
+    with torch.autocast(grid.device.type, enabled=False):
+        inside = F.conv2d(torch.ones_like(grid[:1]), kernel, **settings)
+        return F.conv2d(grid, kernel, **settings) / inside.clamp_min(torch.finfo(grid.dtype).tiny)
+
+
+def aggregate_share(grid: Tensor, stride: Grid) -> Tensor:
+    """The mean over each cell; cells at the border count what they have."""
+    if stride == (1, 1):
+        return grid
+    return F.avg_pool2d(grid, stride, stride, ceil_mode=True, count_include_pad=False)
+
+
+def pool_share(grid: Tensor, pool: Any) -> Tensor:
+    """The mean under a pooling window, whatever it takes from it."""
+    return F.avg_pool2d(grid, pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, count_include_pad=False)
+
+
+def same_share(grid: Tensor) -> Tensor:
+    return grid
+
+
+class SpatialBlock(BlockReader):
+    no_bank = "it has no attention"
+
+    def hooks(self) -> Handles:
+        return [self.module.register_forward_pre_hook(self._on_block)]
+
+    def _on_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if self.wanted():
+            self.report(self.flow(args[0]))
+
+    def flow(self, features: Tensor) -> Flow:
+        raise NotImplementedError
+
+
+class SpatialReader(PyramidReader):
+    @property
+    def has_attention(self) -> bool:
+        return False
+
+    def final_tokens(self, output: Tensor) -> Tensor:
+        return output.flatten(2).transpose(1, 2)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.forward_head(pooled[:, :, None, None])
+
+
+# MLP-Mixer, ResMLP
+
+
+class TokenMixingBlock(SpatialBlock):
+    def flow(self, features: Tensor) -> Flow:
+        if isinstance(self.module, mlp_mixer.MixerBlock):
+            mlp: Any = self.module.mlp_tokens
+            return Matrix(token_mixing_weights(mlp.fc1.weight, mlp.fc2.weight))
+        return Matrix(token_mixing_weights(self.attention.weight))
+
+
+class MixerReader(Reader):
+    @property
+    def has_attention(self) -> bool:
+        return False
+
+    def embed_grid(self, size: Grid) -> Grid:
+        check_size(size, tuple(self.model.stem.img_size))
+        return self.model.stem.grid_size
+
+    def embed_stride(self, size: Grid) -> Grid:
+        return self.model.stem.patch_size
+
+
+def read_mixer(model: Any) -> Reader:
+    blocks = []
+    for block in model.blocks:
+        if type(block) not in (mlp_mixer.MixerBlock, mlp_mixer.ResBlock):
+            raise ValueError(
+                f"an MlpMixer of {type(block).__name__} cannot be read: its weights between tokens depend on the tokens"
+            )
+        mixing = block.mlp_tokens if type(block) is mlp_mixer.MixerBlock else block.linear_tokens
+        settings: dict[str, Any] = dict(norm=block.norm1, prefix=0, class_token=False, width=model.embed_dim)
+        blocks.append(TokenMixingBlock(block, mixing, **settings))
+    if model.global_pool != "avg":
+        raise ValueError("an MlpMixer can be read if it pools by 'avg'")
+    return MixerReader(model, blocks, final_module=model.norm, prefix=0, readout="mean")
+
+
+# ConvNeXt
+
+
+class DepthwiseBlock(SpatialBlock):
+    def flow(self, features: Tensor) -> Flow:
+        grid = (features.shape[2], features.shape[3])
+        return Steps(grid, [partial(convolve_share, conv=self.attention)], same_share)
+
+
+class ConvNeXtReader(SpatialReader):
+    def embed_grid(self, size: Grid) -> Grid:
+        return _after_convs(size, self.model.stem)
+
+    def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
+        grid = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype).unsqueeze(1)
+        return _through_convs(grid, self.model.stem).squeeze(1)
+
+    def merged_grid(self, grid: Grid) -> Grid:
+        return grid[0] // 2, grid[1] // 2
+
+    def merged_share(self, share: Tensor) -> Tensor:
+        return F.avg_pool2d(share, 2, 2)
+
+
+def read_convnext(model: Any) -> Reader:
+    _check_mean_pooling(model, model.head.global_pool)
+    blocks: list[BlockReader] = []
+    for number, stage in enumerate(model.stages):
+        if number and _convs(stage.downsample)[0].stride != (2, 2):
+            raise ValueError("a dilated ConvNeXt cannot be read; build it with output_stride=32")
+        for block in stage.blocks:
+            if type(block) is not convnext.ConvNeXtBlock or not isinstance(block.shortcut, nn.Identity):
+                raise ValueError("only a ConvNeXt of plain ConvNeXtBlocks can be read")
+            settings: dict[str, Any] = dict(
+                norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number
+            )
+            blocks.append(DepthwiseBlock(block, block.conv_dw, **settings))
+    return ConvNeXtReader(model, blocks, final_module=model.norm_pre, prefix=0, readout="mean")
+
+
+# ResNet
+
+
+class ResidualBlock(SpatialBlock):
+    def flow(self, features: Tensor) -> Flow:
+        block: Any = self.module
+        convs = (block.conv1, block.conv2, getattr(block, "conv3", None))
+        steps: list[Step] = [
+            partial(convolve_share, conv=conv) for conv in convs if conv is not None and conv.kernel_size != (1, 1)
+        ]
+        return Steps((features.shape[2], features.shape[3]), steps, _shortcut(block))
+
+
+def _shortcut(block: Any) -> Step:
+    if block.downsample is None:
+        return same_share
+    return partial(aggregate_share, stride=(block.stride, block.stride))
+
+
+class ResNetReader(SpatialReader):
+    def grids(self, size: Grid) -> tuple[Grid, ...]:
+        grid, grids = self.embed_grid(size), []
+        for block in self.blocks:
+            stride = block.module.stride
+            grid = -(-grid[0] // stride), -(-grid[1] // stride)
+            grids.append(grid)
+        return tuple(grids)
+
+    def embed_grid(self, size: Grid) -> Grid:
+        grid, pool = _after_convs(size, self.model.conv1), self.model.maxpool
+        rows, columns = ((side + 2 * pool.padding - pool.kernel_size) // pool.stride + 1 for side in grid)
+        return rows, columns
+
+    def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
+        grid = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype).unsqueeze(1)
+        return pool_share(_through_convs(grid, self.model.conv1), self.model.maxpool).squeeze(1)
+
+    def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
+        return share  # strides are inside the blocks
+
+    def pass_by(self, index: int, share: Tensor, size: Grid) -> Tensor:
+        stride = self.blocks[index].module.stride
+        grid = self.embed_grid(size) if index == 0 else self.grids(size)[index - 1]
+        return aggregate_share(share.view(len(share), 1, *grid), (stride, stride)).flatten(1)
+
+    def embed_stride(self, size: Grid) -> Grid:
+        strides = [conv.stride for conv in _convs(self.model.conv1)]
+        rows, columns = (math.prod(each) * self.model.maxpool.stride for each in zip(*strides, strict=True))
+        return rows, columns
+
+
+def read_resnet(model: Any) -> Reader:
+    _check_mean_pooling(model, model.global_pool)
+    if type(model.maxpool) is not nn.MaxPool2d:
+        raise ValueError(f"a ResNet whose stem pools by {type(model.maxpool).__name__} cannot be read")
+    blocks: list[BlockReader] = []
+    for number, stage in enumerate((model.layer1, model.layer2, model.layer3, model.layer4)):
+        for block in stage:
+            smooth = getattr(block, "aa", None)
+            if type(block) not in (resnet.BasicBlock, resnet.Bottleneck) or not isinstance(
+                smooth, nn.Identity | type(None)
+            ):
+                raise ValueError("only a ResNet of plain BasicBlocks or Bottlenecks, without blur pooling, can be read")
+            if block.dilation != 1:
+                raise ValueError("a dilated ResNet cannot be read; build it with output_stride=32")
+            last = block.conv3 if type(block) is resnet.Bottleneck else block.conv2
+            settings: dict[str, Any] = dict(
+                norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number
+            )
+            blocks.append(ResidualBlock(block, block.conv2, **settings))
+    return ResNetReader(model, blocks, final_module=model.layer4[-1], prefix=0, readout="mean")
+
+
+def _check_mean_pooling(model: nn.Module, pool: Any) -> None:
+    if pool.pool_type != "avg":
+        raise ValueError(f"a {type(model).__name__} that pools by {pool.pool_type!r} cannot be read; it must be 'avg'")
+
+
+def _convs(module: nn.Module) -> list[nn.Conv2d]:
+    return [each for each in module.modules() if isinstance(each, nn.Conv2d)]
+
+
+def _after_convs(size: Grid, stem: nn.Module) -> Grid:
+    rows, columns = size
+    for conv in _convs(stem):
+        assert not isinstance(conv.padding, str)
+        rows = (rows + 2 * conv.padding[0] - conv.kernel_size[0]) // conv.stride[0] + 1
+        columns = (columns + 2 * conv.padding[1] - conv.kernel_size[1]) // conv.stride[1] + 1
+    return rows, columns
+
+
+def _through_convs(grid: Tensor, stem: nn.Module) -> Tensor:
+    for conv in _convs(stem):
+        patches = conv.kernel_size == conv.stride
+        grid = F.avg_pool2d(grid, conv.kernel_size, conv.stride) if patches else convolve_share(grid, conv)
+    return grid
+
+
+READERS: dict[type[nn.Module], Any] = {
+    mlp_mixer.MlpMixer: read_mixer,
+    convnext.ConvNeXt: read_convnext,
+    resnet.ResNet: read_resnet,
+}

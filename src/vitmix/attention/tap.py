@@ -1,0 +1,355 @@
+"""Attention statistics from chosen blocks, read from outside while fused attention keeps running.
+
+The readers of `vitmix.attention.readers` find each block's flow while it runs. What is recorded of it lands in the
+slots of a `Tape`, one tape per batch. Nothing happens unless a tape is in place.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.flow import Flow
+from vitmix.attention.readers import BlockReader, Reader, read_model
+from vitmix.mix import Grid
+
+Blocks = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record in a forward pass, by block.
+
+    Attributes:
+        class_row, column_mean: blocks whose statistic is kept.
+        carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
+        layers: blocks whose flow is kept, for roll-out.
+        tokens: blocks whose input tokens are kept.
+        final: whether the tokens after the final norm are kept.
+        bank: blocks at which extra keys and values may be appended (vertical TokenMixup).
+        mixed: blocks whose input tokens may be replaced (horizontal TokenMixup).
+    """
+
+    class_row: Blocks = frozenset()
+    column_mean: Blocks = frozenset()
+    carry: Blocks = frozenset()
+    residual: bool = True
+    layers: Blocks = frozenset()
+    tokens: Blocks = frozenset()
+    final: bool = False
+    bank: Blocks = frozenset()
+    mixed: Blocks = frozenset()
+
+    def __or__(self, other: "Plan") -> "Plan":
+        merged = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self) if f.name != "residual"}
+        return Plan(residual=self.residual and other.residual, **merged)
+
+    @property
+    def attention(self) -> Blocks:
+        """The blocks whose flow is needed at all."""
+        return self.class_row | self.column_mean | self.carry | self.layers
+
+
+@dataclass
+class Tape:
+    """What one forward pass leaves behind. Slots are overwritten, never appended to.
+
+    `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
+    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
+    recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
+    decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
+    reads. A tape for `one_pass` does not take a second one for the batch's, nor one of another number of images than
+    `batch`: `entered` is the last block that ran, `passing` says that other images run.
+    """
+
+    plan: Plan
+    actors: tuple[Any, ...] = ()
+    targets: Tensor | None = None
+    size: Grid = (0, 0)
+    brief: bool = False
+    image_share: Tensor | None = None
+    class_row: dict[int, Tensor] = field(default_factory=dict)
+    column_mean: dict[int, Tensor] = field(default_factory=dict)
+    token_share: dict[int, Tensor] = field(default_factory=dict)
+    layers: dict[int, Flow] = field(default_factory=dict)
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    bank_share: dict[int, Tensor] = field(default_factory=dict)
+    final: Tensor | None = None
+    closed: bool = False
+    one_pass: bool = False
+    batch: int = 0
+    passing: bool = False
+    entered: int = -1
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran, as far as anything was to be recorded of it."""
+        return self.entered >= 0 or self.final is not None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is wanted of the pass."""
+        # By length: torch.compile up to 2.11 does not ask a tuple whether it is empty.
+        return len(self.actors) > 0 or len(self.plan.attention) > 0 or self.plan.final
+
+    def is_other(self, images: int | None) -> bool:
+        """Whether a pass cannot be the batch's by its number of images, where that is known."""
+        return self.one_pass and images is not None and images != self.batch
+
+    def takes(self, index: int, images: int | None, training: bool) -> bool:
+        """Whether the pass that enters a block is the batch's; in evaluation mode other images pass by."""
+        other = self.is_other(images)
+        self.passing = other and not training
+        if self.passing:
+            return False
+        if index <= self.entered:
+            self.refuse_second_pass(training)
+            return False
+        if other:
+            raise RuntimeError(
+                f"the model got {images} images, and the mixed batch has {self.batch}; run it on the whole mixed batch "
+                "at once, or mix smaller batches"
+            )
+        self.entered = index
+        return True
+
+    def refuse_second_pass(self, training: bool) -> None:
+        """Closes the tape before a pass in evaluation mode; one in training mode may be the mixed batch's, or not."""
+        if training:
+            raise RuntimeError(
+                "the model ran twice between mixing a batch and its loss, and only one of the passes is of that batch; "
+                "take the loss before running other images, or run them before mixing"
+            )
+        self.closed = True
+
+    def share_before(self, block: int, reader: Reader) -> Tensor:
+        """The token shares `(B, N)` that enter a block; the number of blocks asks for those that leave the last."""
+        last = block - 1
+        while last >= 0 and last not in self.plan.carry:
+            last -= 1
+        share = recorded(self.token_share, "carried share", last)
+        assert self.image_share is not None
+        for index in range(last + 1, min(block, reader.last) + 1):
+            share = reader.arrive(index, share, self.image_share, self.size)
+            if index < block:
+                share = reader.pass_by(index, share, self.size)
+        return share
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
+        return Tape, (Plan(),)
+
+
+class Recorder:
+    """The hooks on one model for the union of some plans, and the tape they currently write to."""
+
+    def __init__(self, reader: Reader, plan: Plan) -> None:
+        self.reader = reader
+        self.tape: Tape | None = None
+        self._handles: list[Any] = []
+        try:
+            self._install(plan)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, plan: Plan) -> None:
+        add = self._handles.append
+        indices = sorted(plan.attention | plan.tokens | plan.bank | plan.mixed)
+        if indices:
+            self._handles += self.reader.hooks()
+        for index in indices:
+            block = self.reader.block(index)
+            hooks = _BlockHooks(self, block, index)
+            add(block.module.register_forward_pre_hook(hooks.enter, with_kwargs=True))
+            if index in plan.bank:
+                add(block.norm.register_forward_pre_hook(hooks.extend))
+                add(block.attention.register_forward_hook(hooks.shorten))
+            if index in plan.attention:
+                self._handles += block.listen(hooks)
+        if plan.final:
+            add(self.reader.final_module.register_forward_hook(self._final))
+
+    def remove(self) -> None:
+        for handle in reversed(self._handles):
+            handle.remove()
+        self._handles.clear()
+        self.tape = None
+
+    def active(self) -> Tape | None:
+        """The tape hooks should serve now: an open one, or a closed one whose blocks are run again in backward."""
+        tape = self.tape
+        if tape is None or not tape.closed:
+            return tape
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return None
+        return tape
+
+    def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        tape = self.active()
+        if tape is None or not tape.plan.final or tape.closed or tape.passing:
+            return
+        if tape.is_other(_count((output,))) and not module.training:
+            return
+        if tape.one_pass and tape.final is not None:
+            tape.refuse_second_pass(module.training)
+        else:
+            tape.final = self.reader.final_tokens(output)
+
+
+class _BlockHooks:
+    """The hooks of one block. Methods rather than closures, so that a deep copy of the model is wired to itself."""
+
+    def __init__(self, recorder: Recorder, block: BlockReader, index: int) -> None:
+        self.recorder, self.block, self.index = recorder, block, index
+
+    @property
+    def training(self) -> bool:
+        return self.block.module.training
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tape = self.recorder.active()
+        if tape is None:
+            return None
+        if tape.one_pass and tape.asks and not tape.closed and not tape.takes(self.index, _count(args), self.training):
+            return None
+        if not (tape.actors or self.index in tape.plan.tokens):
+            return None  # nothing to do here: the tokens keep their memory layout
+        tokens = args[0].flatten(1, -2)
+        if self.training:
+            for actor in tape.actors:
+                tokens = actor.at_input(self.index, tokens, tape, args, kwargs)
+        if self.index in tape.plan.tokens and not tape.closed:
+            tape.tokens[self.index] = tokens
+        return (tokens.view(args[0].shape), *args[1:]), kwargs
+
+    def extend(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        tape = self.recorder.active()
+        if tape is None or not self.training:
+            return None
+        tokens = args[0]
+        for actor in tape.actors:
+            bank = actor.bank(self.index, tape)
+            if bank is not None:
+                tokens = torch.cat([tokens, bank], dim=1)
+        return (tokens, *args[1:])
+
+    def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        tape = self.recorder.active()
+        if tape is None or not self.training:
+            return None
+        extra = self._extra(tape)
+        if not extra:
+            return None
+        tokens = output[0] if isinstance(output, tuple) else output  # with attention weights, or alone
+        tokens = tokens[:, : tokens.shape[1] - extra]
+        return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
+
+    def _extra(self, tape: Tape) -> int:
+        return sum(actor.bank_length(self.index, tape) for actor in tape.actors) if self.training else 0
+
+    def wanted(self) -> bool:
+        tape = self.recorder.active()
+        return tape is not None and not (tape.closed or tape.passing) and self.index in tape.plan.attention
+
+    def receive(self, flow: Flow) -> None:
+        tape = self.recorder.active()
+        assert tape is not None
+        plan, index = tape.plan, self.index
+        extra = self._extra(tape)
+        if extra:
+            flow = flow.with_bank(extra, tape.bank_share.get(index))
+        if index in plan.layers:
+            tape.layers[index] = flow
+        if index in plan.class_row:
+            tape.class_row[index] = flow.class_row()
+        if index in plan.column_mean:
+            tape.column_mean[index] = flow.column_mean()
+        if index in plan.carry:
+            reader = self.recorder.reader
+            share = tape.share_before(index, reader)
+            last = tape.brief and index == reader.last and reader.readout == "class"
+            rows = reader.read_tokens if last else None
+            tape.token_share[index] = flow.update(share, residual=plan.residual, rows=rows)
+
+
+class AttentionTap:
+    """Attention statistics of chosen blocks for as long as a `with` block lasts.
+
+        with AttentionTap(model, class_row=[-1]) as tap:
+            logits = model(images)
+        tap.class_row(-1)  # (B, n)
+
+    Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
+
+    Args:
+        attention: blocks whose whole softmaxed maps, or flow, are wanted, for analysis; computed when asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        class_row: Iterable[int] = (),
+        column_mean: Iterable[int] = (),
+        attention: Iterable[int] = (),
+    ) -> None:
+        self.reader = read_model(model)
+        self.reader.need_attention("a map of attention")
+        self._plan = Plan(
+            class_row=frozenset(map(self.reader.resolve, class_row)),
+            column_mean=frozenset(map(self.reader.resolve_patches, column_mean)),
+            layers=frozenset(map(self.reader.resolve, attention)),
+        )
+        for block in self._plan.class_row:
+            if not (self.reader.block(block).prefix and getattr(self.reader.model, "has_class_token", True)):
+                raise ValueError(
+                    f"block {block} of this {self.reader.name} has no class token; use column_mean instead"
+                )
+        self._tape = Tape(self._plan)
+        self._recorder: Recorder | None = None
+
+    def __enter__(self) -> "AttentionTap":
+        self._recorder = Recorder(self.reader, self._plan)
+        self._recorder.tape = self._tape
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._recorder is not None:
+            self._recorder.remove()
+
+    def class_row(self, block: int) -> Tensor:
+        """Attention `(B, n)` of the class token to the patches."""
+        return self._slot(self._tape.class_row, "class row", block)
+
+    def column_mean(self, block: int) -> Tensor:
+        """How much each patch is looked at, `(B, n)`."""
+        return recorded(self._tape.column_mean, "column mean", self.reader.resolve_patches(block))
+
+    def attention(self, block: int) -> Tensor:
+        """Softmaxed attention `(B, H, N, N)`."""
+        return self.flow(block).maps()
+
+    def flow(self, block: int) -> Flow:
+        """The attention of a block as something that acts on one number per token, for roll-out."""
+        return self._slot(self._tape.layers, "attention", block)
+
+    def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
+        return recorded(slots, what, self.reader.resolve(block))
+
+
+def _count(args: tuple[Any, ...]) -> int | None:
+    """How many images enter a block; not in a compiled model, which would be compiled for each number of them."""
+    return len(args[0]) if args and not torch.compiler.is_compiling() else None
+
+
+def recorded(slots: dict[int, Any], what: str, block: int) -> Any:
+    """A slot's value; an error where the forward pass did not write it."""
+    if block not in slots:
+        raise RuntimeError(
+            f"the {what} of block {block} was not recorded: it must be asked for when attaching, attaching must come "
+            "before torch.compile's first call, and the model must run on the mixed batch before this"
+        )
+    return slots[block]

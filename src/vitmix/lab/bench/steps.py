@@ -1,0 +1,294 @@
+"""Whole training steps: forward, backward and optimizer, of several methods side by side."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitmix import create
+from vitmix.lab.bench.clock import milliseconds, peak_memory
+from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
+from vitmix.learner import Learner
+from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.parts.hidden import HTM, Horizontal, sample_difficulty
+from vitmix.sampling import Draw, generator_for
+
+BARE = "bare model"  # no library at all: cross-entropy of the model's logits
+
+METHODS = (
+    "cutmix",
+    BARE,
+    "none",
+    "mixup(alpha=0.8)",
+    "tokenmix",
+    "transmix",
+    "tl_align",
+    "smmix",
+    "mixup(alpha=0.8) | smmix",
+    "cutmix + htm",
+    "cutmix + vtm(block=3)",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step trains and how.
+
+    Attributes:
+        easy: the part of the samples that HTM finds easy; its threshold is set so.
+        graphs: compiles with CUDA graphs, which small models need.
+    """
+
+    model: str
+    batch: int
+    size: int | None
+    device: torch.device
+    precision: torch.dtype
+    easy: float
+    graphs: bool
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+
+
+@dataclass
+class StepRow:
+    """Milliseconds of a step of one method in one mode, in repeats of so many `steps`.
+
+    `memory` is in GiB with the model's own, `easy` HTM's mean.
+    """
+
+    method: str
+    mode: str
+    times: list[float] = field(default_factory=list)
+    memory: float | None = None
+    easy: float | None = None
+    steps: int = 1
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+
+class Step:
+    """One method's model, optimizer and step. Neither weights nor choices change: without dropout, easy stays easy.
+
+    `easy` has the part of the samples that HTM found easy in each step.
+    """
+
+    def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels, self.work = images, labels, work
+        compiling: dict[str, Any] = {"fullgraph": True, "dynamic": False}
+        compiling |= {"mode": "reduce-overhead"} if work.graphs else {}
+        module: nn.Module
+        if text == BARE:
+            module = _Bare(_model_for(mode, work))
+        else:
+            module = _learner(text, mode, work, images, labels)
+        if mode == "compiled":
+            module.compile(**compiling)
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
+        self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
+        self.easy: list[Tensor] = []
+
+    def __call__(self, arm: int | None = None) -> None:
+        """A step of one mixer of a switch; if none is named, of the one whose turn it is."""
+        with self.work.autocast():
+            if isinstance(self.module, Learner):
+                choice = self._turn() if arm is None else arm
+                output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, choice))
+                if "htm_samples" in output.counts:
+                    self.easy.append(output.counts["htm_samples"].clone())  # which CUDA graphs write again
+            else:
+                output = self.module(self.images, self.labels)
+        output.loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def whole_rounds(self, count: int) -> int:
+        """`count` steps, or up to four times as many so that a switch takes its mixers as often as its odds say."""
+
+        def off(number: int) -> float:
+            return max(abs(round(number * part) / number - part) for part in self._parts())
+
+        counts = range(count, 4 * count + 1)
+        return next((number for number in counts if off(number) < 0.01), min(counts, key=off))
+
+    def every_arm(self, count: int) -> None:
+        """At least `count` steps, each mixer of a switch as often as the others: to compile, and to see its memory."""
+        arms = len(self.taken) or 1
+        for number in range(math.ceil(count / arms) * arms):
+            self(number % arms)
+
+    def _parts(self) -> list[float]:
+        mixer = self.module.mixer if isinstance(self.module, Learner) else None
+        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
+        return [weight / sum(weights) for weight in weights]
+
+    def _turn(self) -> int:
+        """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
+        number = sum(self.taken)
+        due = [(number + 1) * part - n for part, n in zip(self._parts(), self.taken, strict=True)]
+        choice = due.index(max(due))
+        self.taken[choice] += 1
+        return choice
+
+
+def _draw(learner: Learner, images: Tensor, choice: int) -> Draw:
+    mixer = learner.mixer.mixers[choice]
+    return Draw(choice, mixer.draw(learner.mixing.frame(images), generator_for(0)).values)
+
+
+class _Loss(NamedTuple):
+    loss: Tensor
+
+
+class _Bare(nn.Module):
+    """The model with a plain cross-entropy: the floor of any method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> _Loss:
+        return _Loss(nn.functional.cross_entropy(self.model(images).float(), labels))
+
+
+def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
+    mixer = create(text, build_model(work).num_classes)
+    if any(isinstance(part, HTM) for each in mixer.mixers for part in each.inner):
+        mixer = _with_easy(mixer, _model_for(mode, work), images, labels, work)
+    return Learner(_model_for(mode, work), mixer)
+
+
+def _model_for(mode: str, work: Workload) -> Any:
+    torch.manual_seed(0)
+    model = build_model(work)
+    if mode == "materialized":
+        materialize(model)
+    return model
+
+
+def build_model(work: Workload) -> Any:
+    try:
+        cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
+        fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
+        sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
+        return timm.create_model(work.model, **sized).to(work.device).train()
+    except RuntimeError as error:  # what timm says of names it does not know
+        raise ValueError(f"{error}; timm.list_models() lists what there is") from None
+
+
+def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
+    """Images and labels for a model."""
+    torch.manual_seed(0)
+    channels, *side = model.pretrained_cfg["input_size"]
+    side = [work.size] * 2 if work.size is not None else side
+    images = torch.randn(work.batch, channels, *side, device=work.device)
+    return images, torch.arange(work.batch, device=work.device) % model.num_classes
+
+
+def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
+    """The mixer with HTM's threshold where a given part of the samples is easy."""
+    learner = Learner(model, mixer)
+    thresholds = {}
+    for choice in range(len(mixer.mixers)):
+        with torch.no_grad(), work.autocast():
+            learner(images, labels, draw=_draw(learner, images, choice))
+            recorder = learner.mixing._recorder
+            assert recorder is not None and recorder.tape is not None
+            for actor in recorder.tape.actors:
+                if isinstance(actor, Horizontal):
+                    assert actor.scored is not None and actor.incoming is not None
+                    difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
+                    thresholds[choice, actor.settings] = float(difficulty.float().quantile(work.easy))
+    learner.mixing.close()
+
+    def eased(choice: int, each: Mixer) -> Mixer:
+        inner = tuple(
+            replace(part, tau=thresholds[choice, part]) if isinstance(part, HTM) else part for part in each.inner
+        )
+        return replace(each, inner=inner)
+
+    choices = tuple(eased(choice, each) for choice, each in enumerate(mixer.mixers))
+    return replace(mixer, choices=choices) if isinstance(mixer, Switch) else choices[0]
+
+
+def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:
+    """Why a model does not go with some of the methods, which is better known before the others are measured."""
+    model = build_model(work)
+    images, _ = batch_for(model, work)
+    found = {}
+    for text in methods:
+        if text == BARE:
+            continue
+        try:
+            with create(text, model.num_classes).attach(model) as mixing:
+                for mixer in mixing.mixer.mixers:
+                    mixer.draw(mixing.frame(images))
+        except ValueError as problem:
+            found[text] = str(problem)
+    return found
+
+
+def measure_steps(
+    methods: Sequence[str],
+    modes: Sequence[str],
+    work: Workload,
+    *,
+    repeats: int,
+    steps: int,
+    warmup: int,
+    tell: Callable[[str], None],
+) -> list[StepRow]:
+    """A row for each method and mode; within a mode the repeats of all methods take turns."""
+    images, labels = batch_for(build_model(work), work)
+    rows = []
+    for mode in modes:
+        if mode == "materialized":
+            with statistics_from_matrix():
+                rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
+        else:
+            rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
+    return rows
+
+
+def _measure_mode(
+    methods: Sequence[str],
+    mode: str,
+    work: Workload,
+    images: Tensor,
+    labels: Tensor,
+    repeats: int,
+    steps: int,
+    warmup: int,
+    tell: Callable[[str], None],
+) -> list[StepRow]:
+    torch._dynamo.reset()
+    torch._dynamo.config.cache_size_limit = 64  # one program for each method and arm of a switch
+    running: list[tuple[Step, StepRow]] = []
+    for text in methods:
+        began = time.perf_counter()
+        before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
+        step = Step(text, mode, work, images, labels)
+        row = StepRow(text, mode, steps=step.whole_rounds(steps))
+        step.every_arm(warmup)
+        if not work.graphs:  # whose memory is not counted
+            row.memory = peak_memory(lambda step=step: step.every_arm(4), work.device, above=before)
+        running.append((step, row))
+        tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
+    for number in range(repeats):
+        for step, row in running:
+            step()  # whatever turns to this method again
+            row.times.append(milliseconds(step, row.steps, work.device))
+        tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
+    for step, row in running:
+        row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
+    return [row for _, row in running]

@@ -1,0 +1,34 @@
+"""The subcommands of `vitmix`, one module each."""
+
+from vitmix.lab.cli import (
+    analyze,
+    bench,
+    compare,
+    draw,
+    evaluate,
+    export,
+    maps,
+    methods,
+    models,
+    recipes,
+    report,
+    show,
+    train,
+)
+from vitmix.lab.cli._command import Command as Command
+
+COMMANDS: dict[str, Command] = {
+    "train": train.COMMAND,
+    "eval": evaluate.COMMAND,
+    "export": export.COMMAND,
+    "analyze": analyze.COMMAND,
+    "compare": compare.COMMAND,
+    "report": report.COMMAND,
+    "show": show.COMMAND,
+    "draw": draw.COMMAND,
+    "maps": maps.COMMAND,
+    "recipes": recipes.COMMAND,
+    "methods": methods.COMMAND,
+    "models": models.COMMAND,
+    "bench": bench.COMMAND,
+}

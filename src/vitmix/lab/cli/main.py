@@ -1,0 +1,62 @@
+"""The command `vitmix`: finds the subcommand, reads its arguments, and turns wrong input into one sentence."""
+
+import argparse
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from vitmix.lab.cli import COMMANDS
+
+BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    warnings.formatwarning = lambda message, *_, **__: f"vitmix: note: {message}\n"
+    parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, parser=subparser)
+    try:
+        given = [_with_dashes(each) for each in (sys.argv[1:] if arguments is None else arguments)]
+        namespace, unknown = parser.parse_known_args(given)
+        if unknown:
+            raise _unknown_argument(unknown[0], namespace.parser)
+        return namespace.run(namespace)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        sys.stdout = None
+        return 0
+    except (ValueError, OSError) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # every process comes here; another node may have other files
+            print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
+        return BAD_INPUT
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; '{self.prog} --help' shows how it is used")
+
+
+def _with_dashes(argument: str) -> str:
+    """`--weight_decay=1` as `--weight-decay=1`: settings may be spelled as in YAML files."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _unknown_argument(argument: str, parser: argparse.ArgumentParser) -> ValueError:
+    name = argument.partition("=")[0]
+    known = [text for text in parser._option_string_actions if text.startswith("--")]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ValueError(f"unknown argument {name!r}; {hint}'{parser.prog} --help' lists them all")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,71 @@
+"""What a suite found as plain values, and the results that belong to a run: RUN/robustness.json.
+
+A run's file grows: a further command replaces the parts that it measured, and the rest stays as long as the weights do.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitmix import __version__
+from vitmix.lab.training.checkpoints import write_file
+
+from .measure import Measurement
+from .robustness import Suite
+from .stored import checksums
+
+FILE = "robustness.json"
+ROW = {"name", "value", "n", "low", "high", "of"}
+Results = dict[str, Any]
+
+
+def results_of(suite: Suite, measurements: Iterable[Measurement], *, seconds: float) -> Results:
+    """Everything that `vitmix eval --suite` says, as JSON holds it."""
+    settings, subject = suite.settings, suite.subject
+    rows = [{**each._asdict(), "of": dict(each.of)} for each in measurements]
+    plain = {**dataclasses.asdict(settings), "folders": {key: str(at) for key, at in settings.folders.items()}}
+    facts = {"data": suite.data, "settings": plain, "precision": suite.measurer.running.precision, "seconds": seconds}
+    facts |= {"remarks": suite.remarks, "broken_images": suite.broken, "vitmix": __version__}
+    return {
+        "weights": subject.weights,
+        "weights_sha256": subject.sha256,
+        "model": subject.config.model,
+        "measurements": rows,
+        "corruption_errors": suite.errors,
+        "parts": {part: facts for part in dict.fromkeys(map(part_of, rows))},
+    }
+
+
+def part_of(row: Mapping[str, Any]) -> str:
+    """What a command replaces as a whole: a part of the suite, in attacks for each norm."""
+    norm = row["of"].get("norm", "linf")
+    return row["of"]["part"] + ("" if norm == "linf" else f" {norm}")
+
+
+def keep_in_run(folder: Path, found: Results) -> Path:
+    """Writes what was found to the run's file, with the parts that it holds of the same weights besides."""
+    before = read_results(folder)
+    if before is not None and before["weights_sha256"] == found["weights_sha256"]:
+        rest = [row for row in before["measurements"] if part_of(row) not in found["parts"]]
+        found = {
+            **found,
+            "measurements": [*rest, *found["measurements"]],
+            "corruption_errors": found["corruption_errors"] or before["corruption_errors"],
+            "parts": {**before["parts"], **found["parts"]},
+        }
+    write_file(folder / FILE, json.dumps(found, allow_nan=False).encode())
+    return folder / FILE
+
+
+def read_results(folder: Path) -> Results | None:
+    """The stored results of a run's best weights, unless there are none, or those of other weights or another form."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        known = checksums(folder, "best")
+        own = not known or found["weights_sha256"] in known
+        whole = all(row.keys() >= ROW and part_of(row) in found["parts"] for row in found["measurements"])
+        return found if own and whole and "corruption_errors" in found else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

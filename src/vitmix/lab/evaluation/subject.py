@@ -1,0 +1,222 @@
+"""What is evaluated: a run, a file of weights or a model of timm, as a model and the way images reach it."""
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch import nn
+
+from vitmix._checks import check_choice, check_count
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.images import ImageSet, match_names
+from vitmix.lab.training import prepare
+from vitmix.lab.training.checkpoints import load_weights, read_weights, weights_facts
+from vitmix.lab.training.config import TrainConfig, resolve
+from vitmix.lab.training.runs import RunFolder
+
+PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where and how to compute."""
+
+    device: torch.device = torch.device("cpu")
+    precision: str = "fp32"
+    batch: int = 64
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, PRECISIONS)
+        check_count("batch", self.batch)
+        check_count("workers", self.workers, least=0)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        return PRECISIONS[self.precision]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A classifier in evaluation mode, on the CPU until `evaluate` moves it.
+
+    Attributes:
+        config: what decided the model and its preprocessing; of a run, its own configuration.
+        settings: what `timm.create_model` takes besides the name.
+        classes: the names of the outputs, where they are known.
+        run: the run folder that it comes from, if any.
+        trained: whether its weights are somebody's, not random.
+        sha256: of the file of weights, taken before it was read: a training may replace it at any time.
+    """
+
+    model: nn.Module
+    config: TrainConfig
+    settings: dict[str, Any]
+    weights: str
+    classes: tuple[str, ...] | None = None
+    run: Path | None = None
+    trained: bool = True
+    sha256: str | None = None
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return prepare.build_augmentation(self.config, self.model)
+
+    def fit_labels(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
+        """The images with labels that are the numbers of this model's outputs, and what there is to say about that."""
+        outputs = self.settings["num_classes"]
+        if self.classes is not None and tuple(images.classes) != self.classes[: len(images.classes)]:
+            return self._renumbered(images)
+        if len(images.classes) > outputs:
+            raise ValueError(
+                f"{images.description} has {len(images.classes)} classes, but {self.weights} tells {outputs} apart; "
+                "evaluate on the classes it was trained on"
+            )
+        if len(images.classes) < outputs and self.classes is None:
+            return images, [
+                f"Note: {outputs} outputs, {len(images.classes)} classes in the data: label i is taken as output i."
+            ]
+        return images, []
+
+    def _renumbered(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
+        assert self.classes is not None
+        numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
+        fitted = copy.copy(images)  # shallow: the pictures are shared
+        fitted.labels = np.array(numbers)[images.labels]
+        fitted.classes = list(self.classes)
+        return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
+
+
+def open_subject(
+    what: str | Path,
+    *,
+    model: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    weights: str = "best",
+    size: int | None = None,
+) -> Subject:
+    """The classifier that a run folder, a file of weights or a name of timm stands for.
+
+    Args:
+        model: name of timm's model that a file of weights belongs to, where the file itself does not say.
+        model_args: further settings of that model.
+        pretrained: for a name: timm's published weights instead of random ones.
+        weights: of a run: `"best"` or `"last"`.
+        size: image side in pixels, where it is not the run's or the model's own.
+    """
+    if size is not None:
+        check_count("size", size)
+    if (model_args or {}).get("num_classes") is not None:
+        check_count("num_classes", (model_args or {})["num_classes"])
+    place = Path(what)
+    if not place.is_dir() and not place.is_file():
+        if "/" in str(what) or place.suffix in (".safetensors", ".pth", ".pt", ".bin"):
+            raise ValueError(f"there is no run folder and no file {what}")
+        if model is not None:
+            raise ValueError(f"--model goes with a file of weights, and {str(what)!r} is none; give one of the two")
+        return _of_timm(str(what), dict(model_args or {}), pretrained, size)
+    if pretrained:
+        raise ValueError(f"pretrained goes with a name of timm; {what} holds weights of its own")
+    if place.is_dir():
+        if model is not None or model_args:
+            raise ValueError(f"{what} is a run folder, which says what its model is; leave model and model_args out")
+        return _of_run(place, weights, size)
+    if model is None and place.stem in ("best", "last") and RunFolder(place.parent).exists:
+        return _of_run(place.parent, place.stem, size)  # its configuration says how images reach the model
+    return _of_file(place, model, dict(model_args or {}), size)
+
+
+def checksum(path: Path) -> str:
+    """What tells one file of weights from another."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
+    check_choice("weights", weights, ("best", "last"))
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ValueError(f"{folder} is not a run folder: it holds no {run.config.name}")
+    path = run.best if weights == "best" else run.last
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {path.name} yet; it is written when the training gets that far")
+    config, sha256 = resolve(file=run.config), checksum(path)
+    facts = weights_facts(path)
+    settings = facts.get("model_settings")
+    if settings is None:
+        read_weights(path)  # says so if it is damaged
+        raise ValueError(f"{path} does not say what model it belongs to; was it written by vitmix train?")
+    # The file's own word: a recipe that changed since would add its model_args to those of the stored configuration.
+    own = {name: value for name, value in settings.items() if name != "num_classes"}
+    config = dataclasses.replace(config, model=facts["model"], model_args=own, size=size or config.size)
+    subject = _built(config, settings["num_classes"], str(path), facts.get("classes"))
+    load_weights(subject.model, path)
+    return dataclasses.replace(subject, run=folder, sha256=sha256)
+
+
+def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: int | None) -> Subject:
+    sha256, facts = checksum(path), {} if model is not None else weights_facts(path)
+    name = model or facts.get("model")
+    if name is None:
+        read_weights(path)  # says so if it is damaged
+        raise ValueError(f"{path} does not say what model it belongs to; give --model NAME of timm")
+    settings = {**facts.get("model_settings", {}), **model_args}
+    outputs = settings.pop("num_classes", None) or _outputs(name, settings, path)
+    config = _with_own_interpolation(TrainConfig(model=name, model_args=settings, size=settings.get("img_size")))
+    config = dataclasses.replace(config, **facts.get("preprocessing", {}))
+    config = config if size is None else dataclasses.replace(config, size=size)
+    subject = _built(config, outputs, str(path), facts.get("classes"))
+    left_out = load_weights(subject.model, path).left_out
+    if left_out:
+        raise ValueError(f"{path} is no classifier of {outputs} classes ({left_out[0]} differs); give num_classes")
+    return dataclasses.replace(subject, sha256=sha256)
+
+
+def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int | None) -> Subject:
+    outputs = model_args.pop("num_classes", None)
+    config = TrainConfig(model=name, model_args=model_args, size=size, pretrained=pretrained)
+    if outputs is None:
+        prepare.model_settings(config, 1)  # refuses an unknown name
+        cfg = timm.models.get_pretrained_cfg(name)
+        outputs = cfg.num_classes if cfg is not None else 1000
+    words = f"{name} with timm's published weights" if pretrained else f"{name} with random weights"
+    return dataclasses.replace(_built(_with_own_interpolation(config), outputs, words, None), trained=pretrained)
+
+
+def _built(config: TrainConfig, outputs: int, weights: str, classes: list[str] | None) -> Subject:
+    plain = dataclasses.replace(config, checkpoint=None, grad_checkpointing=False)
+    model, _ = prepare.build_model(plain, outputs, initial_weights=config.pretrained and classes is None)
+    settings = prepare.model_settings(config, outputs)
+    return Subject(model.eval(), plain, settings, weights, None if classes is None else tuple(classes))
+
+
+def _with_own_interpolation(config: TrainConfig) -> TrainConfig:
+    """A model of other origin was made for the resampling that its timm entry names."""
+    cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    own = getattr(cfg, "interpolation", None)
+    return dataclasses.replace(config, interpolation=own) if own in ("bicubic", "bilinear") else config
+
+
+def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
+    """How many classes a file of weights tells apart, by the rows of its classifier."""
+    cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    classifier = getattr(cfg, "classifier", None)
+    first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
+    weight = read_weights(path).get(f"{first}.weight")
+    if weight is None:
+        said = weights_facts(path).get("model")
+        if said is not None and said != name:
+            raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --model out")
+        raise ValueError(
+            f"{path} has no classifier {first!r} as {name} has; name the model that it is of, "
+            "or say how many classes it has (num_classes)"
+        )
+    return len(weight)

@@ -1,0 +1,224 @@
+"""Trained models as folders that timm and transformers load: weights, configuration, model card.
+
+Both are the same files: timm's configuration names the architecture and how images reach it, and transformers wraps
+that model of timm (`TimmWrapperForImageClassification`), so every architecture can go, with the very same arithmetic.
+"""
+
+import dataclasses
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitmix import __version__
+from vitmix._checks import check_choice
+from vitmix.lab.data.sources import without_folders
+from vitmix.lab.evaluation.stored import read_evaluation
+from vitmix.lab.evaluation.subject import Subject
+from vitmix.lab.evaluation.text import NAMES, PERCENT, measures
+from vitmix.lab.training.checkpoints import host_copies, write_file
+from vitmix.lab.training.config import FIELDS, TrainConfig, setting_yaml
+from vitmix.lab.training.runs import RunFolder
+
+TARGETS = ("timm", "hf")
+ALIGNMENT = 64  # bytes
+WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
+
+
+def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
+    """Writes the folder, whole or not at all, after timm loaded it with the same logits; returns the files' names."""
+    check_choice("to", to, TARGETS)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
+    folder = folder.resolve()
+    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, under whoever stands in it
+        raise ValueError(f"the output is {folder}, where the command runs; name a folder inside of it")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        try:
+            partial.mkdir(parents=True)
+        except OSError as problem:
+            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; name another") from None
+        _write(subject, partial, folder, to)
+        _check_reload(subject.model, partial)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
+    config = timm_config(subject)
+    if to == "hf":
+        config |= {"model_type": "timm_wrapper", "architectures": ["TimmWrapperForImageClassification"]}
+        processor = {
+            "image_processor_type": "TimmWrapperImageProcessor",
+            "architecture": config["architecture"],
+            "pretrained_cfg": config["pretrained_cfg"],
+        }
+        (place / PROCESSOR).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
+    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_file(place / WEIGHTS, aligned_safetensors(subject.model.state_dict()))
+    (place / CARD).write_text(model_card(subject, folder, to), encoding="utf-8")
+
+
+def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Safetensors whose data starts at multiples of 64 bytes, as far as the tensors' sizes allow.
+
+    transformers computes on the file as it lies in memory. At odd addresses a CPU's matrix products take other paths,
+    and the logits differ in their last bits.
+    """
+    whole = safetensors.torch.save(host_copies(tensors))
+    (length,) = struct.unpack("<Q", whole[:8])
+    entries, data = json.loads(whole[8 : 8 + length]), memoryview(whole)[8 + length :]
+    spans = {name: slice(*entry["data_offsets"]) for name, entry in entries.items()}
+    order = sorted(spans, key=lambda name: ((spans[name].stop - spans[name].start) % ALIGNMENT != 0, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name in order:
+        size = spans[name].stop - spans[name].start
+        header[name] = entries[name] | {"data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return b"".join([struct.pack("<Q", len(text)), text, *(data[spans[name]] for name in order)])
+
+
+def timm_config(subject: Subject) -> dict[str, Any]:
+    """The model's configuration in the form that timm writes for the Hugging Face hub."""
+    own: dict[str, Any] = getattr(subject.model, "pretrained_cfg", {})
+    augmentation = subject.augmentation
+    cfg = {
+        "architecture": own.get("architecture", subject.config.model.split(".")[0]),
+        "num_classes": subject.settings["num_classes"],
+        "input_size": [3, *augmentation.sides],
+        "fixed_input_size": own.get("fixed_input_size", False),
+        "interpolation": "bicubic" if augmentation.interpolation == "random" else augmentation.interpolation,
+        "crop_pct": augmentation.crop_pct,
+        "crop_mode": "center",
+        "mean": list(augmentation.mean),
+        "std": list(augmentation.std),
+        "first_conv": own.get("first_conv"),
+        "classifier": own.get("classifier"),
+    }
+    arguments = {name: value for name, value in subject.settings.items() if name != "num_classes"}
+    names = {} if subject.classes is None else {"label_names": _label_names(subject)}
+    return {
+        "architecture": cfg["architecture"],
+        "num_classes": cfg["num_classes"],
+        **({} if not hasattr(subject.model, "num_features") else {"num_features": subject.model.num_features}),
+        **names,
+        "model_args": arguments,
+        "pretrained_cfg": cfg,
+    }
+
+
+def _label_names(subject: Subject) -> list[str]:
+    """A name for every output: a training may have asked for more outputs than its data has classes."""
+    assert subject.classes is not None
+    unnamed = range(len(subject.classes), subject.settings["num_classes"])
+    return [*subject.classes, *(f"unused {number}" for number in unnamed)]
+
+
+@torch.no_grad()
+def _check_reload(model: nn.Module, folder: Path) -> None:
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    size = config["pretrained_cfg"]["input_size"]
+    images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
+    # The folder of weights is loaded by name and file here: timm's own way, without its notices.
+    again = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
+    again.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    if not torch.equal(again.eval()(images), model.eval().cpu()(images)):
+        raise ValueError(
+            "reloading the exported weights gives other logits: the model keeps state that its weights do not hold"
+        )
+
+
+def model_card(subject: Subject, folder: Path, to: str) -> str:
+    """README.md: what it is, how to load it, results and recipe."""
+    config, settings = subject.config, subject.settings
+    library = "timm" if to == "timm" else "transformers"
+    head = {"tags": ["image-classification", "timm", "vitmix"], "library_name": library}
+    lines = ["---", *_front_matter(head), "pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
+    if subject.run is not None:
+        data = without_folders(config.data, config.data)
+        lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
+        lines += _unfinished(subject.run, config)
+    else:
+        lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
+    own = (
+        [] if not type(subject.model).__module__.startswith("vitmix") else ["import vitmix.models  # registers it", ""]
+    )
+    arguments = "".join(f", {key}={value!r}" for key, value in settings.items())
+    lines += ["## Use", "", "```python", *own, "import timm", ""]
+    lines += [f'model = timm.create_model("local-dir:{folder.name}", pretrained=True).eval()']
+    lines += [
+        "# or",
+        f"timm.create_model({config.model!r}, checkpoint_path='{folder.name}/{WEIGHTS}'{arguments})",
+        "```",
+    ]
+    if to == "hf":
+        lines += [
+            "",
+            "```python",
+            *own,
+            "from transformers import AutoImageProcessor, AutoModelForImageClassification",
+            "",
+        ]
+        lines += [f'processor = AutoImageProcessor.from_pretrained("./{folder.name}")']
+        lines += [f'model = AutoModelForImageClassification.from_pretrained("./{folder.name}")', "```"]
+    lines += ["", "## Results", "", *_results(subject)]
+    if subject.run is not None:
+        lines += ["", "## Training", "", f"Made with vitmix {__version__}; what differs from its defaults:", ""]
+        lines += ["```yaml", *_recipe(config), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _unfinished(run: Path, config: TrainConfig) -> list[str]:
+    """A word about a training that has not ended, whose weights are of an early epoch."""
+    if RunFolder(run).read_summary() is not None:
+        return []
+    rows = run / "metrics.jsonl"
+    done = rows.read_text(encoding="utf-8").count("\n") if rows.is_file() else 0
+    total = config.total_epochs
+    count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
+    return [f"**The training was not finished:** {count} done at the export.", ""]
+
+
+def _front_matter(head: dict[str, Any]) -> list[str]:
+    lines = []
+    for key, value in head.items():
+        lines += [f"{key}: {value}"] if isinstance(value, str) else [f"{key}:", *(f"- {each}" for each in value)]
+    return lines
+
+
+def _results(subject: Subject) -> list[str]:
+    found = read_evaluation(subject.run) if subject.run is not None else None
+    if found is None or found["weights"] != subject.weights:
+        return ["Not evaluated; `vitmix eval` measures it."]
+    rows = ["| measure | value |", "|---|---|"]
+    for name in measures(found):
+        shown = f"{100 * found[name]:.2f} %" if name in PERCENT else f"{found[name]:.4f}"
+        rows.append(f"| {NAMES.get(name, name)} | {shown} |")
+    rows += [f"| parameters | {found['parameters']:,} |", f"| FLOPs an image | {found['flops']:,} |"]
+    return [f"On {without_folders(found['data'], subject.config.data)}, n = {found['n']:,}:", "", *rows]
+
+
+def _recipe(config: TrainConfig) -> list[str]:
+    """The settings that are not the usual ones; of a path its last part, since the others are this machine's."""
+    usual = TrainConfig()
+    paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
+    config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)
+    skip = {name for name, each in FIELDS.items() if each.metadata["may_change"]}
+    chosen = [name for name in FIELDS if getattr(config, name) != getattr(usual, name) and name not in skip]
+    return "\n".join(setting_yaml(config, name) for name in chosen).splitlines()

@@ -1,0 +1,113 @@
+"""Where a model looks: attention of each block and head, attention rollout, aligned label maps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.flow import Flow
+from vitmix.attention.readers import Reader
+from vitmix.attention.tap import AttentionTap
+from vitmix.lab.show.scene import on_grid
+from vitmix.mix import Grid
+from vitmix.mixing import MixedBatch, Mixing
+
+
+def chosen_blocks(depth: int, wanted: Sequence[int] | None, *, most: int = 12) -> list[int]:
+    """The blocks asked for, counted from either end; otherwise all, or of a deep model `most`, evenly spaced."""
+    if wanted is None:
+        return sorted({round(step * (depth - 1) / max(min(most, depth) - 1, 1)) for step in range(min(most, depth))})
+    for block in wanted:
+        if not -depth <= block < depth:
+            raise ValueError(f"block {block} is out of range: the model has {depth} blocks, 0..{depth - 1}")
+    return sorted({block % depth for block in wanted})
+
+
+def block_attention(model: nn.Module, images: Tensor, blocks: Sequence[int] | None = None) -> dict[int, Tensor]:
+    """Attention `(B, h, w)` of blocks on their token grids: the class token's, or where there is none, received."""
+    reader = AttentionTap(model).reader
+    chosen = chosen_blocks(reader.depth, blocks)
+    by_class = [block for block in chosen if reader.block(block).class_token]
+    received = [block for block in chosen if block not in by_class]
+    with AttentionTap(model, class_row=by_class, column_mean=received) as tap, torch.no_grad():
+        model(images)
+    grids = reader.grids(_size(images))
+    rows = {block: tap.class_row(block) if block in by_class else tap.column_mean(block) for block in chosen}
+    return {block: row.float().view(-1, *grids[block]) for block, row in rows.items()}
+
+
+def head_attention(model: nn.Module, images: Tensor, block: int = -1) -> Tensor:
+    """The same `(B, H, h, w)` for each head of one block."""
+    with AttentionTap(model, attention=[block]) as tap, torch.no_grad():
+        model(images)
+    index = tap.reader.resolve(block)
+    reader, maps = tap.reader.block(index), tap.attention(index).float()
+    grid = tap.reader.grids(_size(images))[index]
+    rows = maps[:, :, 0] if reader.class_token else maps[:, :, reader.prefix :].mean(2)
+    return rows[..., reader.prefix :].unflatten(-1, grid)
+
+
+def attention_rollout(model: nn.Module, images: Tensor) -> Tensor:
+    """Attention rollout `(B, h, w)` on the grid of the first block; see `roll_out`."""
+    reader = AttentionTap(model).reader
+    with AttentionTap(model, attention=range(reader.depth)) as tap, torch.no_grad():
+        model(images)
+        return roll_out(reader, [tap.flow(block) for block in range(reader.depth)], _size(images))
+
+
+def roll_out(reader: Reader, flows: Sequence[Flow], size: Grid) -> Tensor:
+    """How much each of the first block's patches `(B, h, w)` arrives in what the last block gives to the classifier.
+
+    Starts at the class token, or at the mean of the patches where the last block has none, and goes back through each
+    block as `(A + I) / 2` and through each merge of tokens as the mean that it is. So the rollout is the derivative of
+    TL-Align's target by the shares of the input tokens.
+    """
+    weight = flows[-1].asked(class_token=reader.block(len(flows) - 1).class_token)
+    for index in reversed(range(len(flows))):
+        weight = (flows[index].pull(weight) + weight) / 2
+        if index:
+            weight = _before_arrival(reader, index, weight, flows[index - 1].tokens, size)
+    grid = reader.grids(size)[0]
+    return weight[:, reader.block(0).prefix :].view(-1, *grid)
+
+
+def _before_arrival(reader: Reader, index: int, weight: Tensor, tokens: int, size: Grid) -> Tensor:
+    """A weight on the tokens that enter a block, as one on those that left the block before."""
+    joining = weight.new_zeros(len(weight))
+    entering = weight.new_zeros(len(weight), tokens)
+    back = torch.func.vjp(lambda share: reader.arrive(index, share, joining, size), entering)[1]
+    return back(weight)[0]
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """The partner's part of each patch `(h, w)` after a block (-1: at the input), and of what the classifier reads."""
+
+    block: int
+    grid: Tensor
+    read: float
+
+
+def label_maps(mixing: Mixing, batch: MixedBatch, blocks: Sequence[int] | None = None) -> list[LabelMap]:
+    """TL-Align's token shares of the first image of a batch that the model has run on."""
+    if batch.mixer.share.name != "aligned" or mixing.reader is None:
+        raise ValueError(
+            f"{batch.mixer} carries no label through the network; label maps are of aligned shares: give tl_align, "
+            "or mix(mask=..., share=aligned)"
+        )
+    reader, shares = mixing.reader, batch.tape.token_share
+    grids = reader.grids(batch.frame.size)
+    found = []
+    for block in [-1, *chosen_blocks(reader.depth, blocks)]:
+        if block in shares:
+            share = shares[block][0].float()
+            grid = reader.embed_grid(batch.frame.size) if block < 0 else grids[block]
+            patches = on_grid(share, grid)
+            by_class = reader.block(max(block, 0)).class_token
+            found.append(LabelMap(block, patches, float(share[0] if by_class else patches.mean())))
+    return found
+
+
+def _size(images: Tensor) -> Grid:
+    return images.shape[2], images.shape[3]

@@ -1,0 +1,171 @@
+"""Token fluctuation: how much of the partner is in a mixed image after each block, and what label rules say of it.
+
+TL-Align, appendix B and figures 3 and 4. The "true" share of a token compares it with the tokens of either unmixed
+image after the same block. Here as everywhere, a share is the partner's part.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.readers import Reader, read_model
+from vitmix.attention.tap import AttentionTap
+from vitmix.mix import mix_targets, smooth_rows
+from vitmix.mixer import AnyMixer
+from vitmix.mixing import MixedBatch, Mixing
+from vitmix.parts.shares import AlignedShare, activation_weights, attention_share
+
+from .labels import assigned_share
+from .pairs import Pictures, activation_maps, couples, joined, masks_alone, mixed_pairs, paired
+from .results import Table, correlation, root_mean_square, spread
+
+STUDY = "token fluctuation"
+CHUNK = 256  # tokens that are compared at a time: a pyramid has thousands in its first stage
+SIMILARITY, AREA, ATTENTION, TRANSMIX, ACTIVATION, ALIGNED = RULES = (
+    "similarity",
+    "area",
+    "attention",
+    "TransMix",
+    "activation",
+    "aligned",
+)
+
+
+def similarity_share(mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
+    """The partner's part `(B, N)` of each mixed token, by the softmax of its best cosine similarity with either image.
+
+    Args:
+        mixed: tokens `(B, N, C)` of the mixed image; `own` and `partner` `(B, M, C)` of the two it was made of.
+    """
+    mixed, own, partner = (nn.functional.normalize(each.float(), dim=-1) for each in (mixed, own, partner))
+    parts = mixed.split(CHUNK, 1)
+    best = [torch.cat([(part @ each.mT).amax(-1) for part in parts], 1) for each in (own, partner)]
+    return torch.stack(best).softmax(0)[1]
+
+
+class BlockOutputs:
+    """The tokens `(B, N, C)` that leave each block, for as long as a `with` block lasts."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.tokens = reader, dict[int, Tensor]()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> "BlockOutputs":
+        for index in range(self.reader.depth):
+            module = self.reader.block(index).module
+            self._handles.append(module.register_forward_hook(lambda m, a, out, index=index: self._keep(index, out)))
+        return self
+
+    def _keep(self, index: int, output: Any) -> None:
+        tokens = output[0] if isinstance(output, tuple) else output
+        self.tokens[index] = tokens.detach().flatten(1, -2)
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def class_tokens(reader: Reader, block: int) -> int:
+    """How many of a block's tokens are all that the classifier will read; 0 if it is others."""
+    return min(reader.read_tokens, reader.block(block).prefix) if reader.readout == "class" else 0
+
+
+def read_at(reader: Reader, block: int, values: Tensor) -> Tensor:
+    """What counts of the tokens' values `(B, N)` after a block: the class token's, the patches' mean, or both."""
+    if read := class_tokens(reader, block):
+        return values[:, :read].mean(1)
+    prefix = reader.block(block).prefix
+    patches = values[:, prefix:].mean(1)
+    return (values[:, 0] + patches) / 2 if reader.readout == "class and mean" and prefix else patches
+
+
+def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
+    """The similarity share `(B,)` after a block; of tokens `(B, N, C)` only those that count are compared."""
+    read = class_tokens(reader, block)
+    return read_at(reader, block, similarity_share(mixed[:, :read] if read else mixed, own, partner))
+
+
+@torch.no_grad()
+def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: MixedBatch) -> dict[str, list[Tensor]]:
+    """By rule and block the share `(B,)`; the mixing must be one with aligned labels."""
+    reader, mix, size = read_model(model), batch.mix, batch.frame.size
+    by_class = [index for index in range(reader.depth) if reader.block(index).class_token]
+    by_column = [index for index in range(reader.patch_depth) if index not in by_class]
+    with BlockOutputs(reader) as outputs:
+        with AttentionTap(model, class_row=by_class, column_mean=by_column) as tap:
+            model(batch.images)
+        mixed = dict(outputs.tokens)
+        aligned = dict(batch.tape.token_share)
+        mixing.targets(batch)  # closes the tape: the next pass is a plain one
+        maps = activation_maps(model, mixing, pictures.images, pictures.labels)
+        plain = outputs.tokens
+    area = mixing.evidence(batch).area
+    activation = assigned_share(activation_weights(maps, mix), area)
+    found: dict[str, list[Tensor]] = {name: [] for name in RULES}
+    for block in range(reader.depth):
+        own = plain[block]
+        found[SIMILARITY].append(similarity_at(reader, block, mixed[block], own, own[mix.partner]))
+        saliency = tap.class_row(block) if block in by_class else tap.column_mean(block)
+        found[ATTENTION].append(attention_share(saliency, reader.patch_mask(mix.mask, block, size)))
+        found[ALIGNED].append(read_at(reader, block, aligned[block]))
+        found[AREA].append(area)
+        found[ACTIVATION].append(activation)
+    found[TRANSMIX] = [(area + found[ATTENTION][-1]) / 2] * reader.depth
+    return found
+
+
+@torch.no_grad()
+def fluctuation_study(
+    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, num_classes: int, seed: int = 0
+) -> list[Table]:
+    """The shares of every rule in every block beside the similarity-based one, and the RMSE of area and aligned."""
+    read_model(model).need_attention(STUDY)
+    aligning = masks_alone(method, AlignedShare(), study=STUDY)
+    gathered: dict[str, list[Sequence[Tensor]]] = {name: [] for name in RULES}
+    finals: list[Tensor] = []
+    targets: list[Tensor] = []
+    shared: list[Tensor] = []
+    for pictures, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
+        shares, counted = block_shares(model, mixing, pictures, batch), paired(batch)
+        final, area = batch.mixer.share.weights(mixing.evidence(batch)).partner, shares[AREA][0]
+        shared.append(couples(batch.mix.partner)[counted])
+        finals.append((final - area).double().cpu()[counted])
+        difference = mixing.targets(batch) - _area_targets(batch, area)
+        targets.append(difference.double().square().sum(1).cpu()[counted])
+        for name, layers in shares.items():
+            gathered[name].append([layer.double().cpu()[counted] for layer in layers])
+    if not targets or not sum(map(len, targets)):
+        raise ValueError(f"{STUDY} found no pair to look at; give two images or more")
+    layers = {name: [torch.cat(each) for each in zip(*parts, strict=True)] for name, parts in gathered.items()}
+    every, rows = joined(shared), []
+    for block in range(len(layers[AREA])):
+        truth = layers[SIMILARITY][block]
+        for name in RULES:
+            share = layers[name][block]
+            values = {"share": spread(share, every)}
+            if name != SIMILARITY:
+                values["difference"] = spread((share - truth).abs(), every)
+                values["correlation"] = correlation(share, truth, every)
+            rows.append(((str(block), name), values))
+    example = {name: [float(layer[0]) for layer in found] for name, found in layers.items()}
+    notes = (
+        "Shares are the partner's part of what the classifier reads: the class token, or the mean over the patches.",
+        "similarity is a softmax of two cosines and so stays between 0.12 and 0.88: compare by the correlation over "
+        "the pairs rather than by difference, the mean distance from it.",
+    )
+    table = Table("Token fluctuation", ("block", "rule"), rows, notes, example=example)
+    return [table, _rmse(torch.cat(finals), torch.cat(targets), every, num_classes)]
+
+
+def _area_targets(batch: MixedBatch, area: Tensor) -> Tensor:
+    return mix_targets(smooth_rows(batch.rows, batch.mixer.smoothing), batch.mix.partner, area)
+
+
+def _rmse(shares: Tensor, squares: Tensor, couples: Tensor, num_classes: int) -> Table:
+    """Figure 3; over shares, and over all entries of the targets, which depends on the number of classes."""
+    entries = root_mean_square((squares / num_classes).sqrt(), couples)
+    values = {"of shares": root_mean_square(shares, couples), "of targets": entries}
+    note = f"of targets: over the {num_classes} entries of each target, where a share's difference appears twice."
+    return Table("RMSE between area and aligned labels", ("labels",), [(("area and aligned",), values)], (note,))

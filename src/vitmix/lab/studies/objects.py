@@ -1,0 +1,79 @@
+"""Where the objects are: the built-in data knows, arrays may have boxes, and files come with a folder of masks."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitmix.lab.data.augment import Augmentation, eval_pixels
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet, check_pixels, reason_of
+
+Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
+
+
+def object_finder(
+    images: ImageSet, augmentation: Augmentation, *, masks: Path | None = None, value: int | None = None
+) -> Finder | None:
+    """What finds the objects of these images; None where nobody knows them.
+
+    Args:
+        masks: a folder with a picture for each image, of the same size, at the same place with the ending .png.
+        value: the gray level that marks the object; every level but 0 if none.
+    """
+    # Resampled as the image is, then cut at one half, so that mask and image stay on each other.
+    smooth = dataclasses.replace(augmentation, interpolation="bilinear")
+
+    def seen(mask: np.ndarray) -> Tensor:
+        picture = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).convert("RGB")
+        return eval_pixels(picture, smooth)[0] >= 128
+
+    if masks is not None:
+        if not masks.is_dir():
+            raise ValueError(f"there is no folder of masks {masks}")
+        if not isinstance(images, FileImages):
+            raise ValueError(f"a folder of masks goes with image files, and {images.description} is not made of them")
+        read = MaskFolder(masks, Path(images.root), value)
+        return lambda indices: torch.stack([seen(read(images.name(index))) for index in indices])
+    if value is not None:
+        raise ValueError("a gray level of masks goes with a folder of them; give --masks FOLDER")
+    if not isinstance(images, ArrayImages) or images.objects([0]) is None:
+        return None
+
+    def find(indices: Sequence[int]) -> Tensor:
+        found = images.objects(indices)
+        assert found is not None
+        return torch.stack([seen(mask) for mask in found])
+
+    return find
+
+
+@dataclass(frozen=True)
+class MaskFolder:
+    """Masks below `folder` of the images below `root`; see `object_finder`."""
+
+    folder: Path
+    root: Path
+    value: int | None = None
+
+    def __call__(self, name: str) -> np.ndarray:
+        """The mask `(H, W)` of an image file: True on the object."""
+        path = self.folder / Path(name).with_suffix(".png")
+        try:
+            with Image.open(path) as picture:
+                check_pixels(picture)
+                levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
+        except FileNotFoundError:
+            raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
+        except (OSError, ValueError) as problem:
+            raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
+        with Image.open(self.root / name) as picture:
+            width, height = picture.size
+        if levels.shape != (height, width):
+            found = f"{levels.shape[1]}x{levels.shape[0]}"
+            raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; make them of one size")
+        return levels != 0 if self.value is None else levels == self.value

@@ -1,0 +1,153 @@
+"""Mixed pairs for a study: the same pictures for every method, and the model left as it was."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.readers import Reader
+from vitmix.attention.tap import Plan, Recorder, Tape
+from vitmix.mix import Grid
+from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.mixing import Evaluating, MixedBatch, Mixing
+from vitmix.parts.masks import NoMask
+from vitmix.parts.shares import AreaShare, Share
+
+
+class Pictures(NamedTuple):
+    """Normalized images `(B, 3, H, W)`, their labels `(B,)`, and where their objects are, `(B, H, W)` bool."""
+
+    images: Tensor
+    labels: Tensor
+    objects: Tensor | None = None
+
+
+def repeatable(batches: Iterable[Pictures]) -> Iterable[Pictures]:
+    """Batches that every method can be shown anew."""
+    return list(batches) if isinstance(batches, Iterator) else batches
+
+
+def each_mixer(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
+    if isinstance(method, Switch):
+        return Switch(tuple(map(change, method.choices)), method.weights)
+    return change(method)
+
+
+def one_mask_each(method: AnyMixer) -> AnyMixer:
+    """A method that draws a mask for every sample where it can, so that pairs are independent of each other."""
+
+    def changed(mixer: Mixer) -> Mixer:
+        mask: Any = mixer.mask
+        return (
+            dataclasses.replace(mixer, mask=dataclasses.replace(mask, per="sample")) if hasattr(mask, "per") else mixer
+        )
+
+    return each_mixer(method, changed)
+
+
+def need_masks(method: AnyMixer, *, study: str) -> None:
+    """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
+    if any(isinstance(mixer.mask, NoMask) for mixer in method.mixers):
+        raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
+
+
+def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
+    """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
+    need_masks(method, study=study)
+    rule = AreaShare() if share is None else share
+    return each_mixer(method, lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
+
+
+def two_regions(method: AnyMixer, *, study: str) -> None:
+    """Refuses methods that blend: no token of theirs belongs to one image."""
+    if any(mixer.mask.name == "constant" for mixer in method.mixers):
+        raise ValueError(f"{study} needs regions of either image, and {str(method)!r} blends them; use cutmix or smmix")
+
+
+def mixed_pairs(
+    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int
+) -> Iterator[tuple[Pictures, Mixing, MixedBatch]]:
+    """Each batch and its mix, the model in evaluation mode and not yet run on it."""
+    with Evaluating(model), method.attach(model, seed=seed, rank=0) as mixing:
+        for pictures in batches:
+            pictures = Pictures(*pictures)
+            maps = activation_maps(model, mixing, pictures.images, pictures.labels) if needs_maps(method) else None
+            yield pictures, mixing, mixing.mix(pictures.images, pictures.labels, maps=maps)
+
+
+def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
+    """Why a method cannot be measured on a model and images of a size; None if it can."""
+    try:
+        with method.attach(model, seed=0, rank=0) as mixing:
+            mixing.draw(mixing.frame(torch.zeros(2, 3, *size)))
+            if needs_maps(method):
+                need_reader(model, mixing)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def needs_maps(method: AnyMixer) -> bool:
+    return any(mixer.share.name == "activation" for mixer in method.mixers)
+
+
+def paired(batch: MixedBatch) -> Tensor:
+    """Which samples `(B,)` are mixed with another one: the middle of an odd batch is its own partner."""
+    return batch.mix.partner.cpu() != torch.arange(batch.frame.batch)
+
+
+def couples(partner: Tensor) -> Tensor:
+    """A number `(B,)` for each mixed image, the same for those that share a picture: as i with j and j with i.
+
+    In a pairing that is not mirrored, i with j shares one with j with k, and so on around.
+    """
+    partner = partner.cpu()
+    found = torch.arange(len(partner))
+    for _ in range(len(partner).bit_length()):  # each time twice as far around
+        found, partner = torch.minimum(found, found[partner]), partner[partner]
+    return found
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The couples of several batches, of which none are the same."""
+    return torch.cat([part + (number << 32) for number, part in enumerate(parts)])
+
+
+def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Tensor) -> Tensor:
+    """Maps `(B, rows, columns)` of each image's label: the classifier applied to every final token of a model."""
+    reader = need_reader(model, mixing)
+    recorder = Recorder(reader, plan := Plan(final=True))
+    recorder.tape = tape = Tape(plan)
+    try:
+        model(images)
+    finally:
+        recorder.remove()
+    assert tape.final is not None
+    patches = tape.final[:, reader.prefix :]
+    logits = reader.classify(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
+    picked = logits[torch.arange(len(labels), device=labels.device), :, labels]
+    return picked.view(len(images), *reader.grids((images.shape[2], images.shape[3]))[-1])
+
+
+def need_reader(model: nn.Module, mixing: Mixing) -> Reader:
+    if mixing.reader is None:
+        raise ValueError(
+            f"activation labels need maps, and the tokens of a {type(model).__name__} cannot be read; leave them out"
+        )
+    return mixing.reader
+
+
+def need_two_classes(labels: Tensor, study: str) -> None:
+    if len(labels.unique()) < 2:
+        raise ValueError(f"{study} needs pictures of two classes or more, got one class only; give other data")
+
+
+def need_objects(objects: Tensor | None, study: str) -> Tensor:
+    if objects is None:
+        raise ValueError(
+            f"{study} needs to know where the objects are, and these pictures have no masks; "
+            "use the built-in shapes, an .npz with 'box', or give a folder of masks (--masks FOLDER)"
+        )
+    return objects

@@ -1,0 +1,79 @@
+"""How sharp saliency maps are, attention and gradient: total variation, variance (TokenMixup supplement, table 2)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.readers import logits_of, read_model
+from vitmix.attention.tap import AttentionTap
+from vitmix.mixing import Evaluating
+
+from .pairs import Pictures
+from .results import Table, spread
+
+STUDY = "saliency sharpness"
+MEASURES = ("TV, L1", "TV, L2", "variance")
+
+
+def sharpness(maps: Tensor) -> Tensor:
+    """Total variation in L1 and L2 and the variance `(B, 3)` of maps `(B, h, w)`, each normalized to sum to one.
+
+    Beyond the last row and column nothing varies.
+    """
+    maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(1e-30)
+    down = nn.functional.pad(maps.diff(dim=1), (0, 0, 0, 1))
+    right = nn.functional.pad(maps.diff(dim=2), (0, 1))
+    along = down.abs() + right.abs()
+    across = (down.square() + right.square()).sqrt()
+    return torch.stack([along.sum((1, 2)), across.sum((1, 2)), maps.flatten(1).var(1, correction=0)], 1)
+
+
+def gradient_saliency(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The length `(B, H, W)` of the loss's gradient at each pixel."""
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        loss = nn.functional.cross_entropy(logits_of(model(images)).float(), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, images)
+    return gradient.square().sum(1).sqrt()
+
+
+@torch.no_grad()
+def sharpness_study(model: nn.Module, batches: Iterable[Pictures]) -> Table:
+    """Sharpness of each block's attention saliency, and of the gradient's on the same grid, on unmixed images."""
+    reader = read_model(model)
+    reader.need_attention(STUDY)
+    found: dict[tuple[str, str], list[Tensor]] = {}
+    by_class = [index for index in range(reader.patch_depth) if reader.block(index).class_token]
+    by_column = [index for index in range(reader.patch_depth) if index not in by_class]
+    with Evaluating(model):
+        for images, labels, *_ in batches:
+            with AttentionTap(model, class_row=by_class, column_mean=by_column) as tap:
+                model(images)
+            gradient = gradient_saliency(model, images, labels).unsqueeze(1)
+            grids = reader.grids((images.shape[2], images.shape[3]))[: reader.patch_depth]
+            for index, grid in enumerate(grids):
+                saliency = tap.class_row(index) if index in by_class else tap.column_mean(index)
+                maps = saliency.view(len(images), *grid).double()
+                found.setdefault((str(index), "attention"), []).append(sharpness(maps).cpu())
+            for grid in dict.fromkeys(grids):
+                coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
+                felt = coarse.sum((1, 2)) > 0  # a model can be so sure that no pixel matters to its loss
+                found.setdefault((f"grid {grid[0]}x{grid[1]}", "gradient"), []).append(sharpness(coarse)[felt].cpu())
+    if not found:
+        raise ValueError(f"{STUDY} needs images; give some")
+    ordered = sorted(found.items(), key=lambda each: each[0][1] == "gradient")
+    rows = []
+    for names, parts in ordered:
+        if not len(values := torch.cat(parts)):
+            raise ValueError(
+                f"{STUDY} found no image whose loss has a gradient; use data that this model does not know"
+            )
+        columns = values.unbind(1)
+        rows.append((names, {measure: spread(column) for measure, column in zip(MEASURES, columns, strict=True)}))
+    word = "the class token's row" if by_class else "the column mean"
+    notes = (
+        f"Maps sum to one. Attention: {word} of a block. Gradient: its length over the channels, averaged over each "
+        "patch; images without any are not counted. Only numbers on one grid can be compared.",
+    )
+    return Table("Sharpness of saliency", ("block", "saliency"), rows, notes)

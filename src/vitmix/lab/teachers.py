@@ -1,0 +1,163 @@
+"""Teachers for activation maps: what a classifier would say of every place of a picture, or plain saliency."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, interpolate, pad
+
+from vitmix.attention.readers import unwrap
+
+SALIENCY = {"spectral": "Hou and Zhang's spectral residual"}
+SPECTRAL_SIDE = 64  # pixels; the method looks at pictures of this size
+SPECTRAL_GRID = 16
+LOCATIONS = 4096  # places that go through the classifier at once
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Something that gives a map to every class, or one map for whatever the picture shows.
+
+    Args:
+        module: from normalized pictures `(B, 3, H, W)` to logits `(B, K, h, w)`, or to logits `(B, K)` if it is a
+            classifier with timm's `forward_features` and `forward_head`.
+        size: height and width that pictures are scaled to, without cropping.
+        any_class: the module gives a single map, which stands for the picture's label whatever that is.
+        classes: the names of its outputs, where they are known.
+    """
+
+    name: str
+    module: nn.Module
+    size: tuple[int, int] = (224, 224)
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    any_class: bool = False
+    classes: tuple[str, ...] | None = None
+
+    def about(self) -> dict[str, Any]:
+        """What decides the maps, as JSON can hold it: another teacher never says the same of itself."""
+        said = {"name": self.name, "weights": weights_checksum(self.module), "any_class": self.any_class}
+        return said | {"size": list(self.size), "mean": list(self.mean), "std": list(self.std)}
+
+    @torch.inference_mode()
+    def maps(self, pixels: Tensor) -> Tensor:
+        """Maps `(B, K, h, w)` float32 of uint8 pictures `(B, 3, H, W)`."""
+        mean, std = (pixels.new_tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (self.mean, self.std))
+        return dense_logits(self.module, (pixels.float() / 255 - mean) / std).float()
+
+
+def timm_teacher(
+    name: str,
+    module: nn.Module,
+    *,
+    size: tuple[int, int] | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Teacher:
+    """A timm model as teacher; what is not given of its preprocessing is timm's."""
+    cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
+    sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else size
+    mean = mean or tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN)
+    std = std or tuple(cfg.get("std") or IMAGENET_DEFAULT_STD)
+    return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std, classes=classes)
+
+
+def saliency_teacher(kind: str) -> Teacher:
+    """Classical saliency in place of a classifier."""
+    if kind not in SALIENCY:
+        raise ValueError(f"unknown saliency {kind!r}, known: {', '.join(SALIENCY)}; write saliency:spectral")
+    sides = (SPECTRAL_SIDE, SPECTRAL_SIDE)
+    return Teacher(f"saliency:{kind}", SpectralResidual(), size=sides, mean=(0.0,) * 3, std=(1.0,) * 3, any_class=True)
+
+
+def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """What the classifier says of each place of the final features, `(B, K, h, w)`.
+
+    A module that returns such a tensor is taken at its word. Otherwise every place is given to the model's own
+    `forward_head` as if the whole picture were like it: pooling over equal vectors changes nothing, and whatever lies
+    between pooling and classifier (norms, convolutions, activations) is applied as it was trained.
+    """
+    model = unwrap(model)
+    if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
+        logits = model(images)
+        if isinstance(logits, Tensor) and logits.ndim == 4:
+            return logits
+        raise ValueError(
+            f"a {type(model).__name__} cannot be a teacher: it must have timm's forward_features and forward_head, "
+            "or return logits (B, K, h, w) itself"
+        )
+    head: Any = model.forward_head
+    features: Any = model.forward_features(images)  # pyright: ignore[reportCallIssue]
+    if not isinstance(features, Tensor) or features.ndim not in (3, 4):
+        raise ValueError(f"the features of this {type(model).__name__} are no grid of vectors; use another teacher")
+    if features.ndim == 3:
+        places, (rows, columns), shape = _tokens(model, features, images)
+    elif _channels_last(model, features):
+        places, (rows, columns), shape = features.flatten(1, 2), features.shape[1:3], (1, 1, features.shape[3])
+    else:
+        places, (rows, columns), shape = features.flatten(2).mT, features.shape[2:], (features.shape[1], 1, 1)
+    alone = places.flatten(0, 1)
+    logits = torch.cat([head(_repeated(part, shape)) for part in alone.split(LOCATIONS)])
+    return logits.unflatten(0, (len(images), rows, columns)).permute(0, 3, 1, 2)
+
+
+def _repeated(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 2:
+        return vectors.unsqueeze(1).expand(-1, *shape)
+    return vectors.view(-1, *shape)
+
+
+def _tokens(model: Any, features: Tensor, images: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
+    """Patches, their grid, and the shape of a picture whose every token, prefix included, is one patch."""
+    prefix = getattr(model, "num_prefix_tokens", None)
+    ratio = images.shape[2] / images.shape[3]
+    for guess in (prefix,) if prefix is not None else (0, 1, 2):
+        count = features.shape[1] - guess
+        rows = round(math.sqrt(count * ratio))
+        if rows > 0 and count % rows == 0 and abs(count / rows * ratio - rows) < 1e-6:
+            return features[:, guess:], (rows, count // rows), (guess + 1, features.shape[2])
+    raise ValueError(
+        f"the {features.shape[1]} tokens of this {type(model).__name__} are no grid over the picture; "
+        "use another teacher"
+    )
+
+
+def _channels_last(model: Any, features: Tensor) -> bool:
+    declared = getattr(model, "output_fmt", None)
+    if declared is not None:
+        return str(getattr(declared, "value", declared)).upper() == "NHWC"
+    return features.shape[1] != model.num_features and features.shape[3] == model.num_features
+
+
+def weights_checksum(module: nn.Module) -> str:
+    """SHA-256 over the names and values of a module's state."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class SpectralResidual(nn.Module):
+    """Saliency by what a picture's spectrum has beyond the smooth course that all pictures share."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(B, 1, 16, 16)` in 0..1 from pictures `(B, 3, H, W)`."""
+        gray = interpolate(images.mean(1, keepdim=True), (SPECTRAL_SIDE, SPECTRAL_SIDE), mode="area")
+        spectrum = torch.fft.fft2(gray)
+        log = spectrum.abs().clamp_min(1e-8).log()
+        smooth = avg_pool2d(pad(log, (1, 1, 1, 1), mode="circular"), 3, stride=1)
+        residual = torch.polar((log - smooth).exp(), spectrum.angle())
+        saliency = torch.fft.ifft2(residual).abs().square()
+        offset = torch.arange(-6, 7, device=images.device)
+        bell = torch.exp(-(offset**2) / (2 * 2.5**2))
+        bell = bell / bell.sum()
+        saliency = nn.functional.conv2d(saliency, bell.view(1, 1, 1, -1), padding=(0, 6))
+        saliency = nn.functional.conv2d(saliency, bell.view(1, 1, -1, 1), padding=(6, 0))
+        saliency = avg_pool2d(saliency, SPECTRAL_SIDE // SPECTRAL_GRID)
+        return saliency / saliency.amax((2, 3), keepdim=True).clamp_min(1e-12)

@@ -1,0 +1,70 @@
+"""The optimizer and the course of its learning rate, from timm."""
+
+from typing import Any
+
+import torch
+from timm.optim._optim_factory import create_optimizer_v2, list_optimizers
+from timm.optim._param_groups import param_groups_layer_decay, param_groups_weight_decay
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.scheduler.scheduler import Scheduler
+from timm.scheduler.step_lr import StepLRScheduler
+from torch import nn
+
+from vitmix._checks import unknown_name
+from vitmix.lab.training.config import TrainConfig
+from vitmix.learner import Learner
+
+
+def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer of the model's parameters and of those that the method adds."""
+    name = config.optimizer.lower()
+    known = [str(each) for each in list_optimizers()]
+    if name.removeprefix("lookahead_") not in known:
+        raise unknown_name("optimizer", config.optimizer, known)
+    groups = [*_groups(learner.model, config), *_groups(learner.added, config, scaled=False)]
+    settings: dict[str, Any] = {}
+    if config.betas is not None:
+        settings["betas"] = config.betas
+    if config.eps is not None:
+        settings["eps"] = config.eps
+    if name in ("adamw", "adam", "sgd", "momentum") and next(learner.parameters()).is_cuda:
+        settings["fused"] = True  # one launch for all parameters
+    settings |= {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
+    try:
+        return create_optimizer_v2(groups, config.optimizer, **settings)
+    except (AssertionError, ImportError, TypeError) as error:  # of packages that are not installed
+        raise ValueError(f"optimizer {config.optimizer!r} cannot be had here: {error}") from None
+
+
+def _groups(module: nn.Module, config: TrainConfig, *, scaled: bool = True) -> list[dict[str, Any]]:
+    """Parameters by weight decay and, with `layer_decay`, by layer; no group is empty."""
+    exempt = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()  # pyright: ignore
+    if config.layer_decay is not None and scaled:
+        groups = param_groups_layer_decay(
+            module, config.weight_decay, no_weight_decay_list=exempt, layer_decay=config.layer_decay
+        )
+    else:
+        groups = param_groups_weight_decay(module, config.weight_decay, no_weight_decay_list=exempt)
+    return [group for group in groups if group["params"]]
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, updates_per_epoch: int) -> Scheduler:
+    """The learning rate as a function of the number of updates; `step_update(n)` sets that of update n."""
+    warmup = round(config.warmup_epochs * updates_per_epoch)
+    length = config.epochs * updates_per_epoch
+    if config.schedule == "constant":
+        return StepLRScheduler(
+            optimizer,
+            decay_t=length + config.cooldown_epochs * updates_per_epoch + 1,
+            warmup_t=warmup,
+            warmup_lr_init=config.warmup_lr,
+            t_in_epochs=False,
+        )
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=length,
+        lr_min=config.min_lr,
+        warmup_t=warmup,
+        warmup_lr_init=config.warmup_lr,
+        t_in_epochs=False,
+    )

@@ -1,0 +1,217 @@
+"""What processes share: the accelerator, decisions that all must make alike, signals, random states."""
+
+import importlib.util
+import math
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import (
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    broadcast,
+    broadcast_object_list,
+    gather_object,
+)
+from torch import Tensor
+
+from vitmix.lab.environment import try_convolutions
+from vitmix.lab.training.checkpoints import pack, unpack
+from vitmix.lab.training.config import TrainConfig
+
+Result = TypeVar("Result")
+LONGEST_WAIT = timedelta(hours=2)  # of processes for one that downloads or reads a large data set
+
+
+def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
+    """Accelerate's view of this process: device, rank, precision, trackers."""
+    # An earlier training in this process had its own; the group of processes is one for all trainings.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    try_convolutions()
+    trackers = [] if config.track == "none" else config.track.replace(" ", "").split(",")
+    if config.track == "auto":
+        trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    try:
+        accelerator = Accelerator(
+            mixed_precision=config.precision if config.precision in ("bf16", "fp16") else "no",
+            gradient_accumulation_steps=config.accumulate,
+            cpu=config.cpu,
+            log_with=trackers or None,  # pyright: ignore[reportArgumentType]
+            project_config=ProjectConfiguration(str(folder), logging_dir=str(folder / "logs")),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"precision {config.precision!r} or track {config.track!r} cannot be had here: {error}"
+        ) from None
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU, where gradients are scaled; use fp32 or bf16")
+    missing = set(trackers) - {str(each) for each in accelerator.log_with}
+    if missing:
+        raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
+    return accelerator
+
+
+def part_of_batch(config: TrainConfig, world: int) -> int:
+    """Images of one forward pass of one process."""
+    parts = world * config.accumulate
+    if config.batch % parts:
+        raise ValueError(
+            f"batch must be a multiple of {world} processes x {config.accumulate} accumulated parts, "
+            f"got {config.batch}; take {math.ceil(config.batch / parts) * parts}"
+        )
+    return config.batch // parts
+
+
+class Refused(ValueError):
+    """A refusal that every process raises alike, so that one of them may speak for all."""
+
+
+def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in every process; what one of them refuses is raised in all. All must call this together."""
+    result, problem = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as error:
+        if accelerator.num_processes == 1:
+            raise
+        problem = str(error)
+    problems = gather(accelerator, problem)
+    ranks = [rank for rank, each in enumerate(problems) if each is not None]
+    if ranks:
+        where = "" if ranks[0] == 0 else f"process {ranks[0]}: "
+        raise Refused(f"{where}{problems[ranks[0]]}")
+    return cast(Result, result)
+
+
+def on_main(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in the first process; all get its result, or raise its refusal."""
+    result, problem = None, None
+    if accelerator.is_main_process:
+        try:
+            result = action()
+        except (ValueError, OSError) as error:
+            if accelerator.num_processes == 1:
+                raise
+            problem = str(error)
+    if accelerator.num_processes > 1:
+        problem, result = broadcast_object_list([problem, result])
+    if problem is not None:
+        raise Refused(problem)
+    return cast(Result, result)
+
+
+def in_turn(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
+    """Runs an action in the first process, then in the first one of every node, then in the others.
+
+    So what is downloaded is downloaded once, whether the nodes share their files or not.
+    """
+    turn = 0 if accelerator.is_main_process else 1 if accelerator.is_local_main_process else 2
+    results = [together(accelerator, lambda now=now: action() if now == turn else None) for now in range(3)]
+    return cast(Result, results[turn])
+
+
+def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, Any], str]) -> None:
+    """Refuses a value that another process has otherwise; `problem` says so of the first process's and the other's."""
+    values = gather(accelerator, value)
+    for rank, each in enumerate(values):
+        if each != values[0]:
+            raise Refused(f"process {rank} does not fit process 0: {problem(values[0], each)}")
+
+
+def gather(accelerator: Accelerator, value: Any) -> list[Any]:
+    """A plain value of each process."""
+    return [value] if accelerator.num_processes == 1 else gather_object([value])
+
+
+def from_main(accelerator: Accelerator, tree: Any) -> Any:
+    """A nested value of tensors and plain values, as the first process has it, its tensors on the host."""
+    if accelerator.num_processes == 1:
+        return tree
+    tensors, skeleton = pack(tree)
+    kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    skeleton, kinds = on_main(accelerator, lambda: (skeleton, kinds))
+    received = {}
+    for name, (shape, dtype) in kinds.items():
+        own = tensors[name] if accelerator.is_main_process else torch.empty(shape, dtype=dtype)
+        received[name] = broadcast(own.to(accelerator.device).contiguous()).cpu()  # pyright: ignore
+    return unpack(received, skeleton)
+
+
+def any_process(accelerator: Accelerator, flag: bool) -> bool:
+    """Whether the flag is set in any process; with several, all must call this together."""
+    if accelerator.num_processes == 1:
+        return flag
+    total: Any = accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum")
+    return bool(total > 0)
+
+
+def random_states(accelerator: Accelerator) -> dict[str, Tensor]:
+    """The states of torch's generators, one row per process: dropout draws from them."""
+    states = {"cpu": torch.get_rng_state()}
+    if accelerator.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
+    if accelerator.num_processes == 1:
+        return {name: state.unsqueeze(0) for name, state in states.items()}
+    gathered: dict[str, Any] = {
+        name: accelerator.gather(state.unsqueeze(0).to(accelerator.device)) for name, state in states.items()
+    }
+    return {name: state.cpu() for name, state in gathered.items()}
+
+
+def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -> None:
+    """Continues the generators; a process that was not there before keeps its fresh ones."""
+    rank = accelerator.process_index
+    if rank < len(states["cpu"]):
+        torch.set_rng_state(states["cpu"][rank].clone())  # torch reads a row as if it were the first one
+        if "cuda" in states and accelerator.device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"][rank].clone(), accelerator.device)
+
+
+class Stopped(Exception):
+    """A signal asked the training to stop; `exit_code` is what a shell reports for a process that it ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class Stopper:
+    """Remembers SIGTERM and SIGINT until the training can stop; a SIGINT after either acts at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopper":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGTERM:
+            return  # a scheduler and a launcher may both pass it on
+        self.received = number
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
+        # Whoever stops a whole job stops its loader workers too; torch would raise an error for them anywhere.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def check(self, accelerator: Accelerator) -> None:
+        """Raises `Stopped` if any process received a signal."""
+        if any_process(accelerator, bool(self.received)):
+            raise Stopped(self.received or signal.SIGTERM)

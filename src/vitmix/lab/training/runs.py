@@ -1,0 +1,112 @@
+"""Run folders: one training each. Whether one may be started or continued is decided before anything is written."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; two trainings in one folder are then not noticed
+    fcntl = None
+
+LOG = "train.log"  # begins before the run itself
+
+
+class RunFolder:
+    """The files of one training.
+
+    config.yaml         the resolved configuration
+    metrics.csv, .jsonl one row per epoch
+    checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
+    best.safetensors    the best weights; last.safetensors the final ones
+    summary.json        written at the end: the results in short
+    train.log           what the training said, where a comparison ran it
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.summary = path / CONFIG, path / "summary.json"
+        self.log = path / LOG
+        self.best, self.last = path / "best.safetensors", path / "last.safetensors"
+        self.checkpoints = path / "checkpoints"
+        self._lock: int | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.config.exists()
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run."""
+        try:
+            return json.loads(self.summary.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_file(self.summary, (json.dumps(summary, indent=1) + "\n").encode())
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuses a folder that holds something else, without touching it."""
+        if not self.exists:
+            if config.resume:
+                raise ValueError(f"there is no run to resume in {self.path}; leave --resume out to start one")
+            if self.path.exists() and (not self.path.is_dir() or any(map(_visible, self.path.iterdir()))):
+                raise ValueError(f"{self.path} exists and is not a run folder; give another --output")
+            return
+        if config.resume is False:
+            raise ValueError(f"{self.path} already holds a run; give another --output, or leave --no-resume out")
+        different = differences(resolve(file=self.config), config)
+        if different:
+            longer = any(each.startswith("epochs: ") for each in different) and self.read_summary() is not None
+            begin = f'vitmix train --checkpoint {self.path} --data "{config.data}" --output OTHER'
+            further = f"; '{begin}' trains its weights further"
+            raise ValueError(
+                f"{self.path} holds a run with another configuration ({', '.join(different)}); "
+                f"give another --output, or these settings as they were{further if longer else ''}"
+            )
+
+    def open(self, config: TrainConfig) -> None:
+        """Makes the folder this process's, and stores the configuration if there is none yet."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)  # held until the process ends
+        except OSError as error:
+            raise ValueError(f"cannot write to the run folder {self.path}: {error.strerror}") from None
+        if fcntl is not None:
+            try:
+                # Not flock: a worker process would inherit it and hold it for seconds after its parent was killed.
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(f"another process is training in {self.path}; give another --output") from None
+        if not self.exists:
+            write_file(self.config, to_yaml(replace(config, resume=None)).encode())
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def folder_for(config: TrainConfig) -> RunFolder:
+    """The folder that the configuration names, or one of its own in runs/: the same for the same configuration."""
+    if config.output is not None:
+        return RunFolder(Path(config.output))
+    deciding = {name: getattr(config, name) for name, each in FIELDS.items() if not each.metadata["may_change"]}
+    number = hashlib.sha256(json.dumps(deciding, sort_keys=True, default=list).encode()).hexdigest()[:8]
+    words = [
+        config.recipe or re.split(r"[:(?]", config.data)[0],
+        *re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|$))", config.method),
+    ]
+    return RunFolder(Path("runs") / "-".join([*words[:4], number]))
+
+
+def _visible(entry: os.PathLike[str]) -> bool:
+    name = Path(entry).name
+    return not name.startswith(".") and name != LOG

@@ -1,0 +1,110 @@
+"""The state of a training as a checkpoint holds it, and the way back."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitmix.lab.training import checkpoints, processes, sharding
+from vitmix.lab.training.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from vitmix.lab.training.engine import Trainer
+
+
+@dataclass
+class Position:
+    """Where a training stands: finished epochs, updates of the epoch after them, and what was found so far.
+
+    `seconds` were spent on training alone, `wall` on everything.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    wall: float = 0.0
+    skipped: int = 0  # updates whose loss or gradient was not finite
+    overflowed: int = 0  # those that the loss scaler of fp16 left out
+    broken: list[str] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def capture(trainer: "Trainer") -> Checkpoint:
+    """Everything that the next update depends on. With several processes, all must call this together.
+
+    Draws and the loaders' order are functions of the position, so they need no state of their own.
+    """
+    accelerator, scaler = trainer.accelerator, trainer.accelerator.scaler
+    sums, count = trainer.tally.total(accelerator)
+    trainer.position.broken = broken_images(trainer)
+    training = {
+        "position": dataclasses.asdict(trainer.position),
+        "update": trainer.update,
+        "world": trainer.world,
+        "tally": {"sums": sums, "count": count},
+        "added": sharding.whole(trainer.core.added.state_dict()),
+        "optimizer": sharding.whole(trainer.optimizer.state_dict()),
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "random": processes.random_states(accelerator),
+    }
+    ema = None if trainer.ema is None else trainer.ema.module.state_dict()
+    return Checkpoint(sharding.whole(trainer.core.model.state_dict()), ema, training)
+
+
+def broken_images(trainer: "Trainer") -> list[str]:
+    """What could not be read so far, by any process, with what it was for; all must call this together."""
+    # The same name can be that of two files, one of each split.
+    found = {f"training: {each}" for each in trainer.images.broken.values()}
+    found |= {f"evaluation: {each}" for each in trainer.eval_images.broken.values()} | set(trainer.position.broken)
+    return sorted(set().union(*processes.gather(trainer.accelerator, found)))
+
+
+def resume(trainer: "Trainer") -> list[str]:
+    """Puts the trainer where its newest complete checkpoint was written; says what was found and what was lost.
+
+    The first process reads and the others are told: their nodes may have disks of their own.
+    """
+    accelerator, folder = trainer.accelerator, trainer.folder.checkpoints
+    path, newest, remarks = processes.on_main(accelerator, lambda: _find(folder))
+    if path is None:
+        return remarks
+    loaded = vars(checkpoints.load_checkpoint(path)) if accelerator.is_main_process else None
+    checkpoint = Checkpoint(**processes.from_main(accelerator, loaded))
+    restore(trainer, checkpoint)
+    repeated = f"; {newest - trainer.update} updates are computed again" if newest > trainer.update else ""
+    remarks.append(
+        f"resuming at update {trainer.update} of {trainer.total_updates} (epoch {trainer.position.epoch + 1}){repeated}"
+    )
+    if checkpoint.training["world"] != trainer.world:
+        remarks.append(
+            f"the run began on {checkpoint.training['world']} processes and goes on on {trainer.world}: "
+            "its numbers will not be those of an uninterrupted run"
+        )
+    return remarks
+
+
+def _find(folder: Path) -> tuple[Path | None, int, list[str]]:
+    """The newest complete checkpoint, the update of the newest one of all, and what there is to say."""
+    remarks = [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
+    path, damaged = checkpoints.newest_checkpoint(folder)
+    remarks += damaged
+    if path is None and remarks:
+        remarks.append("no complete checkpoint was found: the training starts anew")
+    return path, max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0), remarks
+
+
+def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+    """Puts the trainer into the state that `capture` saw."""
+    training = checkpoint.training
+    sharding.load(trainer.core.model, checkpoint.model)
+    sharding.load(trainer.core.added, training["added"])
+    if trainer.ema is not None and checkpoint.ema is not None:
+        trainer.ema.module.load_state_dict(checkpoint.ema)
+    sharding.load_optimizer(trainer.optimizer, training["optimizer"])
+    if trainer.accelerator.scaler is not None and training["scaler"] is not None:
+        trainer.accelerator.scaler.load_state_dict(training["scaler"])
+    if trainer.accelerator.is_main_process:  # the others go on from zero: what is stored is the sum over all
+        trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
+    trainer.position = Position(**training["position"])
+    processes.restore_random_states(trainer.accelerator, training["random"])

@@ -1,0 +1,394 @@
+"""Mixing inside the network: horizontal TokenMixup (HTM) and vertical TokenMixup (VTM). Both act in training only.
+
+Settings are frozen; the `actor` of a batch carries out one mixing and remembers its decision, so that a block which
+activation checkpointing runs twice is mixed the same way twice.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
+from vitmix.attention.flow import Flow, rollout_saliency
+from vitmix.attention.readers import Reader
+from vitmix.attention.summaries import forget_casts
+from vitmix.attention.tap import Plan, Tape
+from vitmix.mix import Frame, mix_targets
+from vitmix.parts.assignment import assign_partners
+from vitmix.parts.losses import sample_cross_entropy, soft_cross_entropy
+from vitmix.parts.masks import Values
+from vitmix.parts.pairing import random_derangement
+
+RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's supplement, table 5, mixes
+
+# Formulas
+
+
+class HorizontalMix(NamedTuple):
+    """What HTM decides: who is easy `(B,)`, their partner `(B,)`, tokens taken `(B, n)`, the own label's weight `(B,)`.
+
+    A sample that is not easy is its own partner, takes nothing and keeps weight 1.
+    """
+
+    easy: Tensor
+    partner: Tensor
+    take: Tensor
+    own: Tensor
+
+
+def sample_difficulty(score_logits: Tensor, targets: Tensor) -> Tensor:
+    """Difficulty `(B,)`: a tenth of the score net's cross-entropy with the incoming targets."""
+    return sample_cross_entropy(score_logits, targets) / 10
+
+
+def take_salient(saliency: Tensor, partner: Tensor, easy: Tensor, rho: float) -> Tensor:
+    """Tokens `(B, n)` an easy sample takes: those where the partner is more salient by more than rho."""
+    return (saliency[partner] - saliency > rho) & easy.unsqueeze(1)
+
+
+def own_weight(saliency: Tensor, partner: Tensor, take: Tensor) -> Tensor:
+    """The own label's weight `(B,)`: own saliency kept over own kept plus partner's taken."""
+    kept = saliency.masked_fill(take, 0).sum(1)
+    taken = saliency[partner].masked_fill(~take, 0).sum(1)
+    return kept / (kept + taken)
+
+
+def horizontal_mix(saliency: Tensor, easy: Tensor, *, rho: float) -> HorizontalMix:
+    """HTM's decision from the saliency `(B, n)` of the unmixed tokens and who is easy `(B,)`."""
+    partner = assign_partners(saliency, easy, rho)
+    take = take_salient(saliency, partner, easy, rho)
+    return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
+
+
+class _Exchange(torch.autograd.Function):
+    """`mix_tokens` for partners that nobody shares: its gradient is a look-up as well, and needs no adding up."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, take: Tensor, partner: Tensor, taker: Tensor) -> Tensor:
+        ctx.save_for_backward(take, taker)
+        return torch.where(take, tokens[partner], tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (take, taker) = gradients, ctx.saved_tensors
+        given = take[taker] & (taker != torch.arange(len(taker), device=taker.device)).view(-1, 1, 1)
+        kept = torch.where(take, gradient.new_zeros(()), gradient)
+        return kept + torch.where(given, gradient[taker], gradient.new_zeros(())), None, None, None
+
+
+def exchange_tokens(tokens: Tensor, mix: HorizontalMix, *, prefix: int = 0) -> Tensor:
+    """Tokens `(B, N, d)` with the patches that easy samples take put in; each sample gives to one other at most."""
+    take = torch.cat([mix.take.new_zeros(len(mix.take), prefix), mix.take], dim=1) if prefix else mix.take
+    rows = torch.arange(len(tokens), device=tokens.device)
+    # Who takes from each sample: the easy ones write their number at their partner, the others nowhere (one row more).
+    places = torch.where(mix.easy, mix.partner, torch.full_like(rows, len(rows)))
+    taker = torch.cat([rows, rows[:1]]).scatter(0, places, rows)[: len(rows)]
+    return _Exchange.apply(tokens, take.unsqueeze(-1), mix.partner, taker)
+
+
+def top_tokens(saliency: Tensor, count: int) -> Tensor:
+    """Positions `(B, count)` of the most salient patches, most salient first."""
+    _check_picked(count, saliency.shape[1])
+    return saliency.topk(count, dim=1).indices
+
+
+def pick_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
+    """Tokens `(B, k, d)` of `tokens` `(B, N, d)` at `positions` `(B, k)`."""
+    return tokens.gather(1, positions.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
+
+
+class ScoreNet(nn.Module):
+    """The small classifier of HTM: on the class token, or on patches pooled by one learned linear score."""
+
+    def __init__(self, width: int, num_classes: int, *, class_token: bool, prefix: int = 0) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.pool = None if class_token else nn.Linear(width, 1)
+        self.head = nn.Linear(width, num_classes)
+        for layer in (self.pool, self.head):
+            if layer is not None:
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.pool is None:
+            return self.head(tokens[:, 0])
+        tokens = tokens[:, self.prefix :]
+        weight = self.pool(tokens).softmax(1)
+        return self.head((weight * tokens).sum(1))
+
+
+# Settings
+
+
+@dataclass(frozen=True)
+class HTM:
+    """Horizontal TokenMixup at the input of one block: easy samples take a partner's more salient tokens.
+
+    Args:
+        tau: a sample is easy if its difficulty (a tenth of the cross-entropy) is at most this.
+        rho: how much more salient the partner's token must be.
+        score_weight: weight of the score net's loss; `stop_gradient` keeps it from reaching the tokens.
+        choose: "salient" is the method; "random_samples" mixes five random samples instead of the easy ones,
+            "random_tokens" pairs at random and takes as many random tokens as are salient on average.
+        score_at: "block", or "last" to judge difficulty by the last block of an extra, unmixed pass.
+        rollout: how many earlier blocks the saliency is rolled out through.
+    """
+
+    name: ClassVar[str] = "htm"
+    block: int = 2
+    tau: float = 0.2
+    rho: float = 0.005
+    score_weight: float = 0.001
+    stop_gradient: bool = False
+    choose: Literal["salient", "random_samples", "random_tokens"] = "salient"
+    score_at: Literal["block", "last"] = "block"
+    rollout: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("block", self.block)
+        check_not_negative("tau", self.tau)
+        check_not_negative("rho", self.rho)
+        check_not_negative("score_weight", self.score_weight)
+        check_switch("stop_gradient", self.stop_gradient)
+        check_choice("choose", self.choose, ("salient", "random_samples", "random_tokens"))
+        check_choice("score_at", self.score_at, ("block", "last"))
+        check_count("rollout", self.rollout, least=0)
+
+    def plan(self, reader: Reader) -> Plan:
+        reader.need_attention("htm")
+        block = reader.resolve_patches(self.block)
+        _check_rollout(self.rollout, block, reader)
+        return Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
+
+    def modules(self, reader: Reader, num_classes: int) -> nn.Module:
+        block = reader.block(reader.resolve_patches(self.block))
+        width, class_token, prefix = block.width, block.class_token, block.prefix
+        if self.score_at == "last":
+            width, class_token, prefix = reader.width, reader.readout == "class", reader.prefix
+        return ScoreNet(width, num_classes, class_token=class_token, prefix=prefix)
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        if self.choose == "random_samples":
+            return {"easy": torch.randperm(frame.batch, generator=generator) < RANDOM_SAMPLES}
+        if self.choose == "random_tokens":
+            rows, columns = frame.grids[self.block]
+            noise = torch.rand(frame.batch, rows * columns, generator=generator)
+            return {"pairs": random_derangement(frame.batch, generator=generator), "noise": noise}
+        return {}
+
+    def actor(self, reader: Reader, values: Values, score_net: nn.Module | None) -> "Horizontal":
+        assert score_net is not None
+        return Horizontal(self, reader, values, score_net)
+
+
+@dataclass(frozen=True)
+class VTM:
+    """Vertical TokenMixup at one block: its keys and values also see the most salient tokens of every earlier block.
+
+    Args:
+        tokens: how many tokens are taken from each earlier block (the paper's kappa).
+        choose: "salient" is the method; "random" takes tokens at random.
+        rollout: how many earlier blocks each saliency is rolled out through, as far as there are any.
+    """
+
+    name: ClassVar[str] = "vtm"
+    block: int = 2
+    tokens: int = 5
+    choose: Literal["salient", "random"] = "salient"
+    rollout: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("block", self.block)
+        check_count("tokens", self.tokens)
+        check_choice("choose", self.choose, ("salient", "random"))
+        check_count("rollout", self.rollout, least=0)
+
+    def plan(self, reader: Reader) -> Plan:
+        reader.need_attention("vtm")
+        block = reader.resolve_patches(self.block)
+        if block == 0:
+            raise ValueError(
+                "vertical mixing at block 0 has no earlier block to take tokens from; choose block 1 or later"
+            )
+        at = reader.block(block)
+        if at.no_bank is not None:
+            raise ValueError(f"vertical mixing cannot act at block {block} of this {reader.name}: {at.no_bank}")
+        if reader.block(0).stage != at.stage:
+            raise ValueError(
+                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages of another "
+                "width; it works within the first stage alone"
+            )
+        earlier = frozenset(range(block))
+        plan = Plan(bank=frozenset([block]), tokens=earlier)
+        if self.choose == "random":
+            return plan
+        if self.rollout:
+            return plan | Plan(layers=earlier)
+        return plan | (Plan(class_row=earlier) if at.class_token else Plan(column_mean=earlier))
+
+    def modules(self, reader: Reader, num_classes: int) -> None:
+        return None
+
+    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        if frame.grids:
+            _check_picked(self.tokens, math.prod(frame.grids[self.block]))
+        if self.choose == "salient":
+            return {}
+        rows, columns = frame.grids[self.block]
+        shape = (self.block % len(frame.grids), frame.batch, rows * columns)
+        return {"noise": torch.rand(shape, generator=generator)}
+
+    def actor(self, reader: Reader, values: Values, score_net: nn.Module | None) -> "Vertical":
+        return Vertical(self, reader, values)
+
+
+Inner = HTM | VTM
+
+
+# Actors: one per batch
+
+
+class Horizontal:
+    """Carries out HTM on one batch."""
+
+    def __init__(self, settings: HTM, reader: Reader, values: Values, score_net: nn.Module) -> None:
+        self.settings, self.reader, self.values, self.score_net = settings, reader, values, score_net
+        self.block = reader.resolve_patches(settings.block)
+        self.preview: Tensor | None = None  # final tokens of the unmixed pass, where difficulty is judged by them
+        self.scored: Tensor | None = None
+        self.incoming: Tensor | None = None
+        self.decision: HorizontalMix | None = None
+        self.entered: Tensor | None = None
+
+    def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The mixed tokens `(B, N, C)` of a block whose arguments were `args` and `kwargs`."""
+        if index != self.block:
+            return tokens
+        if self.decision is None:
+            with torch.no_grad():
+                flow = self.reader.block(index).attend(tokens.view(args[0].shape), args[1:], kwargs)
+            self._decide(tokens, tape, flow)
+            self.entered = tokens.detach()
+        check_replay(tokens, self.entered)
+        assert self.decision is not None
+        return exchange_tokens(tokens, self.decision, prefix=self.reader.block(index).prefix)
+
+    def _decide(self, tokens: Tensor, tape: Tape, flow: Flow) -> None:
+        settings = self.settings
+        self.scored = tokens if self.preview is None else self.preview
+        self.incoming = tape.targets
+        assert self.incoming is not None
+        with torch.no_grad():
+            flows = [*(tape.layers[b] for b in range(self.block - settings.rollout, self.block)), flow]
+            saliency = rollout_saliency(flows, class_token=self.reader.block(self.block).class_token)
+            if settings.choose == "random_samples":
+                easy = self.values["easy"]
+            else:
+                easy = sample_difficulty(self.score_net(self.scored), self.incoming) <= settings.tau
+            if settings.choose == "random_tokens":
+                self.decision = self._random_tokens(saliency, easy)
+            else:
+                self.decision = horizontal_mix(saliency, easy, rho=settings.rho)
+            share = 1 - self.decision.own
+            tape.targets = mix_targets(self.incoming, self.decision.partner, share)
+        forget_casts()
+
+    def _random_tokens(self, saliency: Tensor, easy: Tensor) -> HorizontalMix:
+        partner = torch.where(easy, self.values["pairs"], torch.arange(len(easy), device=easy.device))
+        salient = take_salient(saliency, partner, easy, self.settings.rho).sum()
+        count = (salient / easy.sum().clamp_min(1)).round()
+        rank = self.values["noise"].argsort(1).argsort(1)
+        take = (rank < count) & easy.unsqueeze(1)
+        return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
+
+    def score_loss(self) -> Tensor | None:
+        """The score net's loss, outside the blocks so that checkpointing does not run it twice."""
+        if self.scored is None or self.incoming is None:
+            return None
+        tokens = self.scored.detach() if self.settings.stop_gradient else self.scored
+        return soft_cross_entropy(self.score_net(tokens), self.incoming)
+
+    @property
+    def acted(self) -> bool:
+        return self.decision is not None
+
+    def bank(self, index: int, tape: Tape) -> Tensor | None:
+        return None
+
+    def bank_length(self, index: int, tape: Tape) -> int:
+        return 0
+
+
+class Vertical:
+    """Carries out VTM on one batch."""
+
+    def __init__(self, settings: VTM, reader: Reader, values: Values) -> None:
+        self.settings, self.reader, self.values = settings, reader, values
+        self.block = reader.resolve_patches(settings.block)
+        self.positions: list[Tensor] | None = None
+        self.entered: Tensor | None = None
+
+    def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if index == self.block:
+            if self.entered is None:
+                self.entered = tokens.detach()
+            check_replay(tokens, self.entered)
+        return tokens
+
+    @property
+    def acted(self) -> bool:
+        return self.positions is not None
+
+    def bank(self, index: int, tape: Tape) -> Tensor | None:
+        if index != self.block:
+            return None
+        if self.positions is None:
+            with torch.no_grad():
+                self.positions = [
+                    top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.block(b).prefix
+                    for b in range(self.block)
+                ]
+                if index in tape.plan.carry:
+                    shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in enumerate(self.positions)]
+                    others = [tape.bank_share[index]] if index in tape.bank_share else []  # of another VTM here
+                    tape.bank_share[index] = torch.cat([*others, *shares], dim=1)
+        return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in enumerate(self.positions)], dim=1)
+
+    def bank_length(self, index: int, tape: Tape) -> int:
+        return self.settings.tokens * self.block if index == self.block else 0
+
+    def _saliency(self, index: int, tape: Tape) -> Tensor:
+        if self.settings.choose == "random":
+            return self.values["noise"][index]
+        if self.settings.rollout:
+            flows = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
+            return rollout_saliency(flows, class_token=self.reader.block(index).class_token)
+        return (tape.class_row if self.reader.block(index).class_token else tape.column_mean)[index]
+
+
+def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
+    """Refuses to apply one batch's decision to another: activation checkpointing reruns blocks of whatever is next."""
+    if torch.compiler.is_compiling() or entered is None or tokens.data_ptr() == entered.data_ptr():
+        return
+    if tokens.shape != entered.shape or not torch.allclose(tokens, entered, rtol=1e-2, atol=1e-2):
+        raise RuntimeError(
+            "activation checkpointing reran a block of an earlier batch; with htm or vtm, run backward for each mixed "
+            "batch before mixing the next"
+        )
+
+
+def _check_picked(count: int, patches: int) -> None:
+    if count > patches:
+        raise ValueError(f"cannot pick {count} tokens out of {patches} patches; choose tokens lower")
+
+
+def _check_rollout(rollout: int, block: int, reader: Reader) -> None:
+    if rollout > block or reader.block(block - rollout).stage != reader.block(block).stage:
+        raise ValueError(
+            f"saliency at block {block} cannot be rolled out through {rollout} earlier blocks of the same stage; "
+            "lower rollout"
+        )
