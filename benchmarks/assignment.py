@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from vitmix.assignment import assign_on_host, assign_partners, saliency_gain
+from vitmix.parts.assignment import assign_on_host, assign_partners, saliency_gain
 
 
 def milliseconds(function, repeats: int) -> float:

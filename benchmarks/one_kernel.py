@@ -14,8 +14,8 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from vitmix.kernels import attend, fused_attention
-from vitmix.statistics import carried_share
+from vitmix.attention.kernels import attend, fused_attention
+from vitmix.attention.summaries import carried_share
 
 CONSTANTS = ("BLOCK_Q", "BLOCK_K", "LAST_TILE", "WARPS", "STAGES")
 TILES, REST = ("64,64", "128,64", "64,32"), ("16,4,2", "16,4,3", "64,4,2", "16,8,2")

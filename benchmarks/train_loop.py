@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from vitmix.compare.matrix import Matrix, changed, read_matrix
-from vitmix.train.config import TrainConfig
-from vitmix.train.engine import Trainer
+from vitmix.lab.comparison.matrix import Matrix, changed, read_matrix
+from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.engine import Trainer
 
 
 def bare_step(trainer: Trainer, updates: int) -> float:

@@ -11,9 +11,9 @@ import timm
 import torch
 
 import vitmix
-from vitmix.analyze import label_error
-from vitmix.analyze.labels import RULES
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
+from vitmix.lab.studies import label_error
+from vitmix.lab.studies.labels import RULES
 
 
 def normalize(images: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import timm
 import torch
 
 import vitmix
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--method", default="none | tl_align")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vitmix
-from vitmix.masks import Region, Values
+from vitmix.parts.masks import Region, Values
 
 
 def stripe_mask(first: Tensor, width: int, grid: tuple[int, int]) -> Tensor:

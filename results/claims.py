@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitmix.compare.statistics import Paired, paired_difference
+from vitmix.lab.comparison.statistics import Paired, paired_difference
 
 RESULTS = Path(__file__).parent
 CUTMIX, EITHER, NONE = "CutMix", "MixUp or CutMix", "no mixing"

@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmix.data.augment import Augmentation
-from vitmix.data.images import ArrayImages
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.images import ArrayImages
 
 SIDE = 64
 RAND = Augmentation(SIDE, scale=(0.3, 1.0), hflip=0.5, auto_augment="rand-m9-mstd0.5-inc1", erasing=0.0, mean=(0,) * 3)

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from training import TINY
-from vitmix.compare.matrix import Cell
-from vitmix.evaluate.stored import evaluate_run
-from vitmix.train.engine import Trainer
+from vitmix.lab.comparison.matrix import Cell
+from vitmix.lab.evaluation.stored import evaluate_run
+from vitmix.lab.training.engine import Trainer
 
 SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
 SETTINGS |= {"epochs": 1, "model_args": dict(TINY["model_args"])}

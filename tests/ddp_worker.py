@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from support import tiny_batch, tiny_vit
 from training import TINY, poison, tiny, train, train_until
 from vitmix import Learner, create
-from vitmix.train import prepare, processes
-from vitmix.train.config import TrainConfig
-from vitmix.train.engine import Trainer
+from vitmix.lab.training import prepare, processes
+from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.engine import Trainer
 
 # Methods, and those whose added parameters are idle in some batches.
 METHODS = [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from training import Crash, tiny
-from vitmix.train.engine import Trainer
+from vitmix.lab.training.engine import Trainer
 
 # Every kind of part: statistics from hooks, the guide's head outside the model, added parameters, tokens inside.
 METHODS = ["tl_align | smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)"]

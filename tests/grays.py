@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
-from vitmix.data.images import ArrayImages
-from vitmix.evaluate import Measurement, Subject
-from vitmix.evaluate.cells import PixelClassifier
-from vitmix.train.config import TrainConfig
+from vitmix.lab.data.images import ArrayImages
+from vitmix.lab.evaluation import Measurement, Subject
+from vitmix.lab.evaluation.cells import PixelClassifier
+from vitmix.lab.training.config import TrainConfig
 
 CPU = torch.device("cpu")
 CENTERS = (31.5, 95.5, 159.5, 223.5)  # of gray, in 0..255: boundaries at 63.5, 127.5 and 191.5

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from training import same_weights, tiny, weights
-from vitmix.train import checkpoints
-from vitmix.train.engine import Trainer
+from vitmix.lab.training import checkpoints
+from vitmix.lab.training.engine import Trainer
 
 SETTINGS: dict[str, Any] = {"epochs": 6, "ema": 0.9, "data": "shapes(size=16, length=160, test_length=48)"}
 MIXED = {**SETTINGS, "checkpoint_every": "3 steps", "method": "mixup | smmix | cutmix + htm(block=1)"}

@@ -5,9 +5,10 @@ import torch
 
 import vitmix
 from support import close, tiny_vit
-from vitmix import analyze, create
+from vitmix import create
 from vitmix import functional as F
-from vitmix.analyze.labels import _area_rules
+from vitmix.lab import studies as analyze
+from vitmix.lab.studies.labels import _area_rules
 from vitmix.mixer import Switch
 
 

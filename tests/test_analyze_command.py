@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from training import one_thread, train
-from vitmix import cli
-from vitmix.analyze import labels
-from vitmix.analyze.figures import draw_bars, draw_blocks
-from vitmix.analyze.results import Spread, Table
-from vitmix.analyze.studies import STUDIES
-from vitmix.commands.analyze import NAMES
-from vitmix.data import Shapes
+from vitmix.lab.cli import main as cli
+from vitmix.lab.cli.analyze import NAMES
+from vitmix.lab.data import Shapes
+from vitmix.lab.studies import labels
+from vitmix.lab.studies.figures import draw_bars, draw_blocks
+from vitmix.lab.studies.results import Spread, Table
+from vitmix.lab.studies.studies import STUDIES
 
 __all__ = ["one_thread"]
 

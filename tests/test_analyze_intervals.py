@@ -8,9 +8,9 @@ from torch import Tensor
 
 import vitmix
 from support import tiny_vit
-from vitmix import analyze
-from vitmix.analyze import labels, pairs, results
-from vitmix.analyze.results import correlation, root_mean_square, spread
+from vitmix.lab import studies as analyze
+from vitmix.lab.studies import labels, pairs, results
+from vitmix.lab.studies.results import correlation, root_mean_square, spread
 
 
 def test_spread_by_hand() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmix import cli
-from vitmix.analyze import objects
-from vitmix.analyze.studies import Batches
-from vitmix.data.augment import Augmentation
-from vitmix.data.npz import npz_splits
-from vitmix.data.sources import open_images
+from vitmix.lab.cli import main as cli
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.npz import npz_splits
+from vitmix.lab.data.sources import open_images
+from vitmix.lab.studies import objects
+from vitmix.lab.studies.studies import Batches
 
 AUGMENTATION = Augmentation(size=16, crop_pct=1.0)
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 import vitmix
 from support import close, tiny_cct, tiny_vit
-from vitmix import analyze
 from vitmix import functional as F
-from vitmix.adapters import read_model
-from vitmix.analyze import fluctuation, labels
-from vitmix.analyze.results import root_mean_square
-from vitmix.flow import Given
-from vitmix.shares import AlignedShare, Weights
-from vitmix.tap import AttentionTap
+from vitmix.attention.flow import Given
+from vitmix.attention.readers import read_model
+from vitmix.attention.tap import AttentionTap
+from vitmix.lab import studies as analyze
+from vitmix.lab.studies import fluctuation, labels
+from vitmix.lab.studies.results import root_mean_square
+from vitmix.parts.shares import AlignedShare, Weights
 
 
 def test_mixed_top_by_hand() -> None:

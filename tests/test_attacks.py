@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from grays import CENTERS, GRAYS, classifier_of, gray_images, grays_subject, subject_of, tiny_vit, within
 from support import SMALL_VIT
 from training import one_thread  # noqa: F401
-from vitmix.data import Augmentation
-from vitmix.evaluate.attacks import auto_attack, fgsm, pgd, random_start
-from vitmix.evaluate.attacks import within as within_bound
-from vitmix.evaluate.cells import PixelClassifier
+from vitmix.lab.data import Augmentation
+from vitmix.lab.evaluation.attacks import auto_attack, fgsm, pgd, random_start
+from vitmix.lab.evaluation.attacks import within as within_bound
+from vitmix.lab.evaluation.cells import PixelClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 
-from vitmix.data import augment as augment_module
-from vitmix.data.augment import (
+from vitmix.lab.data import augment as augment_module
+from vitmix.lab.data.augment import (
     Augmentation,
     augment,
     eval_sample,

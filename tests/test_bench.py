@@ -9,10 +9,10 @@ import torch
 
 import vitmix
 from support import close, tiny_batch, tiny_vit
-from vitmix.bench.materialized import materialize, statistics_from_matrix
-from vitmix.bench.report import base_of, step_table
-from vitmix.bench.steps import Step, StepRow, Workload, refusals
-from vitmix.cli import main
+from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
+from vitmix.lab.bench.report import base_of, step_table
+from vitmix.lab.bench.steps import Step, StepRow, Workload, refusals
+from vitmix.lab.cli.main import main
 
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
 

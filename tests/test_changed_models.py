@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import vitmix
 from support import SMALL_SWIN, tiny_batch
-from vitmix.adapters import read_model
-from vitmix.tap import AttentionTap
+from vitmix.attention.readers import read_model
+from vitmix.attention.tap import AttentionTap
 
 CLASSES = 10
 

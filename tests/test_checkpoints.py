@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import vitmix  # noqa: F401  registers models with timm
 from training import same_weights
-from vitmix.train import checkpoints
-from vitmix.train.checkpoints import Checkpoint, write_file
+from vitmix.lab.training import checkpoints
+from vitmix.lab.training.checkpoints import Checkpoint, write_file
 
 LEAVES = (
     st.none()

@@ -13,9 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
-from vitmix import cli
-from vitmix.spec import PARTS
-from vitmix.train.config import FIELDS
+from vitmix.lab.cli import main as cli
+from vitmix.lab.training.config import FIELDS
+from vitmix.text import PARTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from comparing import SETTINGS, finish, write
-from vitmix import cli
-from vitmix.compare import paired_difference, read_matrix
-from vitmix.compare.matrix import Cell
-from vitmix.compare.panels import UNLIKE, markdown_table
-from vitmix.train.config import to_yaml
+from vitmix.lab.cli import main as cli
+from vitmix.lab.comparison import paired_difference, read_matrix
+from vitmix.lab.comparison.matrix import Cell
+from vitmix.lab.comparison.panels import UNLIKE, markdown_table
+from vitmix.lab.training.config import to_yaml
 
 ROWS = {"CutMix": "cutmix", "no mixing": "none", "mixup | cutmix": "mixup | cutmix"}
 SIGMAS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5")

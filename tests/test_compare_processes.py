@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from comparing import SETTINGS, wait_for, write
-from vitmix.compare import read_matrix, runner
-from vitmix.compare.matrix import Cell
-from vitmix.compare.runner import is_busy
+from vitmix.lab.comparison import read_matrix, runner
+from vitmix.lab.comparison.matrix import Cell
+from vitmix.lab.comparison.runner import is_busy
 
 LONG = SETTINGS | {"epochs": 400, "checkpoint_every": "100 epochs", "log_every": 1, "eval_every": 400}
 

@@ -11,11 +11,19 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 import vitmix
 from training import TINY, tiny
-from vitmix.masks import NoMask
-from vitmix.train.config import FIELDS, TrainConfig, checkpoint_interval, differences, read_yaml, resolve, to_yaml
-from vitmix.train.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
-from vitmix.train.recipes import list_recipes, load_recipe, recipe_header, recipe_text
-from vitmix.train.runs import folder_for
+from vitmix.lab.training.config import (
+    FIELDS,
+    TrainConfig,
+    checkpoint_interval,
+    differences,
+    read_yaml,
+    resolve,
+    to_yaml,
+)
+from vitmix.lab.training.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
+from vitmix.lab.training.recipes import list_recipes, load_recipe, recipe_header, recipe_text
+from vitmix.lab.training.runs import folder_for
+from vitmix.parts.masks import NoMask
 
 NAMED = {
     "shapes", "deit", "deit_tiny", "deit_small", "deit_base", "transmix", "cait_xxs24", "cait_xxs36", "pvt_tiny",

@@ -21,15 +21,15 @@ from grays import (
 )
 from support import SMALL_VIT
 from training import one_thread  # noqa: F401
-from vitmix.data.augment import global_generators_kept, seed_global_generators
-from vitmix.data.images import ArrayImages
-from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
-from vitmix.evaluate.cells import Answers, Cell, Measurer
-from vitmix.evaluate.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
-from vitmix.evaluate.intervals import wilson
-from vitmix.evaluate.robustness import Suite
-from vitmix.evaluate.shifts import open_shift, synsets
-from vitmix.evaluate.summaries import corruption_errors
+from vitmix.lab.data.augment import global_generators_kept, seed_global_generators
+from vitmix.lab.data.images import ArrayImages
+from vitmix.lab.evaluation import Measurement, Robustness, Running, open_subject, robustness
+from vitmix.lab.evaluation.cells import Answers, Cell, Measurer
+from vitmix.lab.evaluation.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
+from vitmix.lab.evaluation.intervals import wilson
+from vitmix.lab.evaluation.robustness import Suite
+from vitmix.lab.evaluation.shifts import open_shift, synsets
+from vitmix.lab.evaluation.summaries import corruption_errors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

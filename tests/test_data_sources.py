@@ -12,10 +12,10 @@ from PIL import Image
 from torchvision import datasets
 
 from training import one_thread  # noqa: F401
-from vitmix.data import images as images_module
-from vitmix.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, as_rgb, in_memory
-from vitmix.data.shapes import Shapes
-from vitmix.data.sources import held_out_mask, open_images
+from vitmix.lab.data import images as images_module
+from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, as_rgb, in_memory
+from vitmix.lab.data.shapes import Shapes
+from vitmix.lab.data.sources import held_out_mask, open_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.methods import METHODS
-from vitmix.spec import PARTS
+from vitmix.text import PARTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,7 +51,7 @@ def test_examples_run(script: Path) -> None:
 
 def test_deprecations_inside_vitmix_fail_an_example(tmp_path: Path) -> None:
     warning = "import warnings; warnings.warn('old', DeprecationWarning)"
-    for module, code in (("vitmix.data.images", 1), ("other", 0)):
+    for module, code in (("vitmix.lab.data.images", 1), ("other", 0)):
         (tmp_path / "script.py").write_text(f"exec({warning!r}, {{'__name__': {module!r}}})")
         assert subprocess.run([sys.executable, str(STRICT), str(tmp_path / "script.py")]).returncode == code
 

@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 
 from training import one_thread, train  # noqa: F401
-from vitmix.cli import main
-from vitmix.commands import draw as command
-from vitmix.data.shapes import CLASSES
-from vitmix.draw import KINDS
-from vitmix.draw.held_out import held_out
-from vitmix.draw.kept import kept_pictures
-from vitmix.evaluate.subject import open_subject
-from vitmix.report.gallery import draw_gallery
-from vitmix.show import read_picture
+from vitmix.lab.cli import draw as command
+from vitmix.lab.cli.main import main
+from vitmix.lab.data.shapes import CLASSES
+from vitmix.lab.evaluation.subject import open_subject
+from vitmix.lab.figures import KINDS
+from vitmix.lab.figures.held_out import held_out
+from vitmix.lab.figures.kept import kept_pictures
+from vitmix.lab.report.gallery import draw_gallery
+from vitmix.lab.show import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import SMALL_VIT
 from training import one_thread, train  # noqa: F401
-from vitmix import cli
-from vitmix.data import ArrayImages, EvalLoader
-from vitmix.data.loader import Batch
-from vitmix.data.sources import open_images
-from vitmix.evaluate import (
+from vitmix.lab.cli import main as cli
+from vitmix.lab.data import ArrayImages, EvalLoader
+from vitmix.lab.data.loader import Batch
+from vitmix.lab.data.sources import open_images
+from vitmix.lab.evaluation import (
     Running,
     calibration_bins,
     calibration_error,
@@ -31,9 +31,9 @@ from vitmix.evaluate import (
     read_evaluation,
     stored,
 )
-from vitmix.evaluate.cost import count_flops, count_parameters
-from vitmix.evaluate.measure import check_finite, top_predictions
-from vitmix.evaluate.subject import weights_facts
+from vitmix.lab.evaluation.cost import count_flops, count_parameters
+from vitmix.lab.evaluation.measure import check_finite, top_predictions
+from vitmix.lab.evaluation.subject import weights_facts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIXTEEN = "shapes(size=16, length=48, test_length=24)"
@@ -203,7 +203,7 @@ def test_flops_and_parameters_of_known_models() -> None:
 def test_timm_name_with_random_weights() -> None:
     args = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 12}
     subject = open_subject("vit_tiny_patch16_224", model_args=args, size=16)
-    from vitmix.data import open_images
+    from vitmix.lab.data import open_images
 
     found = evaluate(subject, open_images(SIXTEEN, "test"), Running(batch=10))
     assert found["n"] == 24 and "random weights" in found["weights"] and found["images_per_second"] > 0
@@ -257,7 +257,7 @@ def test_wrong_input(
     def too_late(*arguments: object, **settings: object) -> None:
         raise AssertionError("refused only after the whole pass")
 
-    monkeypatch.setattr("vitmix.evaluate.stored.predict", too_late)
+    monkeypatch.setattr("vitmix.lab.evaluation.stored.predict", too_late)
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

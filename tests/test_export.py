@@ -12,13 +12,13 @@ import yaml
 from PIL import Image
 
 from training import one_thread, train, train_until  # noqa: F401
-from vitmix import cli
-from vitmix.data import eval_sample
-from vitmix.data.sources import without_folders
-from vitmix.evaluate import evaluate_run, open_subject
-from vitmix.export import _unfinished, export
-from vitmix.train.checkpoints import write_weights
-from vitmix.train.config import TrainConfig
+from vitmix.lab.cli import main as cli
+from vitmix.lab.data import eval_sample
+from vitmix.lab.data.sources import without_folders
+from vitmix.lab.evaluation import evaluate_run, open_subject
+from vitmix.lab.export import _unfinished, export
+from vitmix.lab.training.checkpoints import write_weights
+from vitmix.lab.training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODELS: dict[str, dict[str, Any]] = {

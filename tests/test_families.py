@@ -18,8 +18,8 @@ import dense
 import vitmix
 from support import close, load, same, tensor
 from vitmix import Draw
-from vitmix.adapters import read_model
-from vitmix.adapters.support import CLASSES, FAMILIES, METHODS, SIZE, train_step
+from vitmix.attention.readers import read_model
+from vitmix.lab.families import CLASSES, FAMILIES, METHODS, SIZE, train_step
 
 ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]

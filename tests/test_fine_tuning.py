@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from training import TINY, one_thread, same_weights, tiny, weights, whole_run  # noqa: F401
-from vitmix.train import checkpoints
-from vitmix.train.config import TrainConfig, resolve, to_yaml
-from vitmix.train.engine import Trainer
+from vitmix.lab.training import checkpoints
+from vitmix.lab.training.config import TrainConfig, resolve, to_yaml
+from vitmix.lab.training.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

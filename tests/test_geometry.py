@@ -8,8 +8,8 @@ import timm
 import torch
 
 from support import close
-from vitmix.adapters import read_model
-from vitmix.adapters.support import CLASSES
+from vitmix.attention.readers import read_model
+from vitmix.lab.families import CLASSES
 from vitmix.models.cct import CompactTransformer, ConvTokenizer
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitmix.evaluate import calibration_error
-from vitmix.evaluate.intervals import bootstrap, wilson
-from vitmix.evaluate.summaries import calibration
+from vitmix.lab.evaluation import calibration_error
+from vitmix.lab.evaluation.intervals import bootstrap, wilson
+from vitmix.lab.evaluation.summaries import calibration
 
 
 def test_wilson_by_hand() -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import vitmix
 from support import never_waiting, tiny_batch, tiny_vit
-from vitmix import assignment, kernels, statistics
 from vitmix import functional as F
+from vitmix.attention import kernels, summaries
+from vitmix.parts import assignment
 
 pytest.importorskip("triton")
 
@@ -61,15 +62,15 @@ def check(name: str, device: str) -> None:
     doubled = query.double(), key.double()
 
     carried = kernels.carried_shares(query, key, share, bias, scale).mean(1)
-    assert relative_error(carried, statistics.carried_share(*doubled, share.double(), **exact)) < TOLERANCE[dtype]
+    assert relative_error(carried, summaries.carried_share(*doubled, share.double(), **exact)) < TOLERANCE[dtype]
     for given_weight in (weight, weight[:1]):
         pulled = kernels.pulled_weight(query, key, given_weight, bias, scale)
-        expected = statistics.pulled_weight(*doubled, given_weight.double(), **exact)
+        expected = summaries.pulled_weight(*doubled, given_weight.double(), **exact)
         assert relative_error(pulled, expected) < TOLERANCE[dtype]
     row = None if bias is None else bias[:, :, :1]
     pulled = kernels.pulled_weight(query[:, :, :1], key, weight[:, :1], row, scale)
     exact["bias"] = None if row is None else row.double()
-    expected = statistics.pulled_weight(doubled[0][:, :, :1], doubled[1], weight[:, :1].double(), **exact)
+    expected = summaries.pulled_weight(doubled[0][:, :, :1], doubled[1], weight[:, :1].double(), **exact)
     assert relative_error(pulled, expected) < TOLERANCE[dtype]
 
 
@@ -92,16 +93,16 @@ def test_any_shape(batch: int, heads: int, queries: int, keys: int, depth: int) 
     _, key = strided(batch, heads, keys, depth, torch.float32, "cpu")
     share, weight = torch.rand(batch, keys), torch.rand(1, queries)
     carried = kernels.carried_shares(query, key, share, None, 0.2).mean(1)
-    expected = statistics.carried_share(query.double(), key.double(), share.double(), scale=0.2)
+    expected = summaries.carried_share(query.double(), key.double(), share.double(), scale=0.2)
     assert relative_error(carried, expected) < 1e-5
     pulled = kernels.pulled_weight(query, key, weight, None, 0.2)
-    expected = statistics.pulled_weight(query.double(), key.double(), weight.double(), scale=0.2)
+    expected = summaries.pulled_weight(query.double(), key.double(), weight.double(), scale=0.2)
     assert relative_error(pulled, expected) < 1e-5
 
 
 @pytest.mark.parametrize("most", [64, 128])
 def test_tiles_hold_all_columns(most: int) -> None:
-    from vitmix.kernels.attention import _widths
+    from vitmix.attention.kernels.attention import _widths
 
     for columns in range(1, 257):
         widths = _widths(columns, most)
@@ -149,18 +150,20 @@ def test_one_graph(device: str) -> None:
 
     query, key = strided(2, 2, 17, 16, torch.float32, device)
     share = torch.rand(2, 17, device=device)
-    expected = statistics.carried_share(query.double(), key.double(), share.double()) + share
+    expected = summaries.carried_share(query.double(), key.double(), share.double()) + share
     torch.testing.assert_close(compiled(query, key, share), expected.float())
 
 
 def test_what_the_kernels_do_not_take() -> None:
     query, key = strided(1, 1, 4, 16, torch.float32, "cpu")
     assert not kernels.fit(query, key, None)  # on a CPU
-    assert statistics.carried_share(query.double(), key.double(), torch.rand(1, 4)).dtype == torch.float64
+    assert summaries.carried_share(query.double(), key.double(), torch.rand(1, 4)).dtype == torch.float64
 
 
 def test_importing_the_library_imports_no_kernel() -> None:
-    code = "import sys, vitmix, vitmix.kernels; assert 'vitmix.kernels.attention' not in sys.modules"
+    code = (
+        "import sys, vitmix, vitmix.attention.kernels; assert 'vitmix.attention.kernels.attention' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -194,7 +197,7 @@ def check_assignment(saliency: Tensor, easy: Tensor, rho: float, partner: Tensor
 
 @pytest.mark.parametrize("number", range(24))
 def test_assignment_equals_scipy(number: int) -> None:
-    from vitmix.kernels.assignment import assign_partners
+    from vitmix.attention.kernels.assignment import assign_partners
 
     case = assignment_case(number, largest=10)
     partner = assign_partners(*case)
@@ -211,7 +214,7 @@ def test_assignment_equals_scipy_on_a_gpu() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what is not a number
 def test_assignment_ends_whatever_comes() -> None:
-    from vitmix.kernels.assignment import assign_partners
+    from vitmix.attention.kernels.assignment import assign_partners
 
     saliency = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [0.5, 0.5]])
     partner = assign_partners(saliency, torch.ones(3, dtype=torch.bool), 0.0)

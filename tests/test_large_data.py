@@ -14,9 +14,9 @@ from PIL import Image
 from fsdp_worker import METHODS, SETTINGS
 from training import one_thread, run_pair, same_weights, train, train_until, weights  # noqa: F401
 from training import rows as epochs
-from vitmix.data import Augmentation, EvalLoader, TrainLoader, open_images
-from vitmix.data import tar_sets as tars
-from vitmix.data.images import BrokenImage
+from vitmix.lab.data import Augmentation, EvalLoader, TrainLoader, open_images
+from vitmix.lab.data import tar_sets as tars
+from vitmix.lab.data.images import BrokenImage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = Augmentation(size=16, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)

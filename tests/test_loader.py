@@ -18,10 +18,10 @@ from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from training import one_thread  # noqa: F401
-from vitmix.data.augment import Augmentation, eval_sample, train_sample
-from vitmix.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.data.loader import Batch, EvalLoader, TrainLoader, _started
-from vitmix.data.plan import EpochPlan
+from vitmix.lab.data.augment import Augmentation, eval_sample, train_sample
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
+from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, _started
+from vitmix.lab.data.plan import EpochPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -290,9 +290,9 @@ SCRIPT = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 
     import numpy as np
-    from vitmix.data.augment import Augmentation
-    from vitmix.data.images import ArrayImages
-    from vitmix.data.loader import TrainLoader
+    from vitmix.lab.data.augment import Augmentation
+    from vitmix.lab.data.images import ArrayImages
+    from vitmix.lab.data.loader import TrainLoader
 
     images = ArrayImages(np.zeros((64, 16, 16, 3), np.uint8), [0, 1] * 32, ["a", "b"], "zeros")
     loader = TrainLoader(images, Augmentation(16), batch=4, seed=0, workers=2)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from blobs import blob_images
 from training import one_thread  # noqa: F401
-from vitmix import make_maps as making
-from vitmix.data.images import ArrayImages
-from vitmix.data.label_maps import describe_data, read_label_maps, same_data
-from vitmix.data.sources import open_images
-from vitmix.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher
+from vitmix.lab import make_maps as making
+from vitmix.lab.data.images import ArrayImages
+from vitmix.lab.data.label_maps import describe_data, read_label_maps, same_data
+from vitmix.lab.data.sources import open_images
+from vitmix.lab.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

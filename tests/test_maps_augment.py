@@ -13,13 +13,13 @@ from torch import Tensor
 
 from blobs import RAND, SIDE, blob_images, blobs, correlation, picture_of
 from training import one_thread  # noqa: F401
-from vitmix.data import augment as augment_module
-from vitmix.data import batch_draws, map_augment
-from vitmix.data.augment import Augmentation, augment, global_generators_kept
-from vitmix.data.batch_augment import augment_maps
-from vitmix.data.loader import Batch, TrainLoader
-from vitmix.data.map_augment import augment_map
-from vitmix.data.resident import ResidentLoader
+from vitmix.lab.data import augment as augment_module
+from vitmix.lab.data import batch_draws, map_augment
+from vitmix.lab.data.augment import Augmentation, augment, global_generators_kept
+from vitmix.lab.data.batch_augment import augment_maps
+from vitmix.lab.data.loader import Batch, TrainLoader
+from vitmix.lab.data.map_augment import augment_map
+from vitmix.lab.data.resident import ResidentLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
-from vitmix import make_maps as making
-from vitmix.cli import main
-from vitmix.data.images import FileImages
-from vitmix.data.label_maps import INDEX, read_index, read_label_maps
-from vitmix.data.sources import open_images
-from vitmix.evaluate import open_subject
-from vitmix.teachers import saliency_teacher, timm_teacher
-from vitmix.train.engine import Trainer
+from vitmix.lab import make_maps as making
+from vitmix.lab.cli.main import main
+from vitmix.lab.data.images import FileImages
+from vitmix.lab.data.label_maps import INDEX, read_index, read_label_maps
+from vitmix.lab.data.sources import open_images
+from vitmix.lab.evaluation import open_subject
+from vitmix.lab.teachers import saliency_teacher, timm_teacher
+from vitmix.lab.training.engine import Trainer
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")

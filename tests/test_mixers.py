@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import vitmix
 from support import close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
-from vitmix.draws import Draw, generator_for
 from vitmix.methods import METHODS
-from vitmix.spec import PARTS, create, to_text
+from vitmix.sampling import Draw, generator_for
+from vitmix.text import PARTS, create, to_text
 
 # Every composition of the papers' tables that lives on a plain ViT; adding a method here adds all of the contract.
 COMPOSITIONS = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitmix.data.images import ArrayImages, BrokenImage
-from vitmix.data.sources import open_images
+from vitmix.lab.data.images import ArrayImages, BrokenImage
+from vitmix.lab.data.sources import open_images
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")

@@ -15,8 +15,8 @@ import reference
 import vitmix
 from support import close, same, tiny_vit
 from vitmix import functional as F
-from vitmix.draws import pack, unpack
-from vitmix.inner import HorizontalMix, ScoreNet
+from vitmix.parts.hidden import HorizontalMix, ScoreNet
+from vitmix.sampling import pack, unpack
 
 sides = st.integers(2, 9)
 batches = st.integers(1, 7)

@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from support import SMALL_VIT
 from training import one_thread, train  # noqa: F401
 from vitmix import create
-from vitmix.adapters import read_model
-from vitmix.data.augment import Augmentation
-from vitmix.draw import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
-from vitmix.draw.cam import to_channels_first
-from vitmix.draw.looks import chosen_blocks, head_attention, label_maps, roll_out
-from vitmix.draw.occlude import PARTS, cell_orders, confidence, occluded
-from vitmix.draw.sheet import Band, Panel, Row, _Page, folded, overlay, unit_scale
-from vitmix.draw.sights import short_names
-from vitmix.flow import Given
-from vitmix.masks import NoMask
-from vitmix.show import observe, read_picture
-from vitmix.show.figure import OWN, PARTNER, SHARE
-from vitmix.show.fonts import any_script
-from vitmix.show.scene import mixing_pair, without_dropout
-from vitmix.show.words import fitted, text_width
+from vitmix.attention.flow import Given
+from vitmix.attention.readers import read_model
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.figures import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
+from vitmix.lab.figures.cam import to_channels_first
+from vitmix.lab.figures.looks import chosen_blocks, head_attention, label_maps, roll_out
+from vitmix.lab.figures.occlude import PARTS, cell_orders, confidence, occluded
+from vitmix.lab.figures.sheet import Band, Panel, Row, _Page, folded, overlay, unit_scale
+from vitmix.lab.figures.sights import short_names
+from vitmix.lab.show import observe, read_picture
+from vitmix.lab.show.figure import OWN, PARTNER, SHARE
+from vitmix.lab.show.fonts import any_script
+from vitmix.lab.show.scene import mixing_pair, without_dropout
+from vitmix.lab.show.words import fitted, text_width
+from vitmix.parts.masks import NoMask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

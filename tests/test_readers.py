@@ -12,8 +12,8 @@ import dense
 import vitmix
 from support import close, same
 from test_families import CASES, pvt
-from vitmix.adapters import read_model
-from vitmix.adapters.support import CLASSES, FAMILIES, SIZE
+from vitmix.attention.readers import read_model
+from vitmix.lab.families import CLASSES, FAMILIES, SIZE
 
 
 def test_attention_pooling_leaves_the_prefix_out_where_the_model_does() -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_left_on_a_student_whose_guide_is_refused() -> None:
 def test_ones_own_reader_comes_first() -> None:
     from torchvision.models import VisionTransformer
 
-    from vitmix import adapters
+    from vitmix.attention import readers as adapters
 
     before = dict(adapters.READERS)
     try:

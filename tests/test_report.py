@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from training import TINY, one_thread, train, train_until  # noqa: F401
-from vitmix import cli
-from vitmix.commands.report import COMMAND
-from vitmix.evaluate import evaluate_run
-from vitmix.evaluate.text import describe
-from vitmix.report import svg, write_report
-from vitmix.report.runs import Run, find_runs, group_runs
-from vitmix.show.figure import OWN, PARTNER
-from vitmix.train.config import TrainConfig
+from vitmix.lab.cli import main as cli
+from vitmix.lab.cli.report import COMMAND
+from vitmix.lab.evaluation import evaluate_run
+from vitmix.lab.evaluation.text import describe
+from vitmix.lab.report import svg, write_report
+from vitmix.lab.report.runs import Run, find_runs, group_runs
+from vitmix.lab.show.figure import OWN, PARTNER
+from vitmix.lab.training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = {"aligned": "mixup(alpha=0.8) | tl_align", "cut": "cutmix"}

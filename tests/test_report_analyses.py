@@ -12,8 +12,8 @@ import pytest
 
 from test_report import Page
 from training import one_thread, train
-from vitmix import cli
-from vitmix.report import svg, write_report
+from vitmix.lab.cli import main as cli
+from vitmix.lab.report import svg, write_report
 
 __all__ = ["one_thread"]
 STUDIES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from training import TINY, one_thread, train  # noqa: F401
-from vitmix import cli
-from vitmix.evaluate.subject import open_subject
-from vitmix.report import write_report
-from vitmix.report.examples import Example, Part, draw_examples
-from vitmix.report.pictures import tile
+from vitmix.lab.cli import main as cli
+from vitmix.lab.evaluation.subject import open_subject
+from vitmix.lab.report import write_report
+from vitmix.lab.report.examples import Example, Part, draw_examples
+from vitmix.lab.report.pictures import tile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ import pytest
 
 from test_report import Page
 from training import one_thread, train  # noqa: F401
-from vitmix import cli
-from vitmix.report import svg, write_report
+from vitmix.lab.cli import main as cli
+from vitmix.lab.report import svg, write_report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ATTACK = ["--limit", "12", "--attack-limit", "6", "--alphas", "0.01", "--steps", "2", "--epsilons", "0.02", "0.1"]

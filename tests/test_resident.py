@@ -17,11 +17,11 @@ from torch import Tensor
 
 from support import never_waiting
 from training import one_thread  # noqa: F401
-from vitmix.data import batch_draws
-from vitmix.data import batch_ops as ops
-from vitmix.data.augment import Augmentation
-from vitmix.data.batch_augment import apply_operation, augment_batch
-from vitmix.data.batch_draws import (
+from vitmix.lab.data import batch_draws
+from vitmix.lab.data import batch_ops as ops
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.batch_augment import apply_operation, augment_batch
+from vitmix.lab.data.batch_draws import (
     AFFINE,
     CODES,
     CROP,
@@ -37,10 +37,10 @@ from vitmix.data.batch_draws import (
     operation_matrix,
     uniforms_per_sample,
 )
-from vitmix.data.images import ArrayImages
-from vitmix.data.loader import EvalLoader, TrainLoader
-from vitmix.data.policy import timm_policy
-from vitmix.data.resident import ResidentEvalLoader, ResidentLoader
+from vitmix.lab.data.images import ArrayImages
+from vitmix.lab.data.loader import EvalLoader, TrainLoader
+from vitmix.lab.data.policy import timm_policy
+from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -353,7 +353,7 @@ def test_without_operations_both_loaders_agree():
 
 @pytest.mark.parametrize("start", [0, 2, 5, 6])
 def test_a_resumed_epoch_goes_on_as_before(reference, start, monkeypatch):
-    monkeypatch.setattr("vitmix.data.resident.CHUNK", 24)  # three batches: starts lie inside chunks
+    monkeypatch.setattr("vitmix.lab.data.resident.CHUNK", 24)  # three batches: starts lie inside chunks
     loader = ResidentLoader(some_images(), FULL, batch=8, seed=3)
     resumed = list(loader.epoch(1, start=start))
     assert len(resumed) == 6 - start

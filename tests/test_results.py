@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 
 RESULTS = Path(__file__).parents[1] / "results"
 DOCS = Path(__file__).parents[1] / "docs"

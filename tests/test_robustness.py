@@ -30,19 +30,20 @@ from grays import (
     within,
 )
 from training import one_thread, train  # noqa: F401
-from vitmix import AttentionTap, cli
-from vitmix.commands._robustness import pixels_of, run_suite
-from vitmix.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.evaluate import Measurement, Robustness, Running, open_subject, robustness
-from vitmix.evaluate import cells as cells_module
-from vitmix.evaluate.cells import Answers, Cell, Measurer
-from vitmix.evaluate.corruptions import CorruptedImages
-from vitmix.evaluate.intervals import wilson
-from vitmix.evaluate.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
-from vitmix.evaluate.results import read_results, results_of
-from vitmix.evaluate.robustness import Suite, chosen
-from vitmix.evaluate.stored import own_images
-from vitmix.evaluate.text import describe_suite, pixels_text
+from vitmix import AttentionTap
+from vitmix.lab.cli import main as cli
+from vitmix.lab.cli._robustness import pixels_of, run_suite
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
+from vitmix.lab.evaluation import Measurement, Robustness, Running, open_subject, robustness
+from vitmix.lab.evaluation import cells as cells_module
+from vitmix.lab.evaluation.cells import Answers, Cell, Measurer
+from vitmix.lab.evaluation.corruptions import CorruptedImages
+from vitmix.lab.evaluation.intervals import wilson
+from vitmix.lab.evaluation.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
+from vitmix.lab.evaluation.results import read_results, results_of
+from vitmix.lab.evaluation.robustness import Suite, chosen
+from vitmix.lab.evaluation.stored import own_images
+from vitmix.lab.evaluation.text import describe_suite, pixels_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

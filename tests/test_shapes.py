@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from vitmix.data.shapes import AREA, CLASSES, Shapes, draw_scenes, render_scenes, shapes_batch
+from vitmix.lab.data.shapes import AREA, CLASSES, Shapes, draw_scenes, render_scenes, shapes_batch
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from PIL import Image
 
 import vitmix
 from training import one_thread, train  # noqa: F401
-from vitmix.cli import main
-from vitmix.commands.show import METHODS
-from vitmix.data.augment import Augmentation
+from vitmix.attention.tap import AttentionTap
+from vitmix.lab.cli.main import main
+from vitmix.lab.cli.show import METHODS
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.show import Picture, Scene, draw_figure, observe, read_picture
+from vitmix.lab.show.figure import _Canvas
 from vitmix.methods import METHODS as ALL_METHODS
-from vitmix.show import Picture, Scene, draw_figure, observe, read_picture
-from vitmix.show.figure import _Canvas
-from vitmix.tap import AttentionTap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -139,7 +139,7 @@ def test_lines_are_drawn_between_tokens_and_not_between_pixels():
 
 def test_names_in_any_script(tmp_path, capsys, monkeypatch):
     arguments = ["--method", "cutmix", "--output", str(tmp_path / "figure.png")]
-    monkeypatch.setattr("vitmix.show.fonts.OTHERS", ())
+    monkeypatch.setattr("vitmix.lab.show.fonts.OTHERS", ())
     assert main(["show", "--names", "猫", "犬 猫", *arguments]) == 0
     assert "has the letters 猫犬;" in capsys.readouterr().out
     assert main(["show", "--names", "Katze", "кошка", *arguments]) == 0

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import dense
 import vitmix
 from support import close
-from vitmix.adapters import spatial
-from vitmix.adapters.support import CLASSES, FAMILIES
-from vitmix.flow import Matrix
+from vitmix.attention.flow import Matrix
+from vitmix.attention.readers import spatial
+from vitmix.lab.families import CLASSES, FAMILIES
 
 
 def test_token_mixing_weights_by_hand() -> None:

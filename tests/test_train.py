@@ -18,11 +18,12 @@ from torch import Tensor
 
 from support import never_waiting
 from training import TINY, one_thread, poison, rows, same_weights, tiny, train, weights, whole_run  # noqa: F401
-from vitmix import Learner, cli
-from vitmix.train import checkpoints
-from vitmix.train.config import read_yaml, resolve
-from vitmix.train.engine import Trainer
-from vitmix.train.optim import make_optimizer, make_schedule
+from vitmix import Learner
+from vitmix.lab.cli import main as cli
+from vitmix.lab.training import checkpoints
+from vitmix.lab.training.config import read_yaml, resolve
+from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.optim import make_optimizer, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from training import one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
-from vitmix.train import checkpoints
-from vitmix.train.engine import Trainer
+from vitmix.lab.training import checkpoints
+from vitmix.lab.training.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

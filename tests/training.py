@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitmix import environment
-from vitmix.train.config import TrainConfig, resolve
-from vitmix.train.engine import Trainer
+from vitmix.lab import environment
+from vitmix.lab.training.config import TrainConfig, resolve
+from vitmix.lab.training.engine import Trainer
 
 TINY: dict[str, Any] = {
     "data": "shapes(size=16, length=48, test_length=24)",

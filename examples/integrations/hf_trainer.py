@@ -13,7 +13,7 @@ from torchvision import transforms
 from transformers import Trainer, TrainingArguments, set_seed
 
 import vitmix
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
 
 
 class ForTrainer(nn.Module):

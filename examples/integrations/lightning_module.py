@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 import vitmix
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
 
 
 class Classifier(lightning.LightningModule):

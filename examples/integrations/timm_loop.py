@@ -13,7 +13,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 import vitmix
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=6)

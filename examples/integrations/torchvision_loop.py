@@ -13,7 +13,7 @@ from torchvision.models import VisionTransformer
 from torchvision.transforms import v2
 
 import vitmix
-from vitmix.data import Shapes
+from vitmix.lab.data import Shapes
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=6)
