@@ -1,50 +1,110 @@
-"""A new combination needs no new code; a new mask needs one function and one settings object.
+"""One part of each kind: a mask, a label rule, an extra loss, a mixing inside the network; and a method made of them.
 
 python examples/own_parts.py
+vitmix --plugin examples/own_parts.py train --method "stripes | cutmix"
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import timm
 import torch
 from torch import Tensor
 
 import vitmix
-from vitmix.parts.masks import Region, Values
+from vitmix.functional import mix_targets
 
 
-def stripe_mask(first: Tensor, width: int, grid: tuple[int, int]) -> Tensor:
-    """Masks `(b, rows, columns)` bool of a band of whole rows that starts at row `first` `(b,)`."""
-    row = torch.arange(grid[0], device=first.device)
-    band = (row >= first.unsqueeze(1)) & (row < first.unsqueeze(1) + width)
-    return band.unsqueeze(2).expand(-1, *grid)
-
-
+@vitmix.register
 @dataclass(frozen=True)
-class StripeMask:
+class StripeMask(vitmix.Mask):
     """Whole rows of tokens from the partner."""
 
     name: ClassVar[str] = "stripe"
-    guide_blocks: ClassVar[None] = None
     width: int = 2
 
-    def draw(self, frame: vitmix.Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        assert frame.grid is not None
+    def draw(self, frame, generator):
+        if frame.grid is None or frame.grid[0] < self.width:
+            raise ValueError(f"a stripe of {self.width} rows needs as many rows of tokens; attach it to a model")
         return {"first": torch.randint(frame.grid[0] - self.width + 1, (frame.batch,), generator=generator)}
 
-    def region(self, values: Values, frame: vitmix.Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        assert frame.grid is not None
-        return stripe_mask(values["first"], self.width, frame.grid), None
+    def where(self, values, batch):
+        rows, columns = batch.frame.grid
+        row, first = torch.arange(rows, device=batch.images.device), values["first"].unsqueeze(1)
+        return vitmix.Paste(((row >= first) & (row < first + self.width)).unsqueeze(2).expand(-1, -1, columns))
 
 
-torch.manual_seed(0)
-model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=48, depth=4, num_classes=10)
-images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
-for mixer in (
-    vitmix.create("mix(mask=scattered(share=0.3), share=aligned) + region", num_classes=10),
-    vitmix.Mixer(10, mask=StripeMask(width=3), share=vitmix.AlignedShare(), extra=(vitmix.Consistency(),)),
-):
-    output = vitmix.Learner(model, mixer)(images, labels)
-    output.loss.backward()
-    print(f"{output.loss:.3f}", mixer)
+@vitmix.register
+@dataclass(frozen=True)
+class SquaredShare(vitmix.Share):
+    """The partner's label counts by the square of its area: small pieces say little."""
+
+    name: ClassVar[str] = "squared"
+
+    def weights(self, evidence):
+        return vitmix.Weights(1 - evidence.area**2, evidence.area**2)
+
+
+@vitmix.register
+@dataclass(frozen=True)
+class ConfidencePenalty(vitmix.ExtraLoss):
+    """The negative entropy of the prediction: overconfident models pay."""
+
+    name: ClassVar[str] = "confidence"
+    weight: float = 0.1
+
+    def value(self, logits, targets, evidence):
+        log = logits.float().log_softmax(1)
+        return (log.exp() * log).sum(1).mean()
+
+
+@vitmix.register
+@dataclass(frozen=True)
+class Blend(vitmix.HiddenMixing):
+    """The tokens of every sample blended with those of the next one, at the input of a block."""
+
+    name: ClassVar[str] = "blend"
+    sets_targets: ClassVar[bool] = True
+    block: int = 1
+    most: float = 0.5
+
+    def draw(self, frame, generator):
+        return {"share": self.most * torch.rand(frame.batch, generator=generator)}
+
+    def actor(self, reader, values, module):
+        return BlendOnce(self, reader, values)
+
+
+class BlendOnce(vitmix.Actor):
+    """One batch's blending. A block may run again during backward, so the targets are mixed only the first time."""
+
+    incoming: Tensor | None = None
+
+    def change(self, tokens, tape):
+        share, partner = self.values["share"], torch.arange(len(tokens), device=tokens.device).roll(-1)
+        if self.incoming is None:
+            self.incoming = tape.targets
+            tape.targets = mix_targets(self.incoming, partner, share)
+        return torch.lerp(tokens, tokens[partner], share.to(tokens.dtype).view(-1, 1, 1))
+
+
+@vitmix.register
+def stripes(num_classes: int, *, width: int = 2, **common) -> vitmix.Mixer:
+    """Stripes of the partner with squared labels, a confidence penalty and blended tokens."""
+    parts = dict(mask=StripeMask(width), share=SquaredShare(), extra=(ConfidencePenalty(),), inner=(Blend(),))
+    return vitmix.Mixer(num_classes, **parts, **common)
+
+
+if __name__ == "__main__":
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=48, depth=4, num_classes=10)
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    for text in (
+        "stripes(width=3)",
+        "mix(mask=stripe, share=aligned) + confidence",
+        "cutmix + blend(block=2) + region",
+    ):
+        output = vitmix.Learner(model, vitmix.create(text, num_classes=10))(images, labels)
+        output.loss.backward()
+        print(f"{output.loss:.3f}", text)

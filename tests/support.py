@@ -14,7 +14,9 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+import vitmix
 from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn
+from vitmix.parts.base import Guidance
 
 GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
 DTYPES = [torch.float64, torch.float32]
@@ -145,3 +147,9 @@ def never_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def unmixed(frame: vitmix.Frame, partner: Tensor, scores: Tensor | None) -> vitmix.Unmixed:
+    """A batch before mixing, for masks that look at a guide's scores alone."""
+    images, rows = torch.zeros(frame.batch, 3, *frame.size), torch.zeros(frame.batch, 1)
+    return vitmix.Unmixed(images, rows, partner, frame, Guidance(scores))

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.training.config import FIELDS
-from vitmix.text import PARTS
+from vitmix.registry import KINDS, parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -202,7 +202,7 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["methods"]) == 0
     said = capsys.readouterr().out
-    assert "tl_align" in said and all(name in said for parts in PARTS.values() for name in parts)
+    assert "tl_align" in said and all(name in said for kind in KINDS for name in parts(kind))
     assert "rolled(by=1)" in said and "consistency(weight=1.0, average=logits)" in said
     for arguments in (["recipes"], ["train", "--recipe", "help"]):
         assert cli.main(arguments) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from vitmix.lab.cli import main as cli
 from vitmix.methods import METHODS
-from vitmix.text import PARTS
+from vitmix.registry import KINDS, parts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,8 +64,8 @@ def test_links_between_pages_exist() -> None:
 
 def test_parts_and_their_settings_are_in_the_design() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    for kind, parts in PARTS.items():
-        named = {name: ", ".join(field.name for field in fields(part)) for name, part in parts.items()}
+    for kind in KINDS:
+        named = {name: ", ".join(field.name for field in fields(part)) for name, part in parts(kind).items()}
         row = ", ".join(f"`{name}({settings})`" if settings else f"`{name}`" for name, settings in named.items())
         assert f"| `{kind}` | {row} |" in page
 

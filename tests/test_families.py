@@ -19,7 +19,9 @@ import vitmix
 from support import close, load, same, tensor
 from vitmix import Draw
 from vitmix.attention.readers import read_model
-from vitmix.lab.families import CLASSES, FAMILIES, METHODS, SIZE, train_step
+from vitmix.lab.families import CLASSES, FAMILIES, SIZE, columns, train_step
+
+METHODS = columns()
 
 ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
@@ -271,7 +273,7 @@ def test_heads_are_read_as_the_model_reads_them(name: str) -> None:
     case = CASES[name]
     model, images = model_of(case, name), images_of(case)
     reader = read_model(model)
-    mixer = vitmix.Mixer(CLASSES, extra=(vitmix.Region(),))
+    mixer = vitmix.Mixer(CLASSES, extra=(vitmix.RegionLoss(),))
     with mixer.attach(model) as mixing:
         batch = mixing.mix(images, torch.arange(4))
         output = logits(model, batch.images)

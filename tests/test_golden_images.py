@@ -7,7 +7,7 @@ from scipy import ndimage
 from torch import Tensor, nn
 
 import vitmix
-from support import DTYPES, Arrays, cases_of, close, golden_cases, golden_vit, load, same, tensor
+from support import DTYPES, Arrays, cases_of, close, golden_cases, golden_vit, load, same, tensor, unmixed
 from vitmix import functional as F
 from vitmix.sampling import Draw
 
@@ -65,7 +65,7 @@ def test_golden_smmix_mix(case: str) -> None:
         frame = vitmix.Frame(len(images), tuple(images.shape[-2:]), tuple(scores.shape[1:]))
         assert images.shape[-1] == scores.shape[-1] * int(data["patch_size"])
         values = {"window": tensor(data["hw"])[None], "place": torch.zeros(2, len(images), 2)}
-        mask, source = mixer.mask.region(values, frame, partner, scores)
+        mask, source = mixer.mask.where(values, unmixed(frame, partner, scores))
         same(mask, data["mask"])
         same(F.mix_images(images, mask, partner, source), data["mixed"])
         same(images, before)
@@ -145,8 +145,8 @@ def test_golden_smmix_vit_step(case: str, dtype: torch.dtype) -> None:
     double = dtype == torch.float64
     model = golden_vit(data, dtype, prefix="param/")
     classes = int(data["num_classes"])
-    parts = (vitmix.Region(head="separate"), vitmix.Consistency())
-    mixer = vitmix.Mixer(classes, mask=vitmix.SalientBox(), extra=parts, smoothing=float(data["smoothing"]))
+    parts = (vitmix.RegionLoss(head="separate"), vitmix.ConsistencyLoss())
+    mixer = vitmix.Mixer(classes, mask=vitmix.SalientMask(), extra=parts, smoothing=float(data["smoothing"]))
     images, labels = tensor(data["images"], dtype), tensor(data["labels"])
     values = {"partner": F.reversed_pairs(len(images)), "mask.window": tensor(data["hw"])[None]}
     values["mask.place"] = torch.zeros(2, len(images), 2)

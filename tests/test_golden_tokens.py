@@ -193,8 +193,8 @@ def test_golden_htm_vtm_model(case: str, dtype: torch.dtype) -> None:
         if isinstance(actor, Horizontal):
             close(losses["score"], data["score_loss"] * float(data["scorenet_lambda"]))
             check_decision(actor.decision, data)
-            close(actor.score_net(actor.scored), data["score_logits"])
-            close(F.sample_difficulty(actor.score_net(actor.scored), labels), data["difficulty"])
+            close(actor.module(actor.scored), data["score_logits"])
+            close(F.sample_difficulty(actor.module(actor.scored), labels), data["difficulty"])
             block = learner.mixing.reader.block(actor.block)
             flow = block.attend(actor.scored, (), {})
             close(F.rollout_saliency([flow], class_token=block.class_token), data["saliency"])

@@ -15,8 +15,9 @@ import vitmix
 from support import close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
 from vitmix.methods import METHODS
+from vitmix.registry import KINDS, parts
 from vitmix.sampling import Draw, generator_for
-from vitmix.text import PARTS, create, to_text
+from vitmix.text import create, to_text
 
 # Every composition of the papers' tables that lives on a plain ViT; adding a method here adds all of the contract.
 COMPOSITIONS = [
@@ -199,7 +200,7 @@ def test_text_examples() -> None:
     assert create("smmix", 10, sizes="discrete") == create("smmix(sizes=discrete)", 10)
     assert create("cutmix", 10, pairing="derangement").pairing == vitmix.Derangement()
     assert create("tl_align", 10, blocks=[1, 2]).share.blocks == (1, 2)
-    assert create("cutmix + region", 10) == vitmix.Mixer(10, mask=vitmix.BoxMask(), extra=(vitmix.Region(),))
+    assert create("cutmix + region", 10) == vitmix.Mixer(10, mask=vitmix.BoxMask(), extra=(vitmix.RegionLoss(),))
 
 
 def any_part(kind: str) -> st.SearchStrategy:
@@ -210,7 +211,7 @@ def any_part(kind: str) -> st.SearchStrategy:
             vitmix.BoxMask(1e-7, "sample", True, (7, 7)),
             vitmix.BlockMask(0.25, 2.0, "paper"),
             vitmix.ScatteredMask(grid=(3, 2)),
-            vitmix.SalientBox("random", "max", 0.1, 0.9, "discrete", (1, -2)),
+            vitmix.SalientMask("random", "max", 0.1, 0.9, "discrete", (1, -2)),
         ],
         "share": [
             vitmix.AreaShare(),
@@ -220,9 +221,9 @@ def any_part(kind: str) -> st.SearchStrategy:
         ],
         "extra": [
             (),
-            (vitmix.Region(0.5),),
-            (vitmix.Region(), vitmix.Consistency()),
-            (vitmix.Consistency(2, "logits"),),
+            (vitmix.RegionLoss(0.5),),
+            (vitmix.RegionLoss(), vitmix.ConsistencyLoss()),
+            (vitmix.ConsistencyLoss(2, "logits"),),
         ],
         "pairing": [vitmix.Reversed(), vitmix.Rolled(-2), vitmix.Derangement()],
     }
@@ -263,7 +264,7 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("tl_align(blocks=last)", "blocks must be 'all' or block numbers"),
         ("cutmix(aligned=no)", "aligned must be True or False, got 'no'"),
         ("htm(stop_gradient=off)", "stop_gradient must be True or False"),
-        ("mix(mask=none)", "mask must be one of the library's mask settings"),
+        ("mix(mask=3)", "mask must be a vitmix.Mask"),
         ("cutmix(pairing=3)", "pairing must be one of the library's pairing settings"),
         ("mix(extra=region)", "extra must be a tuple of extra parts"),
         ("TL-Align", "did you mean 'tl_align'"),
@@ -318,7 +319,7 @@ def test_gpu_equals_cpu(text: str) -> None:
 
 
 def test_every_part_has_a_name_of_its_own() -> None:
-    names = [name for kind in PARTS.values() for name in kind]
+    names = [name for kind in KINDS for name in parts(kind)]
     assert len(names) == len(set(names))
 
 
@@ -531,7 +532,7 @@ def test_erasing_happens_after_mixing() -> None:
         (lambda: vitmix.htm(10, tau=-0.1), "tau must be zero or a positive"),
         (lambda: vitmix.htm(10, rho=float("inf")), "rho must be zero or a positive"),
         (lambda: vitmix.vtm(10, tokens=0), "tokens must be an integer of at least 1"),
-        (lambda: vitmix.Region(weight=-1), "weight must be zero or a positive"),
+        (lambda: vitmix.RegionLoss(weight=-1), "weight must be zero or a positive"),
         (lambda: create("tl_align + htm", 10), "htm needs its incoming labels before the forward pass"),
         (lambda: create("smmix + htm", 10), "region loss labels tokens by the input mask"),
         (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(4)), (1.0, 1.0)), "same num_classes"),

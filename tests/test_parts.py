@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import reference
 import vitmix
-from support import close, same, tiny_vit
+from support import close, same, tiny_vit, unmixed
 from vitmix import functional as F
 from vitmix.parts.hidden import HorizontalMix, ScoreNet
 from vitmix.sampling import pack, unpack
@@ -147,11 +147,11 @@ def test_salient_box_variants(source: str, destination: str) -> None:
     """All of SMMix's table A4 and more: the window lands where asked and shows what was asked."""
     grid, batch = (4, 6), 5
     frame = vitmix.Frame(batch, (8, 12), grid)
-    mask = vitmix.SalientBox(source=source, destination=destination)
+    mask = vitmix.SalientMask(source=source, destination=destination)
     partner, scores = F.reversed_pairs(batch), torch.rand(batch, *grid, generator=gen(3))
     values = mask.draw(frame, gen(4))
     height, width = values["window"][0].tolist()
-    inside, origin = mask.region(values, frame, partner, scores)
+    inside, origin = mask.where(values, unmixed(frame, partner, scores))
     assert inside.shape == (batch, *grid) and (inside.sum((1, 2)) == height * width).all()
     for b in range(batch):
         cells = inside[b].flatten().nonzero().squeeze(1)
@@ -172,7 +172,7 @@ def test_salient_box_variants(source: str, destination: str) -> None:
 def test_salient_box_is_never_empty_or_full(grid, low, high, seed, sizes) -> None:
     low, high = min(low, high), max(low, high)
     frame = vitmix.Frame(2, (0, 0), grid)
-    values = vitmix.SalientBox(low=low, high=high, sizes=sizes).draw(frame, gen(seed))
+    values = vitmix.SalientMask(low=low, high=high, sizes=sizes).draw(frame, gen(seed))
     window = values["window"][0].tolist()
     assert all(1 <= side <= cells - 1 for side, cells in zip(window, grid, strict=True))
 
@@ -181,7 +181,7 @@ def test_salient_box_sizes_follow_their_rule() -> None:
     frame, seen = vitmix.Frame(2, (0, 0), (14, 14)), {"paper": [], "discrete": []}
     for rule, heights in seen.items():
         for seed in range(600):
-            heights.append(vitmix.SalientBox(sizes=rule).draw(frame, gen(seed))["window"][0, 0].item())
+            heights.append(vitmix.SalientMask(sizes=rule).draw(frame, gen(seed))["window"][0, 0].item())
     # floor(U(.25, .75) * 14): 3 has half the width of the others, 10 the other half; discrete: 3..10 alike
     assert set(seen["paper"]) == set(seen["discrete"]) == set(range(3, 11))
     assert 20 < seen["paper"].count(3) < 70 and 20 < seen["paper"].count(10) < 70
@@ -191,8 +191,8 @@ def test_salient_box_sizes_follow_their_rule() -> None:
 def test_windows_of_a_batch_or_of_each_sample() -> None:
     frame = vitmix.Frame(64, (32, 32), (8, 8))
     for sizes in ("paper", "discrete"):
-        one = vitmix.SalientBox(low=0.0, high=1.0, sizes=sizes).draw(frame, gen(1))["window"]
-        own = vitmix.SalientBox(low=0.0, high=1.0, sizes=sizes, per="sample").draw(frame, gen(1))["window"]
+        one = vitmix.SalientMask(low=0.0, high=1.0, sizes=sizes).draw(frame, gen(1))["window"]
+        own = vitmix.SalientMask(low=0.0, high=1.0, sizes=sizes, per="sample").draw(frame, gen(1))["window"]
         assert one.shape == (1, 2) and own.shape == (64, 2)
         assert torch.equal(own[:1], one) and len(own.unique(dim=0)) > 4
         assert own.min() >= 1 and own.max() <= 7

@@ -196,7 +196,7 @@ def test_guide_pass_stops_early_without_consistency() -> None:
     calls = []
     for index, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=index: calls.append(i))
-    mixer = vitmix.Mixer(10, mask=vitmix.SalientBox(blocks=(1,)), extra=(vitmix.Region(),))
+    mixer = vitmix.Mixer(10, mask=vitmix.SalientMask(blocks=(1,)), extra=(vitmix.RegionLoss(),))
     with mixer.attach(model) as mixing:
         batch = mixing.mix(images, labels)
     assert calls == [0, 1]

@@ -1,45 +1,114 @@
-"""Mixing augmentations for vision transformers: any mask x any label rule x any extra loss."""
+"""Mixing augmentation for vision transformers: any mask x any label rule x any extra loss x mixing inside the network.
 
-from vitmix import functional as functional
-from vitmix import models as models
-from vitmix.attention.tap import AttentionTap as AttentionTap
-from vitmix.learner import Learner as Learner
-from vitmix.learner import Output as Output
-from vitmix.methods import cutmix as cutmix
-from vitmix.methods import htm as htm
-from vitmix.methods import mixup as mixup
-from vitmix.methods import none as none
-from vitmix.methods import smmix as smmix
-from vitmix.methods import tl_align as tl_align
-from vitmix.methods import tokenmix as tokenmix
-from vitmix.methods import transmix as transmix
-from vitmix.methods import vtm as vtm
-from vitmix.mix import Frame as Frame
-from vitmix.mix import Mix as Mix
-from vitmix.mixer import Mixer as Mixer
-from vitmix.mixer import Switch as Switch
-from vitmix.mixing import MixedBatch as MixedBatch
-from vitmix.mixing import Mixing as Mixing
-from vitmix.parts.hidden import HTM as HTM
-from vitmix.parts.hidden import VTM as VTM
-from vitmix.parts.losses import Consistency as Consistency
-from vitmix.parts.losses import Region as Region
-from vitmix.parts.masks import BlockMask as BlockMask
-from vitmix.parts.masks import BoxMask as BoxMask
-from vitmix.parts.masks import ConstantMask as ConstantMask
-from vitmix.parts.masks import NoMask as NoMask
-from vitmix.parts.masks import SalientBox as SalientBox
-from vitmix.parts.masks import ScatteredMask as ScatteredMask
-from vitmix.parts.pairing import Derangement as Derangement
-from vitmix.parts.pairing import Reversed as Reversed
-from vitmix.parts.pairing import Rolled as Rolled
-from vitmix.parts.shares import ActivationShare as ActivationShare
-from vitmix.parts.shares import AlignedShare as AlignedShare
-from vitmix.parts.shares import AreaShare as AreaShare
-from vitmix.parts.shares import AttentionShare as AttentionShare
-from vitmix.sampling import Draw as Draw
-from vitmix.sampling import generator_for as generator_for
-from vitmix.text import create as create
-from vitmix.text import list_methods as list_methods
+Names are imported when they are first used, so that `import vitmix` costs nothing.
+"""
 
-__version__ = "0.1.0"
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitmix import functional as functional
+    from vitmix import models as models
+    from vitmix.attention.tap import AttentionTap as AttentionTap
+    from vitmix.learner import Learner as Learner
+    from vitmix.learner import Output as Output
+    from vitmix.methods.basic import cutmix as cutmix
+    from vitmix.methods.basic import mixup as mixup
+    from vitmix.methods.basic import none as none
+    from vitmix.methods.smmix import smmix as smmix
+    from vitmix.methods.tl_align import tl_align as tl_align
+    from vitmix.methods.tokenmix import tokenmix as tokenmix
+    from vitmix.methods.tokenmixup import htm as htm
+    from vitmix.methods.tokenmixup import vtm as vtm
+    from vitmix.methods.transmix import transmix as transmix
+    from vitmix.mix import Frame as Frame
+    from vitmix.mix import Mix as Mix
+    from vitmix.mixer import Mixer as Mixer
+    from vitmix.mixer import Switch as Switch
+    from vitmix.mixing import MixedBatch as MixedBatch
+    from vitmix.mixing import Mixing as Mixing
+    from vitmix.parts.base import Actor as Actor
+    from vitmix.parts.base import Evidence as Evidence
+    from vitmix.parts.base import ExtraLoss as ExtraLoss
+    from vitmix.parts.base import HiddenMixing as HiddenMixing
+    from vitmix.parts.base import Mask as Mask
+    from vitmix.parts.base import Needs as Needs
+    from vitmix.parts.base import Pairing as Pairing
+    from vitmix.parts.base import Paste as Paste
+    from vitmix.parts.base import Share as Share
+    from vitmix.parts.base import Shown as Shown
+    from vitmix.parts.base import Unmixed as Unmixed
+    from vitmix.parts.base import Weights as Weights
+    from vitmix.parts.hidden import HTM as HTM
+    from vitmix.parts.hidden import VTM as VTM
+    from vitmix.parts.losses import ConsistencyLoss as ConsistencyLoss
+    from vitmix.parts.losses import RegionLoss as RegionLoss
+    from vitmix.parts.masks import BlockMask as BlockMask
+    from vitmix.parts.masks import BoxMask as BoxMask
+    from vitmix.parts.masks import ConstantMask as ConstantMask
+    from vitmix.parts.masks import NoMask as NoMask
+    from vitmix.parts.masks import SalientMask as SalientMask
+    from vitmix.parts.masks import ScatteredMask as ScatteredMask
+    from vitmix.parts.pairing import Derangement as Derangement
+    from vitmix.parts.pairing import Reversed as Reversed
+    from vitmix.parts.pairing import Rolled as Rolled
+    from vitmix.parts.shares import ActivationShare as ActivationShare
+    from vitmix.parts.shares import AlignedShare as AlignedShare
+    from vitmix.parts.shares import AreaShare as AreaShare
+    from vitmix.parts.shares import AttentionShare as AttentionShare
+    from vitmix.registry import register as register
+    from vitmix.sampling import Draw as Draw
+    from vitmix.sampling import generator_for as generator_for
+    from vitmix.text import create as create
+    from vitmix.text import list_methods as list_methods
+
+__version__ = "0.2.0.dev0"
+
+_HOMES = {  # module: the public names it has
+    "attention.tap": ("AttentionTap",),
+    "learner": ("Learner", "Output"),
+    "methods.basic": ("cutmix", "mixup", "none"),
+    "methods.smmix": ("smmix",),
+    "methods.tl_align": ("tl_align",),
+    "methods.tokenmix": ("tokenmix",),
+    "methods.tokenmixup": ("htm", "vtm"),
+    "methods.transmix": ("transmix",),
+    "mix": ("Frame", "Mix"),
+    "mixer": ("Mixer", "Switch"),
+    "mixing": ("MixedBatch", "Mixing"),
+    "parts.base": (
+        *("Actor", "Evidence", "ExtraLoss", "HiddenMixing", "Mask", "Needs", "Pairing", "Paste", "Share", "Shown"),
+        *("Unmixed", "Weights"),
+    ),
+    "parts.hidden": ("HTM", "VTM"),
+    "parts.losses": ("ConsistencyLoss", "RegionLoss"),
+    "parts.masks": ("BlockMask", "BoxMask", "ConstantMask", "NoMask", "SalientMask", "ScatteredMask"),
+    "parts.pairing": ("Derangement", "Reversed", "Rolled"),
+    "parts.shares": ("ActivationShare", "AlignedShare", "AreaShare", "AttentionShare"),
+    "registry": ("register",),
+    "sampling": ("Draw", "generator_for"),
+    "text": ("create", "list_methods"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_RENAMED = {"Consistency": "ConsistencyLoss", "Region": "RegionLoss", "SalientBox": "SalientMask"}
+
+__all__ = [*sorted(_HOME), "functional", "models"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("functional", "models"):
+        return import_module(f"vitmix.{name}")
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"vitmix.{name} is now vitmix.{new}; the old name goes with version 0.3", FutureWarning, 2)
+        return __getattr__(new)
+    if name not in _HOME:
+        raise AttributeError(f"module 'vitmix' has no attribute {name!r}")
+    value = getattr(import_module(f"vitmix.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

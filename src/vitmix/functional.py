@@ -9,6 +9,7 @@ from vitmix.attention.summaries import column_mean as column_mean
 from vitmix.attention.summaries import pulled_weight as pulled_weight
 from vitmix.maps import class_maps as class_maps
 from vitmix.maps import crop_maps as crop_maps
+from vitmix.mix import area_share as area_share
 from vitmix.mix import expand_mask as expand_mask
 from vitmix.mix import initial_token_share as initial_token_share
 from vitmix.mix import label_rows as label_rows
@@ -49,5 +50,4 @@ from vitmix.parts.pairing import rolled_pairs as rolled_pairs
 from vitmix.parts.shares import activation_targets as activation_targets
 from vitmix.parts.shares import activation_weights as activation_weights
 from vitmix.parts.shares import align_share as align_share
-from vitmix.parts.shares import area_share as area_share
 from vitmix.parts.shares import attention_share as attention_share

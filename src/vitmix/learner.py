@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from types import FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,9 @@ from torch.utils import _pytree
 
 from vitmix.attention import kernels
 from vitmix.attention.readers import logits_of
-from vitmix.mix import check_label_range, check_tensor, label_rows
+from vitmix.mix import Frame, check_label_range, check_tensor, label_rows
 from vitmix.mixer import AnyMixer
 from vitmix.parts.losses import soft_cross_entropy
-from vitmix.parts.shares import AlignedShare
 from vitmix.sampling import Draw
 
 
@@ -91,7 +90,7 @@ class Learner(nn.Module):
 
         Prefer it to `torch.compile(learner)`, which does not know that attention can carry shares in its own kernel.
         """
-        if any(isinstance(mixer.share, AlignedShare) for mixer in self.mixer.mixers):
+        if self.mixing.carries_shares:
             settings = kernels.compile_settings(settings)
         self._compile_settings, self._compiled = settings, {}
 
@@ -116,6 +115,24 @@ class Learner(nn.Module):
             self.mixing.guide._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor) -> Tensor: ...
+
+        @overload
+        def __call__(
+            self,
+            images: Tensor,
+            labels: Tensor,
+            *,
+            maps: Tensor | None = None,
+            draw: Draw | None = None,
+            erase: tuple[Tensor, Tensor] | None = None,
+        ) -> Output: ...
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def forward(
         self,
         images: Tensor,
@@ -124,7 +141,7 @@ class Learner(nn.Module):
         maps: Tensor | None = None,
         draw: Draw | None = None,
         erase: tuple[Tensor, Tensor] | None = None,
-    ) -> Any:
+    ) -> Output | Tensor:
         """An `Output` with labels, the model's logits without.
 
         Args:
@@ -137,13 +154,19 @@ class Learner(nn.Module):
             return logits_of(self.model(images))
         if not self.training:
             return self._forward_plain(images, labels)
-        check_tensor("labels", labels)
-        check_label_range(labels, self.mixer.num_classes)
+        compiled = self._compile_settings is not None
+        if compiled:  # whose graph cannot look at values
+            check_tensor("labels", labels)
+            check_label_range(labels, self.mixer.num_classes)
+        frame = None if compiled and draw is not None else self.mixing.frame(images)
         if draw is None:
-            draw = self.mixing.draw(self.mixing.frame(images))
+            assert frame is not None
+            draw = self.mixing.draw(frame)
         draw = draw.to(images.device)
         try:
-            output = self._step(draw.choice, images, labels, maps, draw.values, erase)
+            # A graph reads the frame off the images, or another number of them would be another graph.
+            inputs = (images, labels, maps, draw.values, erase, None if compiled else frame)
+            output = self._step(draw.choice, *inputs)
         except BaseException:
             self.mixing.forget()  # or the hooks would take the next plain pass for this batch
             raise
@@ -157,15 +180,16 @@ class Learner(nn.Module):
         maps: Tensor | None,
         values: dict[str, Tensor],
         erase: tuple[Tensor, Tensor] | None,
+        frame: Frame | None,
     ) -> Output:
         mixing = self.mixing
-        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, erase=erase, brief=True)
+        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, frame=frame, erase=erase, brief=True)
         logits = logits_of(self.model(batch.images))
-        parts = mixing.losses(logits, batch)
+        targets, parts = mixing.finish(logits, batch)
         loss = parts.pop("loss")
         if torch.compiler.is_compiling():
             mixing.forget()  # or the graph would return all that was recorded, which then stays in memory
-        return Output(loss, logits, mixing.targets(batch), parts, mixing.counts(batch))
+        return Output(loss, logits, targets, parts, mixing.counts(batch))
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
         logits = logits_of(self.model(images))

@@ -120,6 +120,11 @@ def mix_targets(rows: Tensor, partner: Tensor, share: Tensor) -> Tensor:
     return torch.lerp(rows, rows[partner], share.to(rows.dtype).unsqueeze(1))
 
 
+def area_share(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The partner's part `(B or 1,)` of the mask's area."""
+    return mask.sum((1, 2), dtype=dtype) / (mask.shape[1] * mask.shape[2])
+
+
 def expand_mask(mask: Tensor, size: Grid) -> Tensor:
     """A coarse mask repeated up to `size`, whole cells at a time; `(1, 1)` stays, since it broadcasts."""
     rows, columns = mask.shape[-2:]

@@ -1,6 +1,7 @@
 """A method as one value: a `Mixer`, or a `Switch` between several."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,11 +10,10 @@ from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
 from vitmix.mix import Frame
-from vitmix.parts.hidden import HTM, Inner
-from vitmix.parts.losses import Extra, Region
-from vitmix.parts.masks import Mask, NoMask
-from vitmix.parts.pairing import Pairing, Reversed
-from vitmix.parts.shares import AreaShare, Share
+from vitmix.parts.base import ExtraLoss, HiddenMixing, Mask, Needs, Pairing, Part, Share
+from vitmix.parts.masks import NoMask
+from vitmix.parts.pairing import Reversed
+from vitmix.parts.shares import AreaShare
 from vitmix.sampling import Draw, on_host
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Mixer(_Method):
     num_classes: int
     mask: Mask = field(default_factory=NoMask)
     share: Share = field(default_factory=AreaShare)
-    extra: tuple[Extra, ...] = ()
-    inner: tuple[Inner, ...] = ()
+    extra: tuple[ExtraLoss, ...] = ()
+    inner: tuple[HiddenMixing, ...] = ()
     pairing: Pairing = field(default_factory=Reversed)
     smoothing: float = 0.0
     loss: Literal["ce", "bce"] | None = None
@@ -78,27 +78,41 @@ class Mixer(_Method):
         check_fraction("smoothing", self.smoothing)
         if self.loss is not None:
             check_choice("loss", self.loss, ("ce", "bce"))
-        for name, verb in (("mask", "region"), ("share", "weights"), ("pairing", "draw")):
+        for name, kind in (("mask", Mask), ("share", Share), ("pairing", Pairing)):
             part = getattr(self, name)
-            if not hasattr(part, verb):
-                raise ValueError(f"{name} must be one of the library's {name} settings or one like them, got {part!r}")
-        for name, kinds in (("extra", Extra), ("inner", Inner)):
+            if not isinstance(part, kind):
+                raise ValueError(f"{name} must be a vitmix.{kind.__name__}, the library's or your own, got {part!r}")
+        for name, kind in (("extra", ExtraLoss), ("inner", HiddenMixing)):
             parts = getattr(self, name)
-            if not isinstance(parts, tuple) or any(not isinstance(each, kinds) for each in parts):
-                raise ValueError(f"{name} must be a tuple of {name} parts, written [...] in a text, got {parts!r}")
-        kinds_of_loss = [part.name for part in self.extra]
+            if not isinstance(parts, tuple) or any(not isinstance(each, kind) for each in parts):
+                raise ValueError(
+                    f"{name} must be a tuple of {name} parts (vitmix.{kind.__name__}), written [...] in a text, "
+                    f"got {parts!r}"
+                )
+        names = [part.name for part in self.extra]
         for part in (*self.extra, *self.inner):
-            if kinds_of_loss.count(part.name) > 1 or self.inner.count(part) > 1:
+            if names.count(part.name) > 1 or self.inner.count(part) > 1:
                 raise ValueError(f"{part.name} is there twice; a method has each addition once")
-        if not any(isinstance(part, HTM) for part in self.inner):
-            return
-        if not self.share.before_forward:
-            raise ValueError(
-                f"htm needs its incoming labels before the forward pass, and {self.share.name} shares are known only "
-                "after it; use area or activation shares"
-            )
-        if any(isinstance(part, Region) for part in self.extra):
-            raise ValueError("the region loss labels tokens by the input mask, which htm changes; use one or the other")
+        for part in self.parts:
+            if (reason := part.conflict(self)) is not None:
+                raise ValueError(reason)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Mask, share, extra losses and hidden mixing."""
+        return self.mask, self.share, *self.extra, *self.inner
+
+    @property
+    def needs(self) -> Needs:
+        """What any of its parts needs besides mixed images and labels."""
+        needs = Needs()
+        for part in self.parts:
+            needs = needs | part.needs
+        return needs
+
+    def each(self, change: "Callable[[Mixer], Mixer]") -> "Mixer":
+        """The same method, its mixers changed by a function."""
+        return change(self)
 
     @property
     def mixers(self) -> tuple["Mixer", ...]:
@@ -107,13 +121,12 @@ class Mixer(_Method):
     @property
     def looks_inside(self) -> bool:
         """Whether the method looks at tokens or attention, so that the model must be one that can be read."""
-        regions = any(isinstance(part, Region) for part in self.extra)
-        return bool(self.share.needs_model or regions or self.inner or self.mask.guide_blocks is not None)
+        return self.needs.model
 
     @property
     def input_only(self) -> bool:
         """Whether the method needs nothing but images and labels, so that it can be called without a model."""
-        return not (self.looks_inside or self.extra)
+        return not (self.extra or self.inner or self.needs.model or self.needs.guide)
 
     def draw(
         self,
@@ -125,10 +138,18 @@ class Mixer(_Method):
         """The choices for one batch; None draws from torch's global CPU generator. `shared` is for switches."""
         with on_host():
             values = {"partner": self.pairing.draw(frame.batch, generator)}
-            values |= {f"mask.{key}": value for key, value in self.mask.draw(frame, generator).items()}
-            for number, part in enumerate(self.inner):
-                values |= {f"inner{number}.{key}": value for key, value in part.draw(frame, generator).items()}
+            for place, part in self._drawing():
+                values |= {f"{place}.{key}": value for key, value in part.draw(frame, generator).items()}
         return Draw(0, values)
+
+    def _drawing(self) -> list[tuple[str, Part]]:
+        """The parts in the order in which they draw, under the names their numbers are kept by."""
+        return [
+            ("mask", self.mask),
+            *((f"inner{number}", part) for number, part in enumerate(self.inner)),
+            ("share", self.share),
+            *((f"extra{number}", part) for number, part in enumerate(self.extra)),
+        ]
 
 
 @dataclass(frozen=True)
@@ -177,6 +198,10 @@ class Switch(_Method):
     @property
     def num_classes(self) -> int:
         return self.choices[0].num_classes
+
+    def each(self, change: Callable[[Mixer], Mixer]) -> "Switch":
+        """The same switch, its mixers changed by a function."""
+        return Switch(tuple(map(change, self.choices)), self.weights)
 
     @property
     def looks_inside(self) -> bool:

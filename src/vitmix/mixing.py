@@ -1,7 +1,7 @@
 """A method at work on a model: mix, then the model runs, then targets and losses."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images, smooth_rows
+from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images
 from vitmix.mixer import AnyMixer, Mixer
-from vitmix.parts import losses
-from vitmix.parts.hidden import HTM, Horizontal, Inner, Vertical
-from vitmix.parts.losses import Consistency, Region
-from vitmix.parts.masks import NoMask, box_mask
-from vitmix.parts.shares import AlignedShare, Evidence
+from vitmix.parts.base import Actor, Evidence, Guidance, Part, Unmixed
+from vitmix.parts.losses import sample_cross_entropy, soft_bce, soft_cross_entropy
+from vitmix.parts.masks import box_mask
 from vitmix.sampling import Draw, generator_for
+
+__all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MixedBatch:
     Attributes:
         images: the mixed images to give to the model.
         rows: unmixed targets `(B, K)`, without smoothing.
-        clean_logits: the guide's logits of the unmixed images, where a loss asks for them.
+        guidance: what the guide pass found on the unmixed images, as far as a part asked for it.
     """
 
     images: Tensor
@@ -35,9 +35,19 @@ class MixedBatch:
     mixer: Mixer
     frame: Frame
     tape: Tape
+    draw: Draw
     maps: Tensor | None = None
-    clean_logits: Tensor | None = None
-    scores: Tensor | None = None
+    guidance: Guidance = field(default_factory=Guidance)
+
+    @property
+    def clean_logits(self) -> Tensor | None:
+        """The guide's logits of the unmixed images, where a loss asks for them."""
+        return self.guidance.logits
+
+    @property
+    def scores(self) -> Tensor | None:
+        """The guide's attention to the unmixed images, where the mask asks for it."""
+        return self.guidance.scores
 
 
 class Mixing:
@@ -58,7 +68,7 @@ class Mixing:
         self.modules = nn.ModuleDict()
         self.closed = False
         self.reader = _reader_for(model, needed=mixer.looks_inside)
-        asked = any(each.mask.guide_blocks is not None for each in mixer.mixers)
+        asked = any(each.needs.guide_blocks is not None for each in mixer.mixers)
         self._guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
         self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
@@ -71,24 +81,27 @@ class Mixing:
             raise
 
     def _listen(self, guide: nn.Module | None) -> None:
+        self._add_modules()
         if self.reader is not None:
             union = _union(self._plans)
-            self._add_modules(self.reader)
             self._recorder = Recorder(self.reader, union if guide is not None else union | _union(self._guide_plans))
             self._guide_recorder = self._recorder if guide is None else None
         if guide is not None and self._guide_reader is not None:
             self._guide_recorder = Recorder(self._guide_reader, _union(self._guide_plans))
 
-    def _add_modules(self, reader: Reader) -> None:
-        like = next(reader.model.parameters())
+    def _add_modules(self) -> None:
+        like = next(self.model.parameters(), torch.empty(0))
         for mixer in self.mixer.mixers:
-            for part in mixer.inner:
-                key = _module_key(part)
-                if key not in self.modules and (module := part.modules(reader, mixer.num_classes)) is not None:
-                    self.modules[key] = module.to(like.device, like.dtype)
-            if any(isinstance(part, Region) and part.head == "separate" for part in mixer.extra):
-                head = nn.Linear(reader.width, mixer.num_classes)
-                self.modules["token_head"] = head.to(like.device, like.dtype)
+            for part in (*mixer.inner, *mixer.extra, mixer.mask, mixer.share):
+                if part.module_name in self.modules:
+                    continue
+                if (module := part.module(self.reader, mixer.num_classes)) is not None:
+                    self.modules[part.module_name] = module.to(like.device, like.dtype)
+
+    @property
+    def carries_shares(self) -> bool:
+        """Whether any of the mixers carries token shares through the blocks."""
+        return any(len(plan.carry) > 0 for plan in self._plans)
 
     def __enter__(self) -> "Mixing":
         return self
@@ -177,11 +190,10 @@ class Mixing:
             raise RuntimeError("this mixing is closed, its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
-        rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
-        if len(rows) != frame.batch:
-            raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
-        scores, clean = self._run_guide(images, mixer, self._guide_plans[draw.choice], frame)
-        mixed, mix = _apply_mask(mixer, images, draw, frame, scores)
+        rows = _rows(labels, mixer, images, frame)
+        guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
+        unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
+        mixed, mix = _apply_mask(mixer, unmixed, draw)
         if erase is not None:
             boxes, fill = erase
             mixed = torch.where(box_mask(boxes, frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
@@ -190,14 +202,14 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True, batch=frame.batch)
-        batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, maps, clean, scores)
-        if isinstance(mixer.share, AlignedShare):
-            mixer.share.start(self.evidence(batch))
+        tape = Tape(plan, actors, size=frame.size, brief=brief, batch=frame.batch)
+        batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, draw, maps, guidance)
+        evidence = self.evidence(batch)
+        mixer.share.start(evidence)
         if mixer.share.before_forward:
-            tape.targets = _share_targets(batch, self.evidence(batch))
+            tape.targets = _share_targets(mixer, evidence)
         for actor in actors:
-            if isinstance(actor, Horizontal) and actor.settings.score_at == "last":
+            if actor.settings.needs.preview:
                 actor.preview = self._preview(mixed)
         if self._recorder is not None:
             self._recorder.tape = tape
@@ -206,10 +218,11 @@ class Mixing:
     def targets(self, batch: MixedBatch) -> Tensor:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
         tape = batch.tape
-        self._check_acted([actor for actor in tape.actors if isinstance(actor, Horizontal)])
+        self._check_acted([actor for actor in tape.actors if actor.settings.sets_targets])
         if tape.targets is None:
-            tape.targets = _share_targets(batch, self.evidence(batch))
-        tape.closed = tape.closed or tape.ran  # targets by area may be asked for before the model runs
+            tape.targets = _share_targets(batch.mixer, self.evidence(batch))
+        if tape.ran:  # targets by area may be asked for before the model runs
+            tape.close()
         return tape.targets
 
     def loss(self, logits: Tensor, batch: MixedBatch) -> Tensor:
@@ -217,7 +230,11 @@ class Mixing:
         return self.losses(logits, batch)["loss"]
 
     def losses(self, logits: Tensor, batch: MixedBatch) -> dict[str, Tensor]:
-        """The method's whole loss under "loss", and its weighted parts: "main", "region", "consistency", "score"."""
+        """The method's whole loss under "loss", and its weighted parts: "main", "region", "consistency", "score"..."""
+        return self.finish(logits, batch)[1]
+
+    def finish(self, logits: Tensor, batch: MixedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The targets of a mixed batch after the model ran on it, and its `losses`."""
         logits = logits_of(logits)
         if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -226,78 +243,82 @@ class Mixing:
                 "the logits that this loss is for"
             )
         targets = self.targets(batch)
-        self._check_acted(batch.tape.actors)
-        main = losses.soft_bce if batch.mixer.loss == "bce" else losses.soft_cross_entropy
+        self._check_acted([actor for actor in batch.tape.actors if not actor.settings.sets_targets])
+        main = soft_bce if batch.mixer.loss == "bce" else soft_cross_entropy
         parts = {"main": main(logits, targets)}
-        for part in batch.mixer.extra:
-            value = self._region(batch, part) if isinstance(part, Region) else self._consistency(logits, batch, part)
-            parts[part.name] = part.weight * value
+        for number, part in enumerate(batch.mixer.extra):
+            evidence = self.evidence(batch, f"extra{number}")
+            parts[part.name] = part.weight * part.value(logits, targets, evidence)
         for actor in batch.tape.actors:
-            if isinstance(actor, Horizontal) and (score := actor.score_loss()) is not None:
-                parts["score"] = parts.get("score", 0) + actor.settings.score_weight * score
+            for name, value in actor.losses().items():
+                parts[name] = parts.get(name, 0) + value
         total = sum(parts.values())
         assert isinstance(total, Tensor)
         # Data-parallel training stops on parameters that got no gradient: idle ones enter with weight zero.
         idle = [parameter.sum() for parameter in self.modules.parameters()]
         if idle:
             total = total + 0.0 * torch.stack(idle).sum()
-        return {"loss": total, **parts}
+        return targets, {"loss": total, **parts}
 
-    def _check_acted(self, actors: Sequence[Horizontal | Vertical]) -> None:
+    def _check_acted(self, actors: Sequence[Actor]) -> None:
         for actor in actors:
-            if not actor.acted and self._read().block(actor.block).module.training:
+            if not actor.acted and actor.reader.block(actor.block).module.training:
                 raise RuntimeError(
                     f"{actor.settings.name} mixed nothing: run the model on the mixed batch before asking for its "
                     "targets or loss, and attach before torch.compile's first call"
                 )
 
     def counts(self, batch: MixedBatch) -> dict[str, Tensor]:
-        """What HTM did to a batch: the part of its samples that were easy, and the part of all tokens that was taken.
-
-        Fractions, so that means over batches and processes keep their meaning.
-        """
+        """What hidden mixing did to a batch, see `HiddenMixing.count_names`."""
         found: dict[str, Tensor] = {}
         for actor in batch.tape.actors:
-            if isinstance(actor, Horizontal) and actor.decision is not None:
-                found["htm_samples"] = actor.decision.easy.float().mean()
-                found["htm_tokens"] = actor.decision.take.float().mean()
+            found |= actor.counts()
         return found
 
-    def evidence(self, batch: MixedBatch) -> Evidence:
-        """What the share policy of a mixed batch may look at."""
-        return Evidence(batch.mix, batch.frame, batch.tape, self.reader, batch.maps)
+    def evidence(self, batch: MixedBatch, place: str = "share") -> Evidence:
+        """What a share, or the part at another place of the mixer (`extra0`), may look at of a mixed batch."""
+        return Evidence(
+            batch.mix,
+            batch.frame,
+            batch.tape,
+            batch.rows,
+            batch.mixer.smoothing,
+            self.reader,
+            batch.maps,
+            batch.guidance,
+            batch.draw.part(place),
+            self.modules,
+        )
 
-    def _module(self, part: Inner) -> nn.Module | None:
-        key = _module_key(part)
-        return self.modules[key] if key in self.modules else None
+    def _module(self, part: Part) -> nn.Module | None:
+        return self.modules[part.module_name] if part.module_name in self.modules else None
 
-    def _run_guide(
-        self, images: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Scores `(B, rows, columns)` and clean logits of the unmixed images, as far as the mixer asks for them."""
+    def _run_guide(self, images: Tensor, rows: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame) -> Guidance:
+        """What the mixer asks of the unmixed images."""
         if plan is None:
-            return None, None
+            return Guidance()
         self.check_guide(frame.size)
-        reader, tape = self._guide_reader, Tape(plan)
-        wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
+        reader, tape, needs = self._guide_reader, Tape(plan), mixer.needs
         if self._guide_recorder is not None:
             self._guide_recorder.tape = tape
-        logits = None
+        logits = gradient = None
         with torch.no_grad(), Evaluating(self.guide if reader is None else reader.model):
-            if wants_logits:
+            if needs.guide_gradient:
+                logits, gradient = _logits_and_gradient(self.guide, images, rows)
+            elif needs.guide_logits:
                 logits = logits_of(self.guide(images))
             else:
                 assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
-        tape.closed = True
+        tape.close()
         if logits is not None and self.guide is not self.model and logits.shape[-1] != mixer.num_classes:
             raise ValueError(
-                f"the guide tells {logits.shape[-1]} classes apart and the method {mixer.num_classes}; give a guide of "
-                "the same classes"
+                f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; give a guide of the "
+                "same classes"
             )
         if not plan.column_mean:
-            return None, logits
+            return Guidance(None, logits, gradient)
         assert reader is not None
         grids, final = reader.grids(frame.size), frame.final_grid
         assert final is not None
@@ -305,7 +326,7 @@ class Mixing:
             _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
             for block in sorted(plan.column_mean)
         ]
-        return torch.stack(scores).mean(0), logits
+        return Guidance(torch.stack(scores).mean(0), logits, gradient)
 
     def _preview(self, images: Tensor) -> Tensor:
         """The final tokens of an unmixed pass."""
@@ -314,28 +335,9 @@ class Mixing:
         with torch.no_grad(), Evaluating(self.reader.model):
             self.model(images)
         forget_casts()
-        tape.closed = True
+        tape.close()
         assert tape.final is not None
         return tape.final
-
-    def _region(self, batch: MixedBatch, part: Region) -> Tensor:
-        reader, tokens = self._read(), batch.tape.final
-        if tokens is None:
-            raise RuntimeError("the final tokens were not recorded: run the model on the mixed batch before its loss")
-        mask = reader.patch_share(batch.mix.mask, self.evidence(batch).area, batch.frame.size)
-        own, theirs = losses.region_means(tokens[:, reader.prefix :], mask)
-        head = self.modules["token_head"] if part.head == "separate" else reader.classify
-        rows = smooth_rows(batch.rows, batch.mixer.smoothing)
-        return losses.region_loss(head(own), head(theirs), rows, batch.mix.partner, mask)
-
-    def _consistency(self, logits: Tensor, batch: MixedBatch, part: Consistency) -> Tensor:
-        assert batch.clean_logits is not None
-        share = self.evidence(batch).area
-        return losses.consistency_loss(logits, batch.clean_logits, batch.mix.partner, share, average=part.average)
-
-    def _read(self) -> Reader:
-        assert self.reader is not None
-        return self.reader
 
 
 def mix_without_model(
@@ -353,26 +355,36 @@ def mix_without_model(
     frame = frame_of(images, None)
     draw = (draw or mixer.draw(frame, generator)).to(images.device)
     chosen = mixer.mixers[draw.choice]
-    rows = label_rows(labels, chosen.num_classes, dtype=frame.dtype).to(images.device)
+    rows = _rows(labels, chosen, images, frame)
+    mixed, mix = _apply_mask(chosen, Unmixed(images, rows, draw.values["partner"], frame), draw)
+    return mixed, _share_targets(chosen, Evidence(mix, frame, Tape(Plan()), rows, chosen.smoothing, maps=maps))
+
+
+def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
+    rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
     if len(rows) != frame.batch:
         raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
-    mixed, mix = _apply_mask(chosen, images, draw, frame, None)
-    batch = MixedBatch(mixed, rows, mix, chosen, frame, Tape(Plan()), maps)
-    return mixed, _share_targets(batch, Evidence(mix, frame, batch.tape, None, maps))
+    return rows
 
 
-def _apply_mask(mixer: Mixer, images: Tensor, draw: Draw, frame: Frame, scores: Tensor | None) -> tuple[Tensor, Mix]:
-    partner = draw.values["partner"]
-    mask, source = mixer.mask.region(draw.part("mask"), frame, partner, scores)
-    if isinstance(mixer.mask, NoMask):
-        return images, Mix(partner, mask, source)
-    return mix_images(images, mask, partner, source), Mix(partner, mask, source)
+def _apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
+    mask, source = mixer.mask.where(draw.part("mask"), batch)
+    mix = Mix(batch.partner, mask, source)
+    return mix_images(batch.images, mask, batch.partner, source) if mixer.mask.mixes else batch.images, mix
 
 
-def _share_targets(batch: MixedBatch, evidence: Evidence) -> Tensor:
-    mixer = batch.mixer
+def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
     weights = mixer.share.weights(evidence)
-    return mixer.share.targets(batch.rows, batch.mix.partner, weights, mixer.smoothing)
+    return mixer.share.targets(evidence.rows, evidence.mix.partner, weights, evidence.smoothing)
+
+
+def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the root mean square `(B, H, W)` over the channels of the cross-entropy's gradient at each pixel."""
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        logits = logits_of(model(images))
+        (gradient,) = torch.autograd.grad(sample_cross_entropy(logits, rows).sum(), images)
+    return logits.detach(), gradient.square().mean(1).sqrt()
 
 
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
@@ -389,18 +401,15 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
     plan = Plan()
     if reader is None:
         return plan
-    plan = plan | mixer.share.plan(reader)
-    for part in mixer.inner:
+    for part in mixer.parts:
         plan = plan | part.plan(reader)
-    wants_final = any(isinstance(part, Region) for part in mixer.extra)
-    wants_preview = any(isinstance(part, HTM) and part.score_at == "last" for part in mixer.inner)
-    return plan | Plan(final=wants_final or wants_preview)
+    return plan
 
 
 def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
-    blocks = mixer.mask.guide_blocks
-    wants_logits = any(isinstance(part, Consistency) for part in mixer.extra)
-    if blocks is None and not wants_logits:
+    needs = mixer.needs
+    blocks = needs.guide_blocks
+    if not needs.guide:
         return None
     if reader is None or blocks is None:
         return Plan()
@@ -415,12 +424,6 @@ def _union(plans: tuple[Plan | None, ...]) -> Plan:
     for plan in plans:
         union = union | plan if plan is not None else union
     return union
-
-
-def _module_key(part: Inner) -> str:
-    """By which parts of a switch share what they add."""
-    at = "_last" if isinstance(part, HTM) and part.score_at == "last" else ""
-    return f"{part.name}{at}_{part.block}".replace("-", "last")
 
 
 def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:

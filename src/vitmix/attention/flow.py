@@ -68,6 +68,15 @@ class Flow:
         """How much each patch is looked at by the patches, `(B, n)`."""
         return self.pull(self.asked(class_token=False))[:, self.prefix :]
 
+    def saliency(self, *, class_token: bool) -> Tensor:
+        """Saliency `(B, n)` of the patches: the class token's row where there is one, else the column mean."""
+        return self.class_row() if class_token else self.column_mean()
+
+    def head_saliency(self, *, class_token: bool) -> Tensor:
+        """The same `(B, H, n)` of each head, from the materialized attention: for analysis."""
+        maps = self.maps()
+        return (maps[:, :, 0] if class_token else maps[:, :, self.prefix :].mean(2))[..., self.prefix :]
+
     def maps(self) -> Tensor:
         """The softmaxed attention `(B, H, N, N)` itself, for analysis."""
         raise NotImplementedError
@@ -323,13 +332,13 @@ class Steps(Flow):
 
 
 def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
-    """Saliency `(B, n)` of the patches: the last flow's class row or column mean, rolled out through earlier ones.
+    """Saliency `(B, n)` of the patches: the last flow's, rolled out through earlier ones.
 
     Each earlier flow acts as `(A + I) / 2`.
     """
     last = flows[-1]
     if len(flows) == 1:
-        return last.class_row() if class_token else last.column_mean()
+        return last.saliency(class_token=class_token)
     attention = last.pull(last.asked(class_token=class_token))
     for flow in reversed(flows[:-1]):
         attention = (flow.pull(attention) + attention) / 2

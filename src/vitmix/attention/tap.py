@@ -6,6 +6,7 @@ slots of a `Tape`, one tape per batch. Nothing happens unless a tape is in place
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Plan:
 
     Attributes:
         class_row, column_mean: blocks whose statistic is kept.
+        saliency: blocks of which the one of the two is kept that is the block's saliency, see `BlockReader.saliency`.
         carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
         layers: blocks whose flow is kept, for roll-out.
         tokens: blocks whose input tokens are kept.
@@ -34,6 +36,7 @@ class Plan:
 
     class_row: Blocks = frozenset()
     column_mean: Blocks = frozenset()
+    saliency: Blocks = frozenset()
     carry: Blocks = frozenset()
     residual: bool = True
     layers: Blocks = frozenset()
@@ -49,7 +52,21 @@ class Plan:
     @property
     def attention(self) -> Blocks:
         """The blocks whose flow is needed at all."""
-        return self.class_row | self.column_mean | self.carry | self.layers
+        return self.class_row | self.column_mean | self.saliency | self.carry | self.layers
+
+
+class Phase(Enum):
+    """Where a tape is in its life.
+
+    OPEN: it records the batch's forward pass.
+    PASSING: other images run through the model in evaluation mode; it waits until the batch's pass begins.
+    CLOSED: nothing is recorded any more. Activation checkpointing runs the blocks a second time during backward, and
+    then only the decisions already taken are applied again.
+    """
+
+    OPEN = 0
+    PASSING = 1
+    CLOSED = 2
 
 
 @dataclass
@@ -57,11 +74,10 @@ class Tape:
     """What one forward pass leaves behind. Slots are overwritten, never appended to.
 
     `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
-    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. Once `closed`, nothing is
-    recorded any more: activation checkpointing runs the blocks a second time during backward, and then only the
-    decisions already taken are applied again. A `brief` tape keeps of the last block's shares only what the classifier
-    reads. A tape for `one_pass` does not take a second one for the batch's, nor one of another number of images than
-    `batch`: `entered` is the last block that ran, `passing` says that other images run.
+    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A `brief` tape keeps of the
+    last block's shares only what the classifier reads. With `batch`, the number of images of the one pass that is
+    recorded, a second pass or one of another number of images is not taken for it; `entered` is the last block that
+    ran.
     """
 
     plan: Plan
@@ -72,16 +88,22 @@ class Tape:
     image_share: Tensor | None = None
     class_row: dict[int, Tensor] = field(default_factory=dict)
     column_mean: dict[int, Tensor] = field(default_factory=dict)
+    saliency: dict[int, Tensor] = field(default_factory=dict)
     token_share: dict[int, Tensor] = field(default_factory=dict)
     layers: dict[int, Flow] = field(default_factory=dict)
     tokens: dict[int, Tensor] = field(default_factory=dict)
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
-    closed: bool = False
-    one_pass: bool = False
-    batch: int = 0
-    passing: bool = False
+    batch: int | None = None
     entered: int = -1
+    phase: Phase = Phase.OPEN
+
+    @property
+    def closed(self) -> bool:
+        return self.phase is Phase.CLOSED
+
+    def close(self) -> None:
+        self.phase = Phase.CLOSED
 
     @property
     def ran(self) -> bool:
@@ -96,13 +118,13 @@ class Tape:
 
     def is_other(self, images: int | None) -> bool:
         """Whether a pass cannot be the batch's by its number of images, where that is known."""
-        return self.one_pass and images is not None and images != self.batch
+        return self.batch is not None and images is not None and images != self.batch
 
     def takes(self, index: int, images: int | None, training: bool) -> bool:
         """Whether the pass that enters a block is the batch's; in evaluation mode other images pass by."""
         other = self.is_other(images)
-        self.passing = other and not training
-        if self.passing:
+        self.phase = Phase.PASSING if other and not training else Phase.OPEN
+        if self.phase is Phase.PASSING:
             return False
         if index <= self.entered:
             self.refuse_second_pass(training)
@@ -122,7 +144,7 @@ class Tape:
                 "the model ran twice between mixing a batch and its loss, and only one of the passes is of that batch; "
                 "take the loss before running other images, or run them before mixing"
             )
-        self.closed = True
+        self.close()
 
     def share_before(self, block: int, reader: Reader) -> Tensor:
         """The token shares `(B, N)` that enter a block; the number of blocks asks for those that leave the last."""
@@ -162,7 +184,7 @@ class Recorder:
             self._handles += self.reader.hooks()
         for index in indices:
             block = self.reader.block(index)
-            hooks = _BlockHooks(self, block, index)
+            hooks = BlockHooks(self, block, index)
             add(block.module.register_forward_pre_hook(hooks.enter, with_kwargs=True))
             if index in plan.bank:
                 add(block.norm.register_forward_pre_hook(hooks.extend))
@@ -189,17 +211,17 @@ class Recorder:
 
     def _final(self, module: nn.Module, args: Any, output: Tensor) -> None:
         tape = self.active()
-        if tape is None or not tape.plan.final or tape.closed or tape.passing:
+        if tape is None or not tape.plan.final or tape.phase is not Phase.OPEN:
             return
         if tape.is_other(_count((output,))) and not module.training:
             return
-        if tape.one_pass and tape.final is not None:
+        if tape.batch is not None and tape.final is not None:
             tape.refuse_second_pass(module.training)
         else:
             tape.final = self.reader.final_tokens(output)
 
 
-class _BlockHooks:
+class BlockHooks:
     """The hooks of one block. Methods rather than closures, so that a deep copy of the model is wired to itself."""
 
     def __init__(self, recorder: Recorder, block: BlockReader, index: int) -> None:
@@ -213,8 +235,9 @@ class _BlockHooks:
         tape = self.recorder.active()
         if tape is None:
             return None
-        if tape.one_pass and tape.asks and not tape.closed and not tape.takes(self.index, _count(args), self.training):
-            return None
+        if tape.batch is not None and tape.asks and not tape.closed:
+            if not tape.takes(self.index, _count(args), self.training):
+                return None
         if not (tape.actors or self.index in tape.plan.tokens):
             return None  # nothing to do here: the tokens keep their memory layout
         tokens = args[0].flatten(1, -2)
@@ -252,7 +275,7 @@ class _BlockHooks:
 
     def wanted(self) -> bool:
         tape = self.recorder.active()
-        return tape is not None and not (tape.closed or tape.passing) and self.index in tape.plan.attention
+        return tape is not None and tape.phase is Phase.OPEN and self.index in tape.plan.attention
 
     def receive(self, flow: Flow) -> None:
         tape = self.recorder.active()
@@ -267,6 +290,8 @@ class _BlockHooks:
             tape.class_row[index] = flow.class_row()
         if index in plan.column_mean:
             tape.column_mean[index] = flow.column_mean()
+        if index in plan.saliency:
+            tape.saliency[index] = self.block.saliency(flow)
         if index in plan.carry:
             reader = self.recorder.reader
             share = tape.share_before(index, reader)
@@ -285,6 +310,7 @@ class AttentionTap:
     Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
 
     Args:
+        saliency: blocks whose class row is wanted or, where no class token is read, whose column mean.
         attention: blocks whose whole softmaxed maps, or flow, are wanted, for analysis; computed when asked for.
     """
 
@@ -294,6 +320,7 @@ class AttentionTap:
         *,
         class_row: Iterable[int] = (),
         column_mean: Iterable[int] = (),
+        saliency: Iterable[int] = (),
         attention: Iterable[int] = (),
     ) -> None:
         self.reader = read_model(model)
@@ -301,6 +328,7 @@ class AttentionTap:
         self._plan = Plan(
             class_row=frozenset(map(self.reader.resolve, class_row)),
             column_mean=frozenset(map(self.reader.resolve_patches, column_mean)),
+            saliency=frozenset(map(self.reader.resolve, saliency)),
             layers=frozenset(map(self.reader.resolve, attention)),
         )
         for block in self._plan.class_row:
@@ -327,6 +355,10 @@ class AttentionTap:
     def column_mean(self, block: int) -> Tensor:
         """How much each patch is looked at, `(B, n)`."""
         return recorded(self._tape.column_mean, "column mean", self.reader.resolve_patches(block))
+
+    def saliency(self, block: int) -> Tensor:
+        """The block's saliency `(B, n)`: its class row or its column mean."""
+        return self._slot(self._tape.saliency, "saliency", block)
 
     def attention(self, block: int) -> Tensor:
         """Softmaxed attention `(B, H, N, N)`."""

@@ -10,20 +10,28 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import nn
 
 from vitmix.learner import Learner, Output
+from vitmix.registry import METHODS
 from vitmix.text import create
 
 SIZE = 32  # pixels of most tiny models
 CLASSES = 4
-METHODS = {
-    "mixup, cutmix": "mixup | cutmix",
-    "tokenmix": "tokenmix",
-    "transmix": "transmix",
-    "tl_align": "tl_align",
-    "smmix": "smmix",
-    "htm": "htm(block=1)",
-    "vtm": "vtm(block=1, tokens=2)",
-}
 PLAIN = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=CLASSES)
+
+
+def columns() -> dict[str, str]:
+    """The texts to try, by the methods they stand for: one for all that need images and labels alone."""
+    texts = {name: text for name, text in METHODS.small().items() if name != "none"}
+    anywhere = [name for name, text in texts.items() if _needs_no_model(text)]
+    others = {name: text for name, text in texts.items() if name not in anywhere}
+    return {", ".join(anywhere): " | ".join(texts[name] for name in anywhere), **others}
+
+
+def _needs_no_model(text: str) -> bool:
+    mixer = create(text, CLASSES)
+    try:
+        return mixer.input_only and bool(mixer(torch.zeros(2, 3, SIZE, SIZE), torch.arange(2)))
+    except ValueError:  # a mask of tokens, which only a model has
+        return False
 
 
 class Family(NamedTuple):
@@ -148,7 +156,7 @@ FAMILIES: dict[str, Family] = {
 def supported(family: Family) -> dict[str, str | None]:
     """For each column of the table, why a training step of it is refused on the family; None if it runs."""
     found: dict[str, str | None] = {}
-    for column, text in METHODS.items():
+    for column, text in columns().items():
         try:
             train_step(family, text)
             found[column] = None
@@ -176,9 +184,10 @@ def table() -> tuple[list[list[str]], list[str]]:
 
     Families whose package is absent have question marks.
     """
-    rows, reasons = [["family", "for example", "from", *METHODS]], []
+    heads = columns()
+    rows, reasons = [["family", "for example", "from", *heads]], []
     for name, family in FAMILIES.items():
-        marks = ["?"] * len(METHODS)
+        marks = ["?"] * len(heads)
         if family.available:
             found = supported(family)
             marks = ["yes" if reason is None else "-" for reason in found.values()]

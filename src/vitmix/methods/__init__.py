@@ -1,15 +1,17 @@
-"""One file per method: its citation, its deviations from the paper, and a factory that returns a `Mixer`."""
+"""One file per paper: its citation, its deviations from the paper, and a factory that returns a `Mixer`.
+
+`vitmix.registry.METHODS` has one line for each method.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
-from vitmix.methods.basic import cutmix, mixup, none
-from vitmix.methods.smmix import smmix
-from vitmix.methods.tl_align import tl_align
-from vitmix.methods.tokenmix import tokenmix
-from vitmix.methods.tokenmixup import htm, vtm
-from vitmix.methods.transmix import transmix
-from vitmix.mixer import Mixer
+from vitmix.registry import METHODS as METHODS
 
-METHODS: dict[str, Callable[..., Mixer]] = {
-    method.__name__: method for method in (none, mixup, cutmix, tokenmix, transmix, tl_align, smmix, htm, vtm)
-}
+__all__ = ["METHODS"]
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in METHODS:
+        return METHODS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

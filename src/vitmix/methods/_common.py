@@ -2,7 +2,7 @@
 
 from typing import Literal, TypedDict
 
-from vitmix.parts.pairing import Pairing
+from vitmix.parts.base import Pairing
 
 
 class Common(TypedDict, total=False):

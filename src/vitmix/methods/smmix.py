@@ -1,15 +1,15 @@
 """SMMix: Self-Motivated Image Mixing for Vision Transformers (Chen et al., ICCV 2023).
 
 Deviations: window sides are clamped to [1, side - 1], since an empty region has no mean; the consistency target
-averages logits, as the released program does, where the paper's words say probabilities (`Consistency(average=...)`).
+averages logits, as the released program does, where the paper says probabilities (`ConsistencyLoss(average=...)`).
 """
 
 from typing import Literal, Unpack
 
 from vitmix.methods._common import CommonWithLoss
 from vitmix.mixer import Mixer
-from vitmix.parts.losses import Consistency, Region
-from vitmix.parts.masks import Destination, Per, SalientBox, Source
+from vitmix.parts.losses import ConsistencyLoss, RegionLoss
+from vitmix.parts.masks import Destination, Per, SalientMask, Source
 
 
 def smmix(
@@ -25,5 +25,5 @@ def smmix(
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """SMMix: the partner's most attended window over the least attended one, with region and consistency losses."""
-    mask = SalientBox(source, destination, low, high, sizes, blocks, per)
-    return Mixer(num_classes, mask=mask, extra=(Region(), Consistency()), **common)
+    mask = SalientMask(source, destination, low, high, sizes, blocks, per)
+    return Mixer(num_classes, mask=mask, extra=(RegionLoss(), ConsistencyLoss()), **common)

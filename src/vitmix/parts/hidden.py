@@ -5,23 +5,28 @@ activation checkpointing runs twice is mixed the same way twice.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
 from vitmix.attention.flow import Flow, rollout_saliency
-from vitmix.attention.readers import Reader
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Tape
 from vitmix.mix import Frame, mix_targets
 from vitmix.parts.assignment import assign_partners
+from vitmix.parts.base import Actor, Evidence, Exchange, HiddenMixing, Needs, Shown, Values, on_grid
 from vitmix.parts.losses import sample_cross_entropy, soft_cross_entropy
-from vitmix.parts.masks import Values
 from vitmix.parts.pairing import random_derangement
+from vitmix.registry import register
 
+if TYPE_CHECKING:
+    from vitmix.attention.readers.base import Reader
+
+ALWAYS_EASY = 1e9  # as tau
 RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's supplement, table 5, mixes
 
 # Formulas
@@ -124,8 +129,9 @@ class ScoreNet(nn.Module):
 # Settings
 
 
+@register
 @dataclass(frozen=True)
-class HTM:
+class HTM(HiddenMixing):
     """Horizontal TokenMixup at the input of one block: easy samples take a partner's more salient tokens.
 
     Args:
@@ -139,6 +145,9 @@ class HTM:
     """
 
     name: ClassVar[str] = "htm"
+    moves_tokens: ClassVar[bool] = True
+    sets_targets: ClassVar[bool] = True
+    count_names: ClassVar[tuple[str, ...]] = ("htm_samples", "htm_tokens")
     block: int = 2
     tau: float = 0.2
     rho: float = 0.005
@@ -158,13 +167,28 @@ class HTM:
         check_choice("score_at", self.score_at, ("block", "last"))
         check_count("rollout", self.rollout, least=0)
 
-    def plan(self, reader: Reader) -> Plan:
+    def plan(self, reader: "Reader") -> Plan:
         reader.need_attention("htm")
         block = reader.resolve_patches(self.block)
         _check_rollout(self.rollout, block, reader)
-        return Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
+        plan = Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
+        return plan | Plan(final=self.score_at == "last")
 
-    def modules(self, reader: Reader, num_classes: int) -> nn.Module:
+    @property
+    def needs(self) -> Needs:
+        return Needs(model=True, preview=self.score_at == "last")
+
+    @property
+    def loss_weights(self) -> Mapping[str, float]:
+        return {"score": self.score_weight}
+
+    @property
+    def module_name(self) -> str:
+        at = "_last" if self.score_at == "last" else ""
+        return f"{self.name}{at}_{self.block}".replace("-", "last")
+
+    def module(self, reader: "Reader | None", num_classes: int) -> nn.Module:
+        assert reader is not None
         block = reader.block(reader.resolve_patches(self.block))
         width, class_token, prefix = block.width, block.class_token, block.prefix
         if self.score_at == "last":
@@ -180,13 +204,17 @@ class HTM:
             return {"pairs": random_derangement(frame.batch, generator=generator), "noise": noise}
         return {}
 
-    def actor(self, reader: Reader, values: Values, score_net: nn.Module | None) -> "Horizontal":
-        assert score_net is not None
-        return Horizontal(self, reader, values, score_net)
+    def actor(self, reader: "Reader", values: Values, module: nn.Module | None) -> "Horizontal":
+        assert module is not None
+        return Horizontal(self, reader, values, module)
+
+    def demonstrated(self) -> "HTM":
+        return replace(self, tau=ALWAYS_EASY)
 
 
+@register
 @dataclass(frozen=True)
-class VTM:
+class VTM(HiddenMixing):
     """Vertical TokenMixup at one block: its keys and values also see the most salient tokens of every earlier block.
 
     Args:
@@ -196,6 +224,7 @@ class VTM:
     """
 
     name: ClassVar[str] = "vtm"
+    adds_tokens: ClassVar[bool] = True
     block: int = 2
     tokens: int = 5
     choose: Literal["salient", "random"] = "salient"
@@ -207,7 +236,7 @@ class VTM:
         check_choice("choose", self.choose, ("salient", "random"))
         check_count("rollout", self.rollout, least=0)
 
-    def plan(self, reader: Reader) -> Plan:
+    def plan(self, reader: "Reader") -> Plan:
         reader.need_attention("vtm")
         block = reader.resolve_patches(self.block)
         if block == 0:
@@ -228,10 +257,7 @@ class VTM:
             return plan
         if self.rollout:
             return plan | Plan(layers=earlier)
-        return plan | (Plan(class_row=earlier) if at.class_token else Plan(column_mean=earlier))
-
-    def modules(self, reader: Reader, num_classes: int) -> None:
-        return None
+        return plan | Plan(saliency=earlier)
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         if frame.grids:
@@ -242,23 +268,22 @@ class VTM:
         shape = (self.block % len(frame.grids), frame.batch, rows * columns)
         return {"noise": torch.rand(shape, generator=generator)}
 
-    def actor(self, reader: Reader, values: Values, score_net: nn.Module | None) -> "Vertical":
+    def actor(self, reader: "Reader", values: Values, module: nn.Module | None) -> "Vertical":
         return Vertical(self, reader, values)
-
-
-Inner = HTM | VTM
 
 
 # Actors: one per batch
 
 
-class Horizontal:
-    """Carries out HTM on one batch."""
+class Horizontal(Actor):
+    """Carries out HTM on one batch. Difficulty is judged by `preview` where there is one."""
 
-    def __init__(self, settings: HTM, reader: Reader, values: Values, score_net: nn.Module) -> None:
-        self.settings, self.reader, self.values, self.score_net = settings, reader, values, score_net
-        self.block = reader.resolve_patches(settings.block)
-        self.preview: Tensor | None = None  # final tokens of the unmixed pass, where difficulty is judged by them
+    settings: HTM
+    module: nn.Module
+
+    def __init__(self, settings: HTM, reader: "Reader", values: Values, module: nn.Module) -> None:
+        super().__init__(settings, reader, values, module)
+        self.saliency: Tensor | None = None
         self.scored: Tensor | None = None
         self.incoming: Tensor | None = None
         self.decision: HorizontalMix | None = None
@@ -288,11 +313,12 @@ class Horizontal:
             if settings.choose == "random_samples":
                 easy = self.values["easy"]
             else:
-                easy = sample_difficulty(self.score_net(self.scored), self.incoming) <= settings.tau
+                easy = sample_difficulty(self.module(self.scored), self.incoming) <= settings.tau
             if settings.choose == "random_tokens":
                 self.decision = self._random_tokens(saliency, easy)
             else:
                 self.decision = horizontal_mix(saliency, easy, rho=settings.rho)
+            self.saliency, self.acted = saliency, True
             share = 1 - self.decision.own
             tape.targets = mix_targets(self.incoming, self.decision.partner, share)
         forget_casts()
@@ -305,30 +331,45 @@ class Horizontal:
         take = (rank < count) & easy.unsqueeze(1)
         return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
 
-    def score_loss(self) -> Tensor | None:
+    def losses(self) -> dict[str, Tensor]:
         """The score net's loss, outside the blocks so that checkpointing does not run it twice."""
         if self.scored is None or self.incoming is None:
-            return None
+            return {}
         tokens = self.scored.detach() if self.settings.stop_gradient else self.scored
-        return soft_cross_entropy(self.score_net(tokens), self.incoming)
+        return {"score": self.settings.score_weight * soft_cross_entropy(self.module(tokens), self.incoming)}
+
+    def counts(self) -> dict[str, Tensor]:
+        """The part of the samples that were easy, and the part of all tokens that was taken.
+
+        Fractions, so that means over batches and processes keep their meaning.
+        """
+        if self.decision is None:
+            return {}
+        return {"htm_samples": self.decision.easy.float().mean(), "htm_tokens": self.decision.take.float().mean()}
 
     @property
-    def acted(self) -> bool:
-        return self.decision is not None
+    def exchange(self) -> Exchange | None:
+        return None if self.decision is None else Exchange(self.decision.partner, self.decision.take)
 
-    def bank(self, index: int, tape: Tape) -> Tensor | None:
-        return None
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        if self.saliency is None:
+            return ()
+        grid, words = evidence.frame.grids[self.block], ("own saliency", "partner's saliency")
+        return tuple(Shown(word, on_grid(row, grid)) for word, row in zip(words, self.saliency, strict=False))
 
-    def bank_length(self, index: int, tape: Tape) -> int:
-        return 0
+    def at_rate(self, rate: float) -> HTM:
+        assert self.scored is not None and self.incoming is not None
+        difficulty = sample_difficulty(self.module(self.scored), self.incoming)
+        return replace(self.settings, tau=float(difficulty.float().quantile(rate)))
 
 
-class Vertical:
+class Vertical(Actor):
     """Carries out VTM on one batch."""
 
-    def __init__(self, settings: VTM, reader: Reader, values: Values) -> None:
-        self.settings, self.reader, self.values = settings, reader, values
-        self.block = reader.resolve_patches(settings.block)
+    settings: VTM
+
+    def __init__(self, settings: VTM, reader: "Reader", values: Values) -> None:
+        super().__init__(settings, reader, values)
         self.positions: list[Tensor] | None = None
         self.entered: Tensor | None = None
 
@@ -339,14 +380,11 @@ class Vertical:
             check_replay(tokens, self.entered)
         return tokens
 
-    @property
-    def acted(self) -> bool:
-        return self.positions is not None
-
     def bank(self, index: int, tape: Tape) -> Tensor | None:
         if index != self.block:
             return None
         if self.positions is None:
+            self.acted = True
             with torch.no_grad():
                 self.positions = [
                     top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.block(b).prefix
@@ -367,7 +405,24 @@ class Vertical:
         if self.settings.rollout:
             flows = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
             return rollout_saliency(flows, class_token=self.reader.block(index).class_token)
-        return (tape.class_row if self.reader.block(index).class_token else tape.column_mean)[index]
+        return tape.saliency[index]
+
+    @property
+    def borrowed(self) -> Tensor | None:
+        if self.positions is None:
+            return None
+        assert self.entered is not None
+        prefix = self.reader.block(self.block).prefix
+        taken = torch.cat(self.positions, dim=1) - prefix
+        counts = taken.new_zeros(len(taken), self.entered.shape[1] - prefix)
+        return counts.scatter_add_(1, taken, torch.ones_like(taken))
+
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        if not evidence.tape.saliency:
+            return ()
+        block = max(evidence.tape.saliency)
+        grid = evidence.frame.grids[block]
+        return (Shown(f"saliency, block {block}", on_grid(evidence.tape.saliency[block][0], grid)),)
 
 
 def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
@@ -386,7 +441,7 @@ def _check_picked(count: int, patches: int) -> None:
         raise ValueError(f"cannot pick {count} tokens out of {patches} patches; choose tokens lower")
 
 
-def _check_rollout(rollout: int, block: int, reader: Reader) -> None:
+def _check_rollout(rollout: int, block: int, reader: "Reader") -> None:
     if rollout > block or reader.block(block - rollout).stage != reader.block(block).stage:
         raise ValueError(
             f"saliency at block {block} cannot be rolled out through {rollout} earlier blocks of the same stage; "

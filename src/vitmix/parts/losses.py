@@ -4,13 +4,20 @@ Losses are computed in float32 at least, and average over the batch.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from vitmix._checks import check_choice, check_not_negative
+from vitmix.attention.tap import Plan
+from vitmix.parts.base import Evidence, ExtraLoss, Needs
+from vitmix.registry import register
+
+if TYPE_CHECKING:
+    from vitmix.attention.readers.base import Reader
+    from vitmix.mixer import Mixer
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -80,8 +87,9 @@ def _at_least_float(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+@register
 @dataclass(frozen=True)
-class Region:
+class RegionLoss(ExtraLoss):
     """The fine-grained loss of SMMix, through the model's classifier or through a head of its own."""
 
     name: ClassVar[str] = "region"
@@ -92,9 +100,37 @@ class Region:
         check_not_negative("weight", self.weight)
         check_choice("head", self.head, ("shared", "separate"))
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(model=True)
 
+    def plan(self, reader: "Reader") -> Plan:
+        return Plan(final=True)
+
+    @property
+    def module_name(self) -> str:
+        return "token_head"
+
+    def module(self, reader: "Reader | None", num_classes: int) -> nn.Module | None:
+        assert reader is not None
+        return nn.Linear(reader.width, num_classes) if self.head == "separate" else None
+
+    def conflict(self, mixer: "Mixer") -> str | None:
+        movers = [part.name for part in mixer.inner if part.moves_tokens]
+        if not movers:
+            return None
+        return f"the region loss labels tokens by the input mask, which {movers[0]} changes; use one or the other"
+
+    def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
+        reader, mask = evidence.model, evidence.final_share
+        own, theirs = region_means(evidence.final_tokens[:, reader.prefix :], mask)
+        head = evidence.modules[self.module_name] if self.head == "separate" else reader.classify
+        return region_loss(head(own), head(theirs), evidence.smooth_rows, evidence.mix.partner, mask)
+
+
+@register
 @dataclass(frozen=True)
-class Consistency:
+class ConsistencyLoss(ExtraLoss):
     """The consistency loss of SMMix; needs one more forward pass, on the unmixed images."""
 
     name: ClassVar[str] = "consistency"
@@ -105,5 +141,11 @@ class Consistency:
         check_not_negative("weight", self.weight)
         check_choice("average", self.average, ("logits", "probabilities"))
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(guide_logits=True)
 
-Extra = Region | Consistency
+    def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
+        clean = evidence.guidance.logits
+        assert clean is not None
+        return consistency_loss(logits, clean, evidence.mix.partner, evidence.area, average=self.average)

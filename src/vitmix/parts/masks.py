@@ -1,14 +1,12 @@
 """Which cells come from the partner.
 
-A mask is made in two steps: numbers are drawn on the host from a `torch.Generator`, then tensors are built from them on
-the images' device. `Values` are the drawn numbers; a mask policy has `draw` for the first step and `region` for the
-second.
+A mask is made in two steps: `draw` draws numbers on the host from a `torch.Generator`, then `where` builds tensors from
+them on the images' device.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,26 +14,12 @@ from torch import Tensor
 
 from vitmix._checks import as_blocks, check_choice, check_fraction, check_grid, check_positive, check_switch
 from vitmix.mix import Frame, Grid
+from vitmix.parts.base import Blocks, Evidence, Mask, Needs, Paste, Shown, Unmixed, Values
+from vitmix.registry import register
 
-Values = Mapping[str, Tensor]
-Region = tuple[Tensor, Tensor | None]
 Per = Literal["batch", "sample"]
 Source = Literal["max", "min", "random"]
 Destination = Literal["max", "min", "random", "same"]
-Blocks = tuple[int, ...] | Literal["all"]
-
-
-class Mask(Protocol):
-    """What a mask policy offers; `guide_blocks` are the blocks whose scores it reads, none for most."""
-
-    name: ClassVar[str]
-
-    @property
-    def guide_blocks(self) -> Blocks | None: ...
-
-    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]: ...
-
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region: ...
 
 
 # Drawing
@@ -172,29 +156,21 @@ def window_region(target: Tensor, source: Tensor, height: Tensor, width: Tensor,
 # Settings
 
 
-class _Unguided:
-    """A mask that no attention decides about."""
-
-    @property
-    def guide_blocks(self) -> None:
-        return None
-
-
+@register
 @dataclass(frozen=True)
-class NoMask(_Unguided):
+class NoMask(Mask):
     """Nothing is mixed at the input."""
 
-    name: ClassVar[str] = "nothing"
+    name: ClassVar[str] = "none"
+    mixes: ClassVar[bool] = False
 
-    def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return {}
-
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        return torch.zeros(1, 1, 1, dtype=torch.bool, device=partner.device), None
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        return Paste(torch.zeros(1, 1, 1, dtype=torch.bool, device=batch.partner.device))
 
 
+@register
 @dataclass(frozen=True)
-class ConstantMask(_Unguided):
+class ConstantMask(Mask):
     """The whole image blended with a share from Beta(alpha, alpha): MixUp."""
 
     name: ClassVar[str] = "constant"
@@ -208,12 +184,13 @@ class ConstantMask(_Unguided):
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         return {"share": beta_share(_count(self.per, frame), self.alpha, generator=generator).float()}
 
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        return values["share"].view(-1, 1, 1), None
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        return Paste(values["share"].view(-1, 1, 1))
 
 
+@register
 @dataclass(frozen=True)
-class BoxMask(_Unguided):
+class BoxMask(Mask):
     """One rectangle whose area follows Beta(alpha, alpha): CutMix.
 
     `aligned` draws it on the token grid (`grid`, or the attached model's) instead of on pixels.
@@ -238,12 +215,13 @@ class BoxMask(_Unguided):
         share = beta_share(_count(self.per, frame), self.alpha, generator=generator)
         return {"box": draw_boxes(self._size(frame), share, generator=generator)}
 
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        return box_mask(values["box"], self._size(frame)), None
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        return Paste(box_mask(values["box"], self._size(batch.frame)))
 
 
+@register
 @dataclass(frozen=True)
-class BlockMask(_Unguided):
+class BlockMask(Mask):
     """Several rectangles of tokens: TokenMix.
 
     `share` of the tokens are wanted, or a share from Beta(alpha, alpha) when `alpha` is given. `preset`: "separate"
@@ -272,12 +250,13 @@ class BlockMask(_Unguided):
         smallest = fourteenth if self.preset == "paper" else 1
         return {"mask": draw_blocks(grid, wanted, smallest=smallest, generator=generator)}
 
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        return values["mask"], None
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        return Paste(values["mask"])
 
 
+@register
 @dataclass(frozen=True)
-class ScatteredMask(_Unguided):
+class ScatteredMask(Mask):
     """Single tokens at random places, exactly `share` of them (or a share from Beta(alpha, alpha))."""
 
     name: ClassVar[str] = "scattered"
@@ -294,12 +273,13 @@ class ScatteredMask(_Unguided):
         wanted = _wanted(self, grid, frame, generator)
         return {"mask": draw_scattered(grid, wanted, generator=generator)}
 
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        return values["mask"], None
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        return Paste(values["mask"])
 
 
+@register
 @dataclass(frozen=True)
-class SalientBox:
+class SalientMask(Mask):
     """A window of the partner pasted over a window of the sample, both chosen by attention scores: SMMix.
 
     The window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high], or with
@@ -329,9 +309,9 @@ class SalientBox:
         check_choice("per", self.per, ("batch", "sample"))
 
     @property
-    def guide_blocks(self) -> Blocks | None:
-        scored = {self.source, self.destination} & {"max", "min"}
-        return self.blocks if scored and self.blocks else None
+    def needs(self) -> Needs:
+        scored = {self.source, self.destination} & {"max", "min"} and self.blocks
+        return Needs(model=True, guide_blocks=self.blocks) if scored else Needs()
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         grid = _final_grid(frame)
@@ -350,18 +330,24 @@ class SalientBox:
             "scores": torch.rand(frame.batch, *grid, generator=generator) if not self.blocks else torch.empty(0),
         }
 
-    def region(self, values: Values, frame: Frame, partner: Tensor, scores: Tensor | None) -> Region:
-        grid = _final_grid(frame)
+    def where(self, values: Values, batch: Unmixed) -> Paste:
+        grid, partner = _final_grid(batch.frame), batch.partner
         height, width = values["window"].unbind(1)
-        if not self.blocks:
-            scores = values["scores"]
+        scores = batch.guidance.scores if self.blocks else values["scores"]
 
         theirs = scores[partner] if scores is not None else None
         source = _corner(self.source, theirs, values["place"][0], grid, height, width)
         target = source
         if self.destination != "same":
             target = _corner(self.destination, scores, values["place"][1], grid, height, width)
-        return window_region(target, source, height.expand(len(partner)), width.expand(len(partner)), grid)
+        return Paste(*window_region(target, source, height.expand(len(partner)), width.expand(len(partner)), grid))
+
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        scores = evidence.guidance.scores
+        if scores is None:
+            return ()
+        partner = int(evidence.mix.partner[0])
+        return Shown("own attention", scores[0]), Shown("partner's attention", scores[partner])
 
 
 def _corner(place: str, scores: Tensor | None, uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from vitmix._checks import check_integer
+from vitmix.parts.base import Pairing
+from vitmix.registry import register
 
 
 def reversed_pairs(batch: int) -> Tensor:
@@ -37,8 +39,9 @@ def best_assignment(gain: Tensor) -> Tensor:
     return torch.as_tensor(columns, dtype=torch.long, device=gain.device)
 
 
+@register
 @dataclass(frozen=True)
-class Reversed:
+class Reversed(Pairing):
     """The batch reversed: what every paper does."""
 
     name: ClassVar[str] = "reversed"
@@ -47,8 +50,9 @@ class Reversed:
         return reversed_pairs(batch)
 
 
+@register
 @dataclass(frozen=True)
-class Rolled:
+class Rolled(Pairing):
     """The sample `by` places further on."""
 
     name: ClassVar[str] = "rolled"
@@ -61,14 +65,12 @@ class Rolled:
         return rolled_pairs(batch, by=self.by)
 
 
+@register
 @dataclass(frozen=True)
-class Derangement:
+class Derangement(Pairing):
     """A random permutation without fixed points."""
 
     name: ClassVar[str] = "derangement"
 
     def draw(self, batch: int, generator: torch.Generator | None) -> Tensor:
         return random_derangement(batch, generator=generator)
-
-
-Pairing = Reversed | Rolled | Derangement

@@ -1,68 +1,21 @@
 """How much of the target is the partner's."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vitmix._checks import as_blocks, check_choice, check_fraction, check_integer, check_switch
-from vitmix.attention.readers import Reader
-from vitmix.attention.tap import Plan, Tape, recorded
-from vitmix.mix import Frame, Mix, mix_targets, resample_mask, smooth_rows
+from vitmix.attention.tap import Plan, recorded
+from vitmix.mix import Mix, resample_mask
+from vitmix.parts.base import Evidence, Needs, Share, Shown, Weights, on_grid
+from vitmix.registry import register
 
-
-class Weights(NamedTuple):
-    """The weight `(B,)` of the own and of the partner's label. They add up to one for every rule but activation."""
-
-    own: Tensor
-    partner: Tensor
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a share policy may look at."""
-
-    mix: Mix
-    frame: Frame
-    tape: Tape
-    reader: Reader | None = None
-    maps: Tensor | None = None
-
-    @property
-    def model(self) -> Reader:
-        assert self.reader is not None
-        return self.reader
-
-    @property
-    def area(self) -> Tensor:
-        return area_share(self.mix.mask, dtype=self.frame.dtype).expand(self.frame.batch)
-
-
-class Share(Protocol):
-    """What a share policy offers.
-
-    `before_forward` says that the weights are known before the model runs; `needs_model` that a model whose attention
-    can be read is needed at all.
-    """
-
-    name: ClassVar[str]
-    before_forward: ClassVar[bool]
-    needs_model: ClassVar[bool]
-
-    def plan(self, reader: Reader) -> Plan: ...
-
-    def weights(self, evidence: Evidence) -> Weights: ...
-
-    def targets(self, rows: Tensor, partner: Tensor, weights: Weights, smoothing: float) -> Tensor: ...
-
+if TYPE_CHECKING:
+    from vitmix.attention.readers.base import Reader
 
 # Formulas
-
-
-def area_share(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The partner's part `(B or 1,)` of the mask's area."""
-    return mask.sum((1, 2), dtype=dtype) / (mask.shape[1] * mask.shape[2])
 
 
 def attention_share(attention: Tensor, token_mask: Tensor) -> Tensor:
@@ -119,30 +72,20 @@ def activation_targets(
 # Settings
 
 
-class _Shared:
-    """Targets of the rules whose two weights add up to one."""
-
-    def targets(self, rows: Tensor, partner: Tensor, weights: Weights, smoothing: float) -> Tensor:
-        return mix_targets(smooth_rows(rows, smoothing), partner, weights.partner)
-
-
+@register
 @dataclass(frozen=True)
-class AreaShare(_Shared):
+class AreaShare(Share):
     """The partner's part of the image's area: MixUp, CutMix."""
 
     name: ClassVar[str] = "area"
-    before_forward: ClassVar[bool] = True
-    needs_model: ClassVar[bool] = False
-
-    def plan(self, reader: Reader) -> Plan:
-        return Plan()
 
     def weights(self, evidence: Evidence) -> Weights:
         return _two_sides(evidence.area)
 
 
+@register
 @dataclass(frozen=True)
-class AttentionShare(_Shared):
+class AttentionShare(Share):
     """The partner's part of the class token's attention in one block: TransMix.
 
     `blend` is the weight of that attention share; the rest is the area share. Where no class token is read, the column
@@ -151,7 +94,6 @@ class AttentionShare(_Shared):
 
     name: ClassVar[str] = "attention"
     before_forward: ClassVar[bool] = False
-    needs_model: ClassVar[bool] = True
     blend: float = 0.5
     block: int = -1
 
@@ -159,25 +101,32 @@ class AttentionShare(_Shared):
         check_fraction("blend", self.blend)
         check_integer("block", self.block)
 
-    def plan(self, reader: Reader) -> Plan:
+    @property
+    def needs(self) -> Needs:
+        return Needs(model=True)
+
+    def plan(self, reader: "Reader") -> Plan:
         reader.need_attention("an attention share")
-        block = reader.resolve(self.block)
-        blocks = frozenset([block])
-        return Plan(class_row=blocks) if reader.block(block).class_token else Plan(column_mean=blocks)
+        return Plan(saliency=frozenset([reader.resolve(self.block)]))
 
     def weights(self, evidence: Evidence) -> Weights:
         mix, tape, model = evidence.mix, evidence.tape, evidence.model
         block = model.resolve(self.block)
-        by_class = model.block(block).class_token
-        slots, what = (tape.class_row, "class row") if by_class else (tape.column_mean, "column mean")
-        attention = recorded(slots, what, block)
+        attention = recorded(tape.saliency, "attention", block)
         tokens = model.patch_mask(mix.mask, block, evidence.frame.size)
         share = self.blend * attention_share(attention, tokens) + (1 - self.blend) * evidence.area
         return _two_sides(share)
 
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        model = evidence.model
+        block = model.resolve(self.block)
+        grid = model.grids(evidence.frame.size)[block]
+        return (Shown(model.block(block).saliency_name, on_grid(evidence.tape.saliency[block][0], grid)),)
 
+
+@register
 @dataclass(frozen=True)
-class AlignedShare(_Shared):
+class AlignedShare(Share):
     """The share carried by the attention of every block to what the classifier reads: TL-Align.
 
     `blocks` limits the alignment to some blocks; the others pass shares on unchanged. Without `normalize` the residual
@@ -186,7 +135,6 @@ class AlignedShare(_Shared):
 
     name: ClassVar[str] = "aligned"
     before_forward: ClassVar[bool] = False
-    needs_model: ClassVar[bool] = True
     blocks: tuple[int, ...] | Literal["all"] = "all"
     normalize: bool = True
 
@@ -194,7 +142,11 @@ class AlignedShare(_Shared):
         object.__setattr__(self, "blocks", as_blocks("blocks", self.blocks))
         check_switch("normalize", self.normalize)
 
-    def plan(self, reader: Reader) -> Plan:
+    @property
+    def needs(self) -> Needs:
+        return Needs(model=True)
+
+    def plan(self, reader: "Reader") -> Plan:
         blocks = frozenset(range(reader.depth) if self.blocks == "all" else map(reader.resolve, self.blocks))
         if reader.pooling is not None:  # what the classifier reads is always pooled
             blocks |= {reader.depth}
@@ -211,17 +163,21 @@ class AlignedShare(_Shared):
         share = tape.share_before(model.depth + (model.pooling is not None), model)
         return _two_sides(model.read_share(share, tape.final))
 
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        grids, shares = evidence.model.grids(evidence.frame.size), evidence.tape.token_share
+        last = max(block for block in shares if block < len(grids))  # after it tokens may be pooled
+        return (Shown("carried share", on_grid(shares[last][0], grids[last]), "share"),) if last >= 0 else ()
 
+
+@register
 @dataclass(frozen=True)
-class ActivationShare:
+class ActivationShare(Share):
     """The mass of each image's activation map that is visible: TokenMix. The maps come with the batch.
 
     `empty` says what a map without mass is worth: nothing ("zero"), or its visible area ("area").
     """
 
     name: ClassVar[str] = "activation"
-    before_forward: ClassVar[bool] = True
-    needs_model: ClassVar[bool] = False
     clamp: bool = True
     empty: Literal["zero", "area"] = "zero"
 
@@ -229,8 +185,9 @@ class ActivationShare:
         check_switch("clamp", self.clamp)
         check_choice("empty", self.empty, ("zero", "area"))
 
-    def plan(self, reader: Reader) -> Plan:
-        return Plan()
+    @property
+    def needs(self) -> Needs:
+        return Needs(maps=True)
 
     def weights(self, evidence: Evidence) -> Weights:
         maps, mix, batch = evidence.maps, evidence.mix, evidence.frame.batch
@@ -251,6 +208,11 @@ class ActivationShare:
 
     def targets(self, rows: Tensor, partner: Tensor, weights: Weights, smoothing: float) -> Tensor:
         return activation_targets(rows, partner, weights, smoothing=smoothing, clamp=self.clamp)
+
+    def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
+        assert evidence.maps is not None
+        rows = (("own", 0), ("partner's", int(evidence.mix.partner[0])))
+        return tuple(Shown(f"{word} activation", evidence.maps[row].clamp_min(0)) for word, row in rows)
 
 
 def _two_sides(share: Tensor) -> Weights:

@@ -10,72 +10,74 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
-from vitmix.attention.readers import cait, pyramid, sequence, spatial
 from vitmix.attention.readers.base import BlockReader as BlockReader
 from vitmix.attention.readers.base import FusedBlock as FusedBlock
-from vitmix.attention.readers.base import Listener as Listener
 from vitmix.attention.readers.base import Reader as Reader
 from vitmix.mix import Frame, check_tensor
 
-READERS: dict[type[nn.Module], Callable[[Any], Reader]] = {
-    **sequence.READERS,
-    **cait.READERS,
-    **pyramid.READERS,
-    **spatial.READERS,
+# By the class's path, so that a package is imported only when one of its models comes along.
+READERS: dict[str, str] = {
+    "timm.models.vision_transformer.VisionTransformer": "sequence:read_vit",
+    "timm.models.deit.VisionTransformerDistilled": "sequence:read_vit",
+    "timm.models.eva.Eva": "sequence:read_eva",
+    "timm.models.beit.Beit": "sequence:read_beit",
+    "timm.models.cait.Cait": "cait:read_cait",
+    "timm.models.swin_transformer.SwinTransformer": "pyramid:read_swin",
+    "timm.models.pvt_v2.PyramidVisionTransformerV2": "pyramid:read_pvt2",
+    "timm.models.mlp_mixer.MlpMixer": "spatial:read_mixer",
+    "timm.models.convnext.ConvNeXt": "spatial:read_convnext",
+    "timm.models.resnet.ResNet": "spatial:read_resnet",
+    "vitmix.models.cct.CompactTransformer": "sequence:read_compact",
+    "vitmix.models.pvt.PyramidVisionTransformer": "pyramid:read_pvt1",
+    "torchvision.models.vision_transformer.VisionTransformer": "torchvision_models:read_vit",
+    "torchvision.models.swin_transformer.SwinTransformer": "torchvision_models:read_swin",
+    "transformers.models.vit.modeling_vit.ViTForImageClassification": "huggingface:read_vit",
+    "transformers.models.deit.modeling_deit.DeiTForImageClassification": "huggingface:read_deit",
+    "transformers.models.deit.modeling_deit.DeiTForImageClassificationWithTeacher": "huggingface:read_deit_teacher",
+    "transformers.models.swin.modeling_swin.SwinForImageClassification": "huggingface:read_swin",
+    "transformers.models.dinov2.modeling_dinov2.Dinov2ForImageClassification": "huggingface:read_dinov2",
+    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers"
+    ".Dinov2WithRegistersForImageClassification": "huggingface:read_dinov2_registers",
 }
 
-REFUSED: dict[type[nn.Module], str] = {
-    Xcit: "its attention is between channels, so it says nothing about tokens",
+REFUSED: dict[str, str] = {
+    "timm.models.xcit.Xcit": "its attention is between channels, so it says nothing about tokens",
 }
 
-# Readers of packages that are imported only when one of their models comes along.
-LATER = {
-    "torchvision": "vitmix.attention.readers.torchvision_models",
-    "transformers": "vitmix.attention.readers.huggingface",
-}
+_REGISTERED: dict[type[nn.Module], Callable[[Any], Reader]] = {}
 
 
 def register(kind: type[nn.Module], reader: Callable[[Any], Reader]) -> None:
     """Makes models of exactly this class readable by `reader(model)`."""
-    READERS[kind] = reader
+    _REGISTERED[kind] = reader
 
 
 def read_model(model: nn.Module) -> Reader:
     """The reader of a model, compiled or wrapped for data parallelism or not."""
     model = unwrap(model)
     kind = type(model)
-    package = _package(kind)
-    if kind not in READERS and package in LATER:
-        for each, reader in _later_readers(package).items():
-            READERS.setdefault(each, reader)  # one's own comes first
-    if kind in REFUSED:
+    if kind in _REGISTERED:
+        return _REGISTERED[kind](model)
+    path, package = f"{kind.__module__}.{kind.__qualname__}", kind.__module__.partition(".")[0]
+    if path in REFUSED:
         raise ValueError(
-            f"{kind.__name__} cannot be read: {REFUSED[kind]}. Methods that need no attention work with it"
+            f"{kind.__name__} cannot be read: {REFUSED[path]}. Methods that need no attention work with it"
         )
-    if kind not in READERS:
-        known = ", ".join(sorted(f"{_package(kind)}.{kind.__name__}" for kind in READERS))
+    if path not in READERS:
+        known = ", ".join(sorted(f"{each.partition('.')[0]}.{each.rpartition('.')[2]}" for each in READERS))
         raise ValueError(
-            f"{package}.{kind.__name__} cannot be read; known classes (matched exactly): {known}, and those of "
-            "torchvision and transformers that 'vitmix models' lists. Methods that need no attention work on any "
-            "model; docs/adapters.md shows how to add a class"
+            f"{package}.{kind.__name__} cannot be read; known classes (matched exactly): {known}. Methods that need no "
+            "attention work on any model; docs/adapters.md shows how to add a class"
         )
-    return READERS[kind](model)
-
-
-def _later_readers(package: str) -> dict[type[nn.Module], Callable[[Any], Reader]]:
+    module, _, function = READERS[path].partition(":")
     try:
-        return import_module(LATER[package]).READERS
-    except ImportError as error:
+        return getattr(import_module(f"vitmix.attention.readers.{module}"), function)(model)
+    except ImportError as error:  # of a version that has its classes elsewhere
         raise ValueError(
             f"this {package} cannot be read: {error}. Methods that need no attention work with it"
         ) from None
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

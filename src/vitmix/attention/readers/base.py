@@ -4,7 +4,7 @@ This file has the general case, a sequence of alike blocks; the others of this p
 """
 
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,11 @@ from torch.nn import functional
 from vitmix.attention.flow import Flow, Products
 from vitmix.mix import Grid, expand_mask, initial_token_share, resample_mask
 
+if TYPE_CHECKING:
+    from vitmix.attention.tap import BlockHooks
+
 Readout = Literal["class", "mean", "sequence", "class and mean"]
 Handles = list[Any]
-
-
-class Listener(Protocol):
-    """Who is told about a block's flow."""
-
-    def wanted(self) -> bool:
-        """Whether the flow is of interest in this forward pass."""
-        ...
-
-    def receive(self, flow: Flow) -> None: ...
 
 
 class BlockReader:
@@ -57,9 +50,17 @@ class BlockReader:
     ) -> None:
         self.module, self.attention, self.norm = module, attention, norm
         self.prefix, self.class_token, self.width, self.stage = prefix, class_token, width, stage
-        self.listener: Listener | None = None
+        self.listener: BlockHooks | None = None
 
-    def listen(self, listener: Listener) -> Handles:
+    def saliency(self, flow: Flow) -> Tensor:
+        """Saliency `(B, n)` of the patches in this block: the class token's row, or without one the column mean."""
+        return flow.saliency(class_token=self.class_token)
+
+    @property
+    def saliency_name(self) -> str:
+        return "class attention" if self.class_token else "attention received"
+
+    def listen(self, listener: "BlockHooks") -> Handles:
         """Tells `listener` about the flow of every forward pass, until the returned handles are removed."""
         self.listener = listener
         return self.hooks()

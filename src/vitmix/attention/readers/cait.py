@@ -80,6 +80,3 @@ def read_cait(model: Any) -> Reader:
         for block in model.blocks_token_only
     ]
     return CaitReader(model, blocks, final_module=model.norm, prefix=1, readout="class")
-
-
-READERS: dict[type[nn.Module], Any] = {cait.Cait: read_cait}

@@ -183,7 +183,7 @@ def read_deit(model: Any) -> Reader:
     return _read(model, model.deit, model.deit.layers, DEIT, HuggingFaceReader, prefix=2, readout="class")
 
 
-def read_deit_with_teacher(model: Any) -> Reader:
+def read_deit_teacher(model: Any) -> Reader:
     return _read(model, model.deit, model.deit.layers, DEIT, TwoHeadedReader, prefix=2, readout="class", read_tokens=2)
 
 
@@ -277,13 +277,3 @@ def _check_kinds(layer: Any, kinds: tuple[type, type]) -> None:
 
 def _pair(side: Any) -> Grid:
     return (side, side) if isinstance(side, int) else (side[0], side[1])
-
-
-READERS: dict[type[nn.Module], Any] = {
-    modeling_vit.ViTForImageClassification: read_vit,
-    modeling_deit.DeiTForImageClassification: read_deit,
-    modeling_deit.DeiTForImageClassificationWithTeacher: read_deit_with_teacher,
-    modeling_swin.SwinForImageClassification: read_swin,
-    modeling_dinov2.Dinov2ForImageClassification: read_dinov2,
-    modeling_dinov2_registers.Dinov2WithRegistersForImageClassification: read_dinov2_registers,
-}

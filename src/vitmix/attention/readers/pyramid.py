@@ -271,10 +271,3 @@ def _exactly(module: Any, kind: type) -> Any:
     if type(module) is not kind:
         raise ValueError(f"a pyramid with {type(module).__name__} in the place of {kind.__name__} cannot be read")
     return module
-
-
-READERS: dict[type[nn.Module], Any] = {
-    swin_transformer.SwinTransformer: read_swin,
-    pvt_v2.PyramidVisionTransformerV2: read_pvt2,
-    pvt.PyramidVisionTransformer: read_pvt1,
-}

@@ -11,7 +11,7 @@ from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models import beit, eva
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor, nn
 
 from vitmix.attention.flow import Flow, Pooled, Products
@@ -27,7 +27,7 @@ from vitmix.attention.readers.base import (
     stacked_heads,
 )
 from vitmix.mix import Grid
-from vitmix.models.cct import CompactBlock, CompactTransformer
+from vitmix.models.cct import CompactBlock
 
 
 class PoolingBlock(FusedBlock):
@@ -290,12 +290,3 @@ def _projected(
     if attention.qkv_bias_separate:
         return stacked_heads((project or attention.qkv.forward)(tokens) + bias, heads, kinds=3)[:kinds]
     return split_heads(tokens, attention.qkv.weight, bias, heads, kinds=kinds)
-
-
-READERS = {
-    VisionTransformer: read_vit,
-    VisionTransformerDistilled: read_vit,
-    eva.Eva: read_eva,
-    beit.Beit: read_beit,
-    CompactTransformer: read_compact,
-}

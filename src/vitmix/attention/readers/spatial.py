@@ -263,10 +263,3 @@ def _through_convs(grid: Tensor, stem: nn.Module) -> Tensor:
         patches = conv.kernel_size == conv.stride
         grid = F.avg_pool2d(grid, conv.kernel_size, conv.stride) if patches else convolve_share(grid, conv)
     return grid
-
-
-READERS: dict[type[nn.Module], Any] = {
-    mlp_mixer.MlpMixer: read_mixer,
-    convnext.ConvNeXt: read_convnext,
-    resnet.ResNet: read_resnet,
-}

@@ -144,9 +144,3 @@ def read_swin(model: Any) -> Reader:
             blocks.append(ShiftedBlock(block, block.attn, norm=block.norm1, **settings))
     assert isinstance(model.features[0][1], Permute)
     return TorchvisionSwinReader(model, blocks, final_module=model.norm, prefix=0, readout="mean")
-
-
-READERS: dict[type[nn.Module], Any] = {
-    vision_transformer.VisionTransformer: read_vit,
-    swin_transformer.SwinTransformer: read_swin,
-}

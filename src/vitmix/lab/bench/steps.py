@@ -15,25 +15,18 @@ from vitmix import create
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
 from vitmix.learner import Learner
-from vitmix.mixer import AnyMixer, Mixer, Switch
-from vitmix.parts.hidden import HTM, Horizontal, sample_difficulty
+from vitmix.mixer import AnyMixer, Switch
+from vitmix.parts.base import HiddenMixing
+from vitmix.registry import METHODS as REGISTERED
 from vitmix.sampling import Draw, generator_for
 
 BARE = "bare model"  # no library at all: cross-entropy of the model's logits
 
-METHODS = (
-    "cutmix",
-    BARE,
-    "none",
-    "mixup(alpha=0.8)",
-    "tokenmix",
-    "transmix",
-    "tl_align",
-    "smmix",
-    "mixup(alpha=0.8) | smmix",
-    "cutmix + htm",
-    "cutmix + vtm(block=3)",
-)
+
+def methods() -> tuple[str, ...]:
+    """What is measured by default: CutMix, which the others are compared with, the bare model, and every method."""
+    texts = REGISTERED.bench()
+    return texts.pop("cutmix"), BARE, *texts.values(), "mixup(alpha=0.8) | smmix"
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,7 @@ class _Bare(nn.Module):
 
 def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
     mixer = create(text, build_model(work).num_classes)
-    if any(isinstance(part, HTM) for each in mixer.mixers for part in each.inner):
+    if any(each.inner for each in mixer.mixers):
         mixer = _with_easy(mixer, _model_for(mode, work), images, labels, work)
     return Learner(_model_for(mode, work), mixer)
 
@@ -196,29 +189,18 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 
 
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
-    """The mixer with HTM's threshold where a given part of the samples is easy."""
+    """The mixer with hidden mixing that acts on a given part of the samples."""
     learner = Learner(model, mixer)
-    thresholds = {}
+    eased: dict[int, tuple[HiddenMixing, ...]] = {}
     for choice in range(len(mixer.mixers)):
         with torch.no_grad(), work.autocast():
             learner(images, labels, draw=_draw(learner, images, choice))
             recorder = learner.mixing._recorder
             assert recorder is not None and recorder.tape is not None
-            for actor in recorder.tape.actors:
-                if isinstance(actor, Horizontal):
-                    assert actor.scored is not None and actor.incoming is not None
-                    difficulty = sample_difficulty(actor.score_net(actor.scored), actor.incoming)
-                    thresholds[choice, actor.settings] = float(difficulty.float().quantile(work.easy))
+            eased[choice] = tuple(actor.at_rate(work.easy) for actor in recorder.tape.actors)
     learner.mixing.close()
-
-    def eased(choice: int, each: Mixer) -> Mixer:
-        inner = tuple(
-            replace(part, tau=thresholds[choice, part]) if isinstance(part, HTM) else part for part in each.inner
-        )
-        return replace(each, inner=inner)
-
-    choices = tuple(eased(choice, each) for choice, each in enumerate(mixer.mixers))
-    return replace(mixer, choices=choices) if isinstance(mixer, Switch) else choices[0]
+    numbers = iter(range(len(mixer.mixers)))
+    return mixer.each(lambda each: replace(each, inner=eased[next(numbers)]))
 
 
 def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:

@@ -91,12 +91,12 @@ def _measure(given: argparse.Namespace, device: "torch.device", precision: str) 
         counts = {"repeats": given.repeats, "steps": given.steps, "warmup": given.warmup}
         if given.against:
             materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
-        refused = steps.refusals(given.methods or steps.METHODS, work)
+        refused = steps.refusals(given.methods or steps.methods(), work)
         if refused and given.methods:
             raise ValueError(next(iter(refused.values())))
         for method, reason in refused.items():
             print(f"Left out: {method}, since {reason}.")
-        methods = given.methods or [method for method in steps.METHODS if method not in refused]
+        methods = given.methods or [method for method in steps.methods() if method not in refused]
         rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell)
         how = f"forward, backward and fused AdamW{', CUDA graphs' if given.graphs else ''}"
         print(f"\n{given.model}, batch {given.batch}, {precision}, {how}; ", end="")

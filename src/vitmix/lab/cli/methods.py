@@ -6,7 +6,7 @@ import inspect
 
 from vitmix.lab.cli._command import Command, no_arguments
 from vitmix.methods import METHODS
-from vitmix.text import PARTS
+from vitmix.registry import KINDS, parts
 
 
 def _run(namespace: argparse.Namespace) -> int:
@@ -22,8 +22,8 @@ def _run(namespace: argparse.Namespace) -> int:
     print("\nMethods combine: 'mixup | cutmix' takes either, '0.2*mixup | 0.8*transmix' with these odds,")
     print("'(mixup | cutmix) + htm(block=2) + vtm(block=2)' adds mixing inside the network.")
     print("\nParts, for 'mix(mask=block, share=aligned)':")
-    for kind, parts in PARTS.items():
-        for number, (name, part) in enumerate(parts.items()):
+    for kind in KINDS:
+        for number, (name, part) in enumerate(parts(kind).items()):
             print(f"{'' if number else kind:<9} {_call(name, part)}")
     return 0
 

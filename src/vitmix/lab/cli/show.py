@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from vitmix._checks import check_output_file
 from vitmix.lab.cli._command import Command
+from vitmix.registry import METHODS
 
 if TYPE_CHECKING:
     from torch import nn
 
-METHODS = ("mixup", "cutmix", "tokenmix", "transmix", "tl_align", "smmix", "htm", "vtm")
 MODEL = "vit_tiny_patch16_224"
 
 
@@ -99,6 +99,8 @@ def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
 
     allowed, left_out = [], []
     for method in METHODS:
+        if method == "none":
+            continue
         try:
             create(method, 2).attach(model).close()
             allowed.append(method)

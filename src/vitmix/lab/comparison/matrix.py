@@ -23,9 +23,10 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, unknown_name
+from vitmix._grammar import spelled
 from vitmix.lab.training.config import TrainConfig, checked_setting, read_yaml, resolve
 from vitmix.lab.training.runs import RunFolder
-from vitmix.text import create, spelled
+from vitmix.text import create
 
 _FOLDER = files("vitmix.lab.comparison") / "matrices"
 KEYS = ("about", "note", "baseline", "settings", "rows", "models", "data", "seeds")

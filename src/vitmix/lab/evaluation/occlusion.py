@@ -102,16 +102,11 @@ def saliency_of(classifier: PixelClassifier, size: Grid) -> tuple[Callable[[Tens
     reader = read_model(classifier.model)
     reader.need_attention("dropping patches by saliency")
     block = reader.resolve_patches(-1)
-    try:
-        AttentionTap(classifier.model, class_row=[block])
-        kind = "class_row"
-    except ValueError:
-        kind = "column_mean"
 
     @torch.no_grad()
     def saliency(pixels: Tensor) -> Tensor:
-        with AttentionTap(classifier.model, **{kind: [block]}) as tap:
+        with AttentionTap(classifier.model, saliency=[block]) as tap:
             classifier(pixels)
-        return getattr(tap, kind)(block)
+        return tap.saliency(block)
 
     return saliency, reader.grids(size)[block]

@@ -231,7 +231,7 @@ def _hidden_block(methods: Sequence[str], sights: Sequence[Sight]) -> int:
     arms = [arm for method in methods if method != MANIFOLD for arm in create(method, 2).mixers]
     depth = min(read_model(sight.model).patch_depth for sight in sights)
     own = min(HTM().block, depth - 1)
-    return next((part.block for arm in arms for part in arm.inner if isinstance(part, HTM)), own)
+    return next((part.block for arm in arms for part in arm.inner if part.moves_tokens), own)
 
 
 def _manifold(sight: Sight, shot: Shot, mixed_at: int, block: int) -> Look:

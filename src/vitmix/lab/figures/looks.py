@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import AttentionTap
-from vitmix.lab.show.scene import on_grid
 from vitmix.mix import Grid
 from vitmix.mixing import MixedBatch, Mixing
+from vitmix.parts.base import on_grid
 
 
 def chosen_blocks(depth: int, wanted: Sequence[int] | None, *, most: int = 12) -> list[int]:
@@ -28,13 +28,10 @@ def block_attention(model: nn.Module, images: Tensor, blocks: Sequence[int] | No
     """Attention `(B, h, w)` of blocks on their token grids: the class token's, or where there is none, received."""
     reader = AttentionTap(model).reader
     chosen = chosen_blocks(reader.depth, blocks)
-    by_class = [block for block in chosen if reader.block(block).class_token]
-    received = [block for block in chosen if block not in by_class]
-    with AttentionTap(model, class_row=by_class, column_mean=received) as tap, torch.no_grad():
+    with AttentionTap(model, saliency=chosen) as tap, torch.no_grad():
         model(images)
     grids = reader.grids(_size(images))
-    rows = {block: tap.class_row(block) if block in by_class else tap.column_mean(block) for block in chosen}
-    return {block: row.float().view(-1, *grids[block]) for block, row in rows.items()}
+    return {block: tap.saliency(block).float().view(-1, *grids[block]) for block in chosen}
 
 
 def head_attention(model: nn.Module, images: Tensor, block: int = -1) -> Tensor:
@@ -42,10 +39,9 @@ def head_attention(model: nn.Module, images: Tensor, block: int = -1) -> Tensor:
     with AttentionTap(model, attention=[block]) as tap, torch.no_grad():
         model(images)
     index = tap.reader.resolve(block)
-    reader, maps = tap.reader.block(index), tap.attention(index).float()
     grid = tap.reader.grids(_size(images))[index]
-    rows = maps[:, :, 0] if reader.class_token else maps[:, :, reader.prefix :].mean(2)
-    return rows[..., reader.prefix :].unflatten(-1, grid)
+    class_token = tap.reader.block(index).class_token
+    return tap.flow(index).head_saliency(class_token=class_token).float().unflatten(-1, grid)
 
 
 def attention_rollout(model: nn.Module, images: Tensor) -> Tensor:

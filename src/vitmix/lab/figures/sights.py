@@ -16,7 +16,6 @@ from vitmix.lab.show.pictures import Picture
 from vitmix.lab.show.scene import mixed_pixels, mixing_pair, without_dropout
 from vitmix.mixer import Mixer
 from vitmix.mixing import MixedBatch, Mixing
-from vitmix.parts.hidden import VTM
 from vitmix.text import create
 
 MANIFOLD = "manifold"  # the baseline of the picture of heads: hidden tokens blended half and half
@@ -136,10 +135,10 @@ def look(sight: Sight, shot: Shot, seed: int, find: Callable[[Tensor], Found]) -
 def look_mixed(sight: Sight, shot: Shot, seed: int, find: Callable[[Mixing, MixedBatch], Found]) -> Look[Found]:
     """The same of a pair, with the mixed batch at hand."""
     (mixer,) = shot.mixers(sight.outputs)
-    if any(isinstance(part, VTM) for part in mixer.inner):
+    if any(part.adds_tokens for part in mixer.inner):
         raise ValueError(f"{mixer} adds tokens that have no place in the picture; draw another method")
     images = sight.images(sight.pixels(shot.pictures))
-    labels = sight.labels(shot.pictures) if mixer.share.name == "activation" else [0, 1]
+    labels = sight.labels(shot.pictures) if mixer.needs.maps else [0, 1]
     with mixing_pair(sight.model, mixer, images, labels, seed) as (mixing, batch):
         found = find(mixing, batch)
         own, partner = mixing.targets(batch)[0, :2].tolist()

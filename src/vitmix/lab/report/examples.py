@@ -14,12 +14,10 @@ from torch import Tensor
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.loader import TrainLoader
 from vitmix.lab.evaluation.subject import Subject
-from vitmix.lab.show.scene import ALWAYS_EASY
 from vitmix.lab.training import prepare
 from vitmix.learner import Learner
-from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.mixer import AnyMixer
 from vitmix.mixing import MixedBatch
-from vitmix.parts.hidden import HTM, Horizontal
 from vitmix.sampling import generator_for
 
 BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
@@ -100,13 +98,9 @@ def draw_examples(subject: Subject, *, count: int) -> list[Example]:
 def _all_easy(method: AnyMixer) -> AnyMixer:
     """HTM's score net is trained with the model and is no part of its weights, so every sample counts as easy."""
 
-    def changed(mixer: Mixer) -> Mixer:
-        inner = (dataclasses.replace(each, tau=ALWAYS_EASY) if isinstance(each, HTM) else each for each in mixer.inner)
-        return dataclasses.replace(mixer, inner=tuple(inner))
-
-    if isinstance(method, Switch):
-        return Switch(tuple(map(changed, method.choices)), method.weights)
-    return changed(method)
+    return method.each(
+        lambda mixer: dataclasses.replace(mixer, inner=tuple(part.demonstrated() for part in mixer.inner))
+    )
 
 
 def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[Role, int]]]:
@@ -117,8 +111,8 @@ def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[Role,
     for row in mixed.nonzero().flatten().tolist():
         sources[row]["partner"] = int(batch.mix.partner[row])
     for actor in batch.tape.actors:
-        if isinstance(actor, Horizontal) and actor.decision is not None:
-            _, partner, take, _ = actor.decision
+        if actor.exchange is not None:
+            partner, take = actor.exchange
             cells = take.view(len(take), 1, *batch.frame.grids[actor.block]).float()
             taken = torch.nn.functional.interpolate(cells, batch.frame.size, mode="nearest-exact") > 0
             looks = torch.where(taken, batch.images[partner], looks)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import build_mixer
 from vitmix.mixer import Mixer
-from vitmix.parts.hidden import HTM
 
 from .runs import Group
 
@@ -33,5 +32,5 @@ def training_loss(config: TrainConfig) -> str:
 
 def _sum(mixer: Mixer) -> str:
     extra = [part.name for part in mixer.extra if part.weight]
-    score = ["score"] if any(isinstance(part, HTM) and part.score_weight for part in mixer.inner) else []
-    return " + ".join([MAIN[mixer.loss or "ce"], *extra, *score])
+    added = dict.fromkeys(name for part in mixer.inner for name, weight in part.loss_weights.items() if weight)
+    return " + ".join([MAIN[mixer.loss or "ce"], *extra, *added])

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitmix.lab.show.fonts import any_script
-from vitmix.lab.show.scene import Scene, Statistic, View
+from vitmix.lab.show.scene import Scene, View
 from vitmix.lab.show.words import fitted
+from vitmix.parts.base import Shown
 
 # Of Okabe and Ito's palette, which is told apart with any kind of color vision; texts call them blue and orange.
 OWN, PARTNER = "#0072B2", "#E69F00"
@@ -211,7 +212,7 @@ def _legend(scene: Scene, footer: str) -> str:
     return "  ".join(said)
 
 
-def _draw_grid(panel: Any, statistic: Statistic) -> None:
+def _draw_grid(panel: Any, statistic: Shown) -> None:
     values = statistic.grid.numpy()
     if statistic.kind == "share":
         panel.imshow(values, cmap=SHARE, vmin=0, vmax=1, interpolation="nearest", aspect="auto")

@@ -14,22 +14,10 @@ from vitmix.attention.tap import AttentionTap
 from vitmix.lab.data.augment import Augmentation, eval_pixels, normalize
 from vitmix.lab.show.pictures import Picture
 from vitmix.lab.teachers import dense_logits
-from vitmix.mix import Grid
 from vitmix.mixer import Mixer
 from vitmix.mixing import MixedBatch, Mixing
-from vitmix.parts.hidden import HTM, Horizontal, Vertical
+from vitmix.parts.base import Shown, on_grid
 from vitmix.text import create
-
-ALWAYS_EASY = 1e9  # as HTM's tau
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """A grid `(h, w)` that the method, or only the reader of the figure, looks at; `kind` says what its numbers are."""
-
-    caption: str
-    grid: Tensor
-    kind: str = "attention"  # or "share": the partner's part, 0..1
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class View:
     title: str
     origin: Tensor
     mixed: Tensor
-    statistics: tuple[Statistic, ...]
+    statistics: tuple[Shown, ...]
     used: bool
     own: float
     partner: float
@@ -143,9 +131,9 @@ def mixing_pair(
     Args:
         labels: what the images show, for activation labels.
     """
-    inner = tuple(dataclasses.replace(part, tau=ALWAYS_EASY) if isinstance(part, HTM) else part for part in mixer.inner)
+    inner = tuple(part.demonstrated() for part in mixer.inner)
     maps = None
-    if mixer.share.name == "activation":
+    if mixer.needs.maps:
         maps = torch.stack([each[label] for each, label in zip(dense_logits(model, images), labels, strict=True)])
     with dataclasses.replace(mixer, inner=inner).attach(model, seed=seed, rank=0) as mixing:
         generator = torch.Generator().manual_seed(seed)
@@ -159,61 +147,20 @@ def mixed_pixels(batch: MixedBatch, augmentation: Augmentation) -> Tensor:
     return (_origin(batch)[1] * std + mean).clamp(0, 1)
 
 
-def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tuple[Statistic, ...], bool]:
+def _statistics(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tuple[tuple[Shown, ...], bool]:
     """What the method read, and True; or the attention that it did not ask for, and False."""
-    tape, grids = batch.tape, _grids(batch, mixing)
-    for actor in tape.actors:
-        if isinstance(actor, Horizontal) and actor.decision is not None:
-            saliency, _ = _attention(model, batch.images, actor.block)
-            words = ("own", "partner's")
-            return tuple(
-                Statistic(f"{word} saliency", on_grid(saliency[row], grids[actor.block]))
-                for row, word in enumerate(words)  # the second picture's also where HTM found nothing to take of it
-            ), True
-    if batch.scores is not None:
-        partner = int(batch.mix.partner[0])
-        return (
-            Statistic("own attention", batch.scores[0]),
-            Statistic("partner's attention", batch.scores[partner]),
-        ), True
-    if batch.mixer.share.name == "aligned" and len(tape.token_share) > 1:
-        last = max(block for block in tape.token_share if block < len(grids))  # after it tokens may be pooled
-        share = tape.token_share[last][0]
-        return (Statistic("carried share", on_grid(share, grids[last]), "share"),), True
-    if batch.maps is not None:
-        partner = int(batch.mix.partner[0])
-        return tuple(
-            Statistic(f"{word} activation", batch.maps[row].clamp_min(0))
-            for word, row in (("own", 0), ("partner's", partner))
-        ), True
-    slots = tape.class_row or tape.column_mean
-    if slots:
-        block = max(slots)
-        word = "class attention" if tape.class_row else "attention received"
-        if any(isinstance(actor, Vertical) for actor in tape.actors):
-            word = f"saliency, block {block}"
-        return (Statistic(word, on_grid(slots[block][0], grids[block])),), True
-    if mixing.reader is None or not mixing.reader.has_attention:
+    evidence, mixer = mixing.evidence(batch), batch.mixer
+    for part in (*batch.tape.actors, mixer.mask, mixer.share, *mixer.extra):
+        if found := part.shown(evidence):
+            return found, True
+    reader = mixing.reader
+    if reader is None or not reader.has_attention:
         return (), False
-    attention, word = _attention(model, batch.images, -1)
-    return (Statistic(word, on_grid(attention[0], grids[-1])),), False
-
-
-def _grids(batch: MixedBatch, mixing: Mixing) -> tuple[Grid, ...]:
-    """Rows and columns of the tokens in each block."""
-    return () if mixing.reader is None else mixing.reader.grids(batch.frame.size)
-
-
-def _attention(model: nn.Module, images: Tensor, block: int) -> tuple[Tensor, str]:
-    """Class row or column mean `(B, n)` of a block, whichever is the model's saliency."""
-    reader = AttentionTap(model).reader
-    if reader.block(reader.resolve(block)).class_token:
-        with AttentionTap(model, class_row=[block]) as tap:
-            model(images)
-        return tap.class_row(block), "class attention"
-    with AttentionTap(model, column_mean=[block]) as tap:
-        model(images)
-    return tap.column_mean(block), "attention received"
+    last = reader.resolve(-1)
+    with AttentionTap(model, saliency=[last]) as tap:
+        model(batch.images)
+    grid = reader.grids(batch.frame.size)[last]
+    return (Shown(reader.block(last).saliency_name, on_grid(tap.saliency(last)[0], grid)),), False
 
 
 def _origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
@@ -224,10 +171,10 @@ def _origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
     paired = batch.mix.partner != torch.arange(2)
     first, second = mask[0] * paired[0], 1 - mask[1] * paired[1]
     for actor in batch.tape.actors:
-        if isinstance(actor, Horizontal) and actor.decision is not None:
+        if actor.exchange is not None:
             grid = batch.frame.grids[actor.block]
-            take = actor.decision.take[0].view(1, *grid)
-            if int(actor.decision.partner[0]) == 1:
+            take = actor.exchange.take[0].view(1, *grid)
+            if int(actor.exchange.partner[0]) == 1:
                 coarse = [functional.adaptive_avg_pool2d(each.unsqueeze(0), grid)[0] for each in (first, second)]
                 first = torch.where(take[0], coarse[1], coarse[0])
                 taken = functional.interpolate(take.float().unsqueeze(0), batch.frame.size, mode="nearest")[0]
@@ -236,18 +183,17 @@ def _origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
 
 
 def _unchanged(batch: MixedBatch) -> str | None:
-    """A word where HTM found no token of the other picture worth taking."""
-    decisions = [each.decision for each in batch.tape.actors if isinstance(each, Horizontal) and each.decision]
-    taken = any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in decisions)
-    return "HTM exchanged nothing" if decisions and not taken else None
+    """A word where hidden mixing found no token of the other image worth taking."""
+    exchanges = {actor.settings.name: actor.exchange for actor in batch.tape.actors if actor.exchange is not None}
+    if any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in exchanges.values()):
+        return None
+    return f"{next(iter(exchanges)).upper()} exchanged nothing" if exchanges else None
 
 
 def _bank(batch: MixedBatch) -> Tensor | None:
     for actor in batch.tape.actors:
-        if isinstance(actor, Vertical) and actor.positions is not None:
-            grid, prefix = batch.frame.grids[actor.block], actor.reader.block(actor.block).prefix
-            taken = torch.cat([positions[0] for positions in actor.positions]) - prefix
-            return torch.bincount(taken, minlength=grid[0] * grid[1]).view(grid)
+        if actor.borrowed is not None:
+            return actor.borrowed[0].view(batch.frame.grids[actor.block])
     return None
 
 
@@ -263,11 +209,6 @@ def _moved_from(batch: MixedBatch) -> tuple[float, float, float, float] | None:
     edges = (row.min() / rows, (row.max() + 1) / rows, column.min() / columns, (column.max() + 1) / columns)
     top, bottom, left, right = map(float, edges)
     return top, bottom, left, right
-
-
-def on_grid(values: Tensor, grid: Grid) -> Tensor:
-    """One number per patch as a grid; tokens before the patches are left out."""
-    return values[len(values) - grid[0] * grid[1] :].view(grid).float()
 
 
 def _fitting(maps: Tensor | None, mixing: Mixing, images: Tensor) -> Tensor | None:

@@ -91,10 +91,8 @@ def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partne
 def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: MixedBatch) -> dict[str, list[Tensor]]:
     """By rule and block the share `(B,)`; the mixing must be one with aligned labels."""
     reader, mix, size = read_model(model), batch.mix, batch.frame.size
-    by_class = [index for index in range(reader.depth) if reader.block(index).class_token]
-    by_column = [index for index in range(reader.patch_depth) if index not in by_class]
     with BlockOutputs(reader) as outputs:
-        with AttentionTap(model, class_row=by_class, column_mean=by_column) as tap:
+        with AttentionTap(model, saliency=range(reader.depth)) as tap:
             model(batch.images)
         mixed = dict(outputs.tokens)
         aligned = dict(batch.tape.token_share)
@@ -107,7 +105,7 @@ def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: Mi
     for block in range(reader.depth):
         own = plain[block]
         found[SIMILARITY].append(similarity_at(reader, block, mixed[block], own, own[mix.partner]))
-        saliency = tap.class_row(block) if block in by_class else tap.column_mean(block)
+        saliency = tap.saliency(block)
         found[ATTENTION].append(attention_share(saliency, reader.patch_mask(mix.mask, block, size)))
         found[ALIGNED].append(read_at(reader, block, aligned[block]))
         found[AREA].append(area)

@@ -154,7 +154,7 @@ def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
     def mixed(rule: AnyMixer) -> tuple[Any, ...]:
         return getattr(rule, "weights", None), *((each.mask, each.pairing) for each in rule.mixers)
 
-    by_area = [name for name, rule in rules.items() if all(isinstance(each.share, AreaShare) for each in rule.mixers)]
+    by_area = [name for name, rule in rules.items() if all(each.share == AreaShare() for each in rule.mixers)]
     found = {}
     for name in rules.keys() - by_area:
         same = [base for base in by_area if mixed(rules[base]) == mixed(rules[name])]

@@ -1,7 +1,7 @@
 """Mixed pairs for a study: the same pictures for every method, and the model left as it was."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import Plan, Recorder, Tape
 from vitmix.mix import Grid
-from vitmix.mixer import AnyMixer, Mixer, Switch
+from vitmix.mixer import AnyMixer, Mixer
 from vitmix.mixing import Evaluating, MixedBatch, Mixing
-from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare, Share
 
 
@@ -29,12 +28,6 @@ def repeatable(batches: Iterable[Pictures]) -> Iterable[Pictures]:
     return list(batches) if isinstance(batches, Iterator) else batches
 
 
-def each_mixer(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
-    if isinstance(method, Switch):
-        return Switch(tuple(map(change, method.choices)), method.weights)
-    return change(method)
-
-
 def one_mask_each(method: AnyMixer) -> AnyMixer:
     """A method that draws a mask for every sample where it can, so that pairs are independent of each other."""
 
@@ -44,12 +37,12 @@ def one_mask_each(method: AnyMixer) -> AnyMixer:
             dataclasses.replace(mixer, mask=dataclasses.replace(mask, per="sample")) if hasattr(mask, "per") else mixer
         )
 
-    return each_mixer(method, changed)
+    return method.each(changed)
 
 
 def need_masks(method: AnyMixer, *, study: str) -> None:
     """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
-    if any(isinstance(mixer.mask, NoMask) for mixer in method.mixers):
+    if any(not mixer.mask.mixes for mixer in method.mixers):
         raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
 
 
@@ -57,7 +50,7 @@ def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> 
     """A method's masks and pairing with another label rule, without losses and without mixing inside the network."""
     need_masks(method, study=study)
     rule = AreaShare() if share is None else share
-    return each_mixer(method, lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
+    return method.each(lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
 
 
 def two_regions(method: AnyMixer, *, study: str) -> None:

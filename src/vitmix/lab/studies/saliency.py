@@ -44,17 +44,14 @@ def sharpness_study(model: nn.Module, batches: Iterable[Pictures]) -> Table:
     reader = read_model(model)
     reader.need_attention(STUDY)
     found: dict[tuple[str, str], list[Tensor]] = {}
-    by_class = [index for index in range(reader.patch_depth) if reader.block(index).class_token]
-    by_column = [index for index in range(reader.patch_depth) if index not in by_class]
     with Evaluating(model):
         for images, labels, *_ in batches:
-            with AttentionTap(model, class_row=by_class, column_mean=by_column) as tap:
+            with AttentionTap(model, saliency=range(reader.patch_depth)) as tap:
                 model(images)
             gradient = gradient_saliency(model, images, labels).unsqueeze(1)
             grids = reader.grids((images.shape[2], images.shape[3]))[: reader.patch_depth]
             for index, grid in enumerate(grids):
-                saliency = tap.class_row(index) if index in by_class else tap.column_mean(index)
-                maps = saliency.view(len(images), *grid).double()
+                maps = tap.saliency(index).view(len(images), *grid).double()
                 found.setdefault((str(index), "attention"), []).append(sharpness(maps).cpu())
             for grid in dict.fromkeys(grids):
                 coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
@@ -71,7 +68,7 @@ def sharpness_study(model: nn.Module, batches: Iterable[Pictures]) -> Table:
             )
         columns = values.unbind(1)
         rows.append((names, {measure: spread(column) for measure, column in zip(MEASURES, columns, strict=True)}))
-    word = "the class token's row" if by_class else "the column mean"
+    word = reader.block(0).saliency_name
     notes = (
         f"Maps sum to one. Attention: {word} of a block. Gradient: its length over the channels, averaged over each "
         "patch; images without any are not counted. Only numbers on one grid can be compared.",

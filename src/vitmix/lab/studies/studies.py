@@ -16,7 +16,6 @@ from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.training.config import resolve
 from vitmix.mixer import AnyMixer
-from vitmix.parts.hidden import HTM
 from vitmix.sampling import generator_for
 from vitmix.text import create
 
@@ -175,7 +174,7 @@ def _hidden(asked: Question) -> list[Table]:
         raise ValueError(f"{hidden.STUDY} is read from a run folder, and this is none; give one")
     config = resolve(file=asked.run / "config.yaml")
     method = create(config.method, asked.num_classes)
-    parts = [part for mixer in method.mixers for part in mixer.inner if isinstance(part, HTM)]
+    parts = [part for mixer in method.mixers for part in mixer.inner if hidden.SAMPLES in part.count_names]
     if not parts:
         raise ValueError(f"{hidden.STUDY} needs a run whose method has htm, and this one's is {config.method!r}")
     reader = read_model(asked.model)

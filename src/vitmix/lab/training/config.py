@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
+from vitmix._grammar import spelled
 from vitmix.lab.environment import available_cores
 from vitmix.lab.training.checkpoints import model_in, weights_file
 from vitmix.lab.training.recipes import load_recipe
-from vitmix.text import same_method, spelled
+from vitmix.text import same_method
 
 CONFIG = "config.yaml"  # of a run folder
 MODEL = ("model", "model_args", "size")  # what weights say of themselves

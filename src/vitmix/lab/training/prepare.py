@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.learner import Learner
 from vitmix.mix import expand_mask
 from vitmix.mixer import AnyMixer, Mixer, Switch
-from vitmix.parts.hidden import HTM
-from vitmix.parts.losses import Consistency
 from vitmix.parts.masks import NoMask
-from vitmix.parts.shares import ActivationShare, AreaShare
+from vitmix.parts.shares import AreaShare
 from vitmix.text import create
 
 
@@ -114,27 +111,27 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     method = create(config.method, num_classes, defaults=defaults)
 
     def finished(mixer: Mixer) -> Mixer:
-        if isinstance(mixer.share, ActivationShare) and config.maps is None:
+        if mixer.needs.maps and config.maps is None:
             raise ValueError(
                 f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
                 "--maps FOLDER, or use label=area"
             )
         return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
-    if config.maps is not None and not any(isinstance(mixer.share, ActivationShare) for mixer in method.mixers):
+    if config.maps is not None and not any(mixer.needs.maps for mixer in method.mixers):
         raise ValueError(
             f"maps are given, but {config.method!r} does not use them; write a method with activation labels, "
             "such as 'tokenmix(label=activation)', or leave maps out"
         )
-    return _each(method, finished)
+    return method.each(finished)
 
 
 def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.Module | None:
     """The frozen model that SMMix asks about unmixed images instead of the one in training, if any is named."""
     if config.guide is None:
         return None
-    consistent = any(isinstance(part, Consistency) for mixer in method.mixers for part in mixer.extra)
-    if not consistent and all(mixer.mask.guide_blocks is None for mixer in method.mixers):
+    classifies = any(mixer.needs.guide_logits or mixer.needs.guide_gradient for mixer in method.mixers)
+    if not any(mixer.needs.guide for mixer in method.mixers):
         raise ValueError(
             f"a guide is given, but {config.method!r} asks none; write a method such as smmix, or leave it out"
         )
@@ -142,7 +139,7 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
 
     subject = open_subject(config.guide, pretrained=not Path(config.guide).exists())
     outputs = subject.settings["num_classes"]
-    if consistent and outputs != num_classes:
+    if classifies and outputs != num_classes:
         raise ValueError(f"the guide {config.guide} tells {outputs} classes apart and the data has {num_classes}")
     return subject.model.requires_grad_(False)
 
@@ -158,7 +155,7 @@ def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmen
     masks = [
         mixer.draw(frame, torch.Generator()).part("mask").get("mask")
         for mixer in learner.mixer.mixers
-        if isinstance(mixer.share, ActivationShare)
+        if mixer.needs.maps
     ]
     grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
     return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
@@ -166,7 +163,7 @@ def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmen
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:
     """The method with its images left alone: what follows `mixing_off_epoch`. Mixing inside the network goes on."""
-    return _each(method, lambda mixer: dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=()))
+    return method.each(lambda mixer: dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=()))
 
 
 def all_mixers(config: TrainConfig, method: AnyMixer, quiet: AnyMixer) -> AnyMixer:
@@ -182,21 +179,14 @@ def all_mixers(config: TrainConfig, method: AnyMixer, quiet: AnyMixer) -> AnyMix
 def loss_parts(method: AnyMixer) -> list[str]:
     """The names of the parts that the method's loss can have; none where it has only one."""
     extra = {part.name for mixer in method.mixers for part in mixer.extra}
-    score = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
-    found = ["main", *sorted(extra), *(["score"] if score else [])]
+    added = dict.fromkeys(name for mixer in method.mixers for part in mixer.inner for name in part.loss_weights)
+    found = ["main", *sorted(extra), *added]
     return found if len(found) > 1 else []
 
 
 def counted(method: AnyMixer) -> list[str]:
     """The names of what is counted while the method mixes: `Mixing.counts`."""
-    mixes_inside = any(isinstance(part, HTM) for mixer in method.mixers for part in mixer.inner)
-    return ["htm_samples", "htm_tokens"] if mixes_inside else []
-
-
-def _each(method: AnyMixer, change: Callable[[Mixer], Mixer]) -> AnyMixer:
-    if isinstance(method, Switch):
-        return Switch(tuple(map(change, method.choices)), method.weights)
-    return change(method)
+    return list(dict.fromkeys(name for mixer in method.mixers for part in mixer.inner for name in part.count_names))
 
 
 def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:

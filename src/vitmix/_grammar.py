@@ -1,0 +1,165 @@
+"""The grammar of method texts, without what the names in them stand for; it needs no torch.
+
+spec := term ("|" term)*                  equal odds unless weighted
+term := [number "*"] part ("+" addition)*
+part := name ["(" key "=" value, ... ")"] | "(" spec ")"
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from vitmix.registry import METHODS
+
+__all__ = ["Call", "Either", "Plus", "parse", "spelled"]
+
+
+def spelled(method: str) -> str:
+    """The text with blanks as the documentation has them: `"mixup|smmix"` as `"mixup | smmix"`."""
+    text = re.sub(r"\s*([()\[\],=*|])\s*", r"\1", method.strip()).replace("|", " | ").replace(",", ", ")
+    # A '+' before a name adds something; one before a digit belongs to the number.
+    return re.sub(r"\s*\+\s*(?=[A-Za-z_])", " + ", text)
+
+
+def parse(text: str) -> Any:
+    """The tree of a text: a `Call`, a `Plus` or an `Either`."""
+    return _Parser(text).parse()
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A name with its settings."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plus:
+    """A method with additions."""
+
+    base: Any
+    additions: list[Call]
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    """Methods that are switched, each with its weight."""
+
+    terms: list[tuple[float, Any]]
+
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<mark>[()\[\],=*+|]))"
+)
+_WORDS = {"True": True, "False": False, "true": True, "false": False, "None": None, "none": None}
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"a method must be a non-empty text such as 'cutmix', got {text!r}")
+        self.text, self.position, self.tokens = text, 0, []
+        at = 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise ValueError(f"cannot read {text!r} from {text[at:].strip()!r} on{_underscore_hint(text)}")
+            self.tokens.append((match.lastgroup, match[match.lastgroup or 0]))
+            at = match.end()
+
+    def parse(self) -> Any:
+        tree = self.spec()
+        if self.position < len(self.tokens):
+            raise self.error("the end")
+        return tree
+
+    def spec(self) -> Any:
+        terms = [self.term()]
+        while self.take("|"):
+            terms.append(self.term())
+        if len(terms) == 1 and terms[0][0] is not None:
+            raise ValueError(f"a weight is for one of several methods, and {self.text!r} has nothing to switch with")
+        return terms[0][1] if len(terms) == 1 else Either([(1.0 if w is None else w, term) for w, term in terms])
+
+    def term(self) -> tuple[float | None, Any]:
+        weight = None
+        if self.peek()[0] == "number":
+            weight = float(self.next()[1])
+            if not self.take("*"):
+                raise self.error("'*' after a weight")
+        base = self.spec_in_brackets() if self.take("(") else self.call()
+        additions = []
+        while self.take("+"):
+            additions.append(self.call())
+        return weight, Plus(base, additions) if additions else base
+
+    def spec_in_brackets(self) -> Any:
+        inner = self.spec()
+        self.expect(")")
+        return inner
+
+    def call(self) -> Call:
+        kind, name = self.next()
+        if kind != "name":
+            self.position -= 1
+            raise self.error("a name")
+        settings: dict[str, Any] = {}
+        if self.take("("):
+            while not self.take(")"):
+                if settings:
+                    self.expect(",")
+                key = self.next()[1]
+                self.expect("=")
+                if key in settings:
+                    raise ValueError(f"setting {key!r} is given twice in {self.text!r}")
+                settings[key] = self.value()
+        return Call(name, settings)
+
+    def value(self) -> Any:
+        if self.take("["):
+            items = []
+            while not self.take("]"):
+                if items:
+                    self.expect(",")
+                items.append(self.value())
+            return tuple(items)
+        kind, token = self.peek()
+        if kind == "number":
+            self.next()
+            return int(token) if re.fullmatch(r"[+-]?\d+", token) else float(token)
+        if token in _WORDS:
+            self.next()
+            return _WORDS[token]
+        if token in ("nan", "inf"):
+            self.next()
+            return float(token)
+        return self.call()
+
+    def peek(self) -> tuple[str | None, str]:
+        return self.tokens[self.position] if self.position < len(self.tokens) else (None, "the end")
+
+    def next(self) -> tuple[str | None, str]:
+        token = self.peek()
+        self.position += 1
+        return token
+
+    def take(self, mark: str) -> bool:
+        if self.peek() == ("mark", mark):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, mark: str) -> None:
+        if not self.take(mark):
+            raise self.error(repr(mark))
+
+    def error(self, wanted: str) -> ValueError:
+        return ValueError(f"expected {wanted} but found {self.peek()[1]!r} in {self.text!r}")
+
+
+def _underscore_hint(text: str) -> str:
+    """For those who write TL-Align as its paper does."""
+    words = (each.replace("-", "_").lower() for each in re.findall(r"[A-Za-z]\w*(?:-\w+)+", text))
+    meant = next((word for word in words if word in METHODS), None)
+    return f"; did you mean {meant!r}?" if meant else ""

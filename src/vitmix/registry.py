@@ -1,0 +1,156 @@
+"""Methods and parts by name: the library's own, and those that `register` adds.
+
+This module imports nothing heavy: the names of methods are known before torch is.
+"""
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["KINDS", "METHODS", "PLUGINS", "Method", "additions", "load_plugins", "parts", "register"]
+
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+PLUGINS = "VITMIX_PLUGINS"  # modules or files, separated by commas, that register parts and methods
+KINDS = ("mask", "share", "extra", "inner", "pairing")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method's factory, or where it is found.
+
+    Attributes:
+        small: a text that fits tiny models, for trying the method out; its name, if it fits them as it is.
+        bench: a text by which its cost is measured; its name, if it is measured alone.
+    """
+
+    factory: Callable[..., Any] | str
+    small: str | None = None
+    bench: str | None = None
+
+
+class _Methods(Mapping[str, Callable[..., Any]]):
+    """The factories by name; iterating over the names imports none of them."""
+
+    def __init__(self, entries: dict[str, Method]) -> None:
+        self.entries = entries
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        entry = self.entries[name]
+        if isinstance(entry.factory, str):
+            factory = getattr(import_module(f"vitmix.methods.{entry.factory}"), name)
+            entry = self.entries[name] = dataclasses.replace(entry, factory=factory)
+        assert callable(entry.factory)
+        return entry.factory
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def small(self) -> dict[str, str]:
+        """A text for each method that fits tiny models."""
+        return {name: entry.small or name for name, entry in self.entries.items()}
+
+    def bench(self) -> dict[str, str]:
+        """A text for each method by which its cost is measured."""
+        return {name: entry.bench or name for name, entry in self.entries.items()}
+
+
+METHODS = _Methods(
+    {
+        "none": Method("basic"),
+        "mixup": Method("basic", bench="mixup(alpha=0.8)"),
+        "cutmix": Method("basic"),
+        "tokenmix": Method("tokenmix"),
+        "transmix": Method("transmix"),
+        "tl_align": Method("tl_align"),
+        "smmix": Method("smmix"),
+        "htm": Method("tokenmixup", small="htm(block=1)", bench="cutmix + htm"),
+        "vtm": Method("tokenmixup", small="vtm(block=1, tokens=2)", bench="cutmix + vtm(block=3)"),
+    }
+)
+_PARTS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+
+
+def parts(kind: str) -> dict[str, type]:
+    """The parts of a kind ("mask", "share", "extra", "inner", "pairing") by name."""
+    import_module("vitmix.parts")
+    return _PARTS[kind]
+
+
+def additions() -> dict[str, type]:
+    """The parts that a text may add with '+': hidden mixings and extra losses."""
+    return {**parts("inner"), **parts("extra")}
+
+
+def register(thing: Registered, *, small: str | None = None, bench: str | None = None) -> Registered:
+    """Makes a part or a method known by its name: in texts, listings, figures and benchmarks. Also a decorator.
+
+    Args:
+        thing: a frozen dataclass that derives from `Mask`, `Share`, `ExtraLoss`, `HiddenMixing` or `Pairing`, or a
+            function `(num_classes, *, ...settings, **common)` that returns a `Mixer`.
+        small: of a method: a text that fits tiny models, if its defaults do not.
+        bench: of a method: a text by which its cost is measured, if not alone.
+    """
+    kind = getattr(thing, "kind", None)
+    name = getattr(thing, "name", None) if kind is not None else getattr(thing, "__name__", None)
+    if not isinstance(name, str) or not name.isidentifier() or name == "mix":
+        raise ValueError(f"a part or method needs a name that is one word, got {name!r}; set its `name`")
+    if isinstance(thing, type):
+        _add_part(thing, kind, name)
+    elif next(iter(inspect.signature(thing).parameters), None) != "num_classes":
+        raise ValueError(f"the method {name} must take num_classes as its first argument")
+    else:
+        _check_free(name, thing, {key: entry.factory for key, entry in METHODS.entries.items()})
+        METHODS.entries[name] = Method(thing, small, bench)
+    return thing
+
+
+def _add_part(part: type, kind: Any, name: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(
+            f"{part.__name__} is no part; derive it from vitmix.Mask, Share, ExtraLoss, HiddenMixing or Pairing"
+        )
+    if not dataclasses.is_dataclass(part):
+        raise ValueError(f"{part.__name__} must be a dataclass, so that its settings can be written in a text")
+    _check_free(name, part, _PARTS[kind])
+    _PARTS[kind][name] = part
+
+
+def _check_free(name: str, thing: Any, taken: Mapping[str, Any]) -> None:
+    """A name may be taken again by its own definition, as a notebook does that runs a cell twice."""
+    before = taken.get(name, thing)
+    if getattr(before, "__qualname__", None) != thing.__qualname__ or before.__module__ != thing.__module__:
+        raise ValueError(f"{name!r} is the name of another part or method; choose another one")
+
+
+def load_plugins() -> None:
+    """Imports what registers parts and methods of others: entry points of the group `vitmix`, and `VITMIX_PLUGINS`."""
+    for entry in metadata.entry_points(group="vitmix"):
+        entry.load()
+    for name in filter(None, (each.strip() for each in os.environ.get(PLUGINS, "").split(","))):
+        try:
+            _import_plugin(name)
+        except (ImportError, OSError, SyntaxError) as error:
+            raise ValueError(f"the plugin {name!r} cannot be imported: {error}") from None
+
+
+def _import_plugin(name: str) -> None:
+    if not name.endswith(".py"):
+        import_module(name)
+        return
+    module_name = Path(name).stem
+    if module_name in sys.modules:
+        return
+    found = util.spec_from_file_location(module_name, Path(name).resolve())
+    if found is None or found.loader is None:
+        raise ImportError("it is no Python file")
+    module = util.module_from_spec(found)
+    sys.modules[module_name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
