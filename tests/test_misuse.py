@@ -86,7 +86,7 @@ def test_guide_of_another_size_is_refused() -> None:
 
 def test_guide_of_other_classes_is_refused() -> None:
     with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(num_classes=7)) as mixing:
-        with pytest.raises(ValueError, match="the guide tells 7 classes apart and the method 10"):
+        with pytest.raises(ValueError, match="the guide has 7 classes and the method 10"):
             mixing.mix(*tiny_batch())
 
 

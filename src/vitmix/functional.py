@@ -7,8 +7,6 @@ from vitmix.attention.summaries import carried_share as carried_share
 from vitmix.attention.summaries import class_row as class_row
 from vitmix.attention.summaries import column_mean as column_mean
 from vitmix.attention.summaries import pulled_weight as pulled_weight
-from vitmix.maps import class_maps as class_maps
-from vitmix.maps import crop_maps as crop_maps
 from vitmix.mix import area_share as area_share
 from vitmix.mix import expand_mask as expand_mask
 from vitmix.mix import initial_token_share as initial_token_share
@@ -33,6 +31,8 @@ from vitmix.parts.losses import region_means as region_means
 from vitmix.parts.losses import sample_cross_entropy as sample_cross_entropy
 from vitmix.parts.losses import soft_bce as soft_bce
 from vitmix.parts.losses import soft_cross_entropy as soft_cross_entropy
+from vitmix.parts.maps import class_maps as class_maps
+from vitmix.parts.maps import crop_maps as crop_maps
 from vitmix.parts.masks import best_window as best_window
 from vitmix.parts.masks import beta_share as beta_share
 from vitmix.parts.masks import box_mask as box_mask

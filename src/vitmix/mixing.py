@@ -202,7 +202,7 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
-        tape = Tape(plan, actors, size=frame.size, brief=brief, batch=frame.batch)
+        tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True, batch=frame.batch)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, draw, maps, guidance)
         evidence = self.evidence(batch)
         mixer.share.start(evidence)

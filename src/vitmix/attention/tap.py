@@ -75,9 +75,8 @@ class Tape:
 
     `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
     whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A `brief` tape keeps of the
-    last block's shares only what the classifier reads. With `batch`, the number of images of the one pass that is
-    recorded, a second pass or one of another number of images is not taken for it; `entered` is the last block that
-    ran.
+    last block's shares only what the classifier reads. A tape for `one_pass` does not take a second one for the
+    batch's, nor one of another number of images than `batch`; `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -94,7 +93,8 @@ class Tape:
     tokens: dict[int, Tensor] = field(default_factory=dict)
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
-    batch: int | None = None
+    one_pass: bool = False
+    batch: int = 0  # not looked at in a compiled model, which would be compiled for each number of images
     entered: int = -1
     phase: Phase = Phase.OPEN
 
@@ -118,7 +118,7 @@ class Tape:
 
     def is_other(self, images: int | None) -> bool:
         """Whether a pass cannot be the batch's by its number of images, where that is known."""
-        return self.batch is not None and images is not None and images != self.batch
+        return self.one_pass and images is not None and images != self.batch
 
     def takes(self, index: int, images: int | None, training: bool) -> bool:
         """Whether the pass that enters a block is the batch's; in evaluation mode other images pass by."""
@@ -215,7 +215,7 @@ class Recorder:
             return
         if tape.is_other(_count((output,))) and not module.training:
             return
-        if tape.batch is not None and tape.final is not None:
+        if tape.one_pass and tape.final is not None:
             tape.refuse_second_pass(module.training)
         else:
             tape.final = self.reader.final_tokens(output)
@@ -235,7 +235,7 @@ class BlockHooks:
         tape = self.recorder.active()
         if tape is None:
             return None
-        if tape.batch is not None and tape.asks and not tape.closed:
+        if tape.one_pass and tape.asks and not tape.closed:
             if not tape.takes(self.index, _count(args), self.training):
                 return None
         if not (tape.actors or self.index in tape.plan.tokens):

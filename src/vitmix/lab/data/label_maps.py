@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmix.maps import class_maps
+from vitmix.parts.maps import class_maps
 
 from .images import BrokenImage, ImageSet
 

@@ -1,5 +1,6 @@
 """The configuration of a training: one typed value from defaults, a recipe, a YAML file and flags, in this order."""
 
+# Help texts come from this module, so what imports torch is imported where it is used.
 import dataclasses
 import difflib
 import types
@@ -14,9 +15,7 @@ import yaml
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from vitmix._grammar import spelled
 from vitmix.lab.environment import available_cores
-from vitmix.lab.training.checkpoints import model_in, weights_file
 from vitmix.lab.training.recipes import load_recipe
-from vitmix.text import same_method
 
 CONFIG = "config.yaml"  # of a run folder
 MODEL = ("model", "model_args", "size")  # what weights say of themselves
@@ -267,6 +266,8 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
     stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
     if stored.get("checkpoint") == checkpoint:
         return {name: stored[name] for name in MODEL if name in stored}
+    from vitmix.lab.training.checkpoints import model_in, weights_file
+
     if not weights_file(checkpoint).is_file():
         raise ValueError(f"there is no file of weights {weights_file(checkpoint)}")
     found = model_in(checkpoint)
@@ -322,6 +323,8 @@ def setting_yaml(config: TrainConfig, name: str) -> str:
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """What keeps a run of `old` from being continued as `new`, as `name: old -> new`."""
+    from vitmix.text import same_method
+
     return [
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"
         for name, each in FIELDS.items()

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchvision.ops import roi_align
 
 from vitmix.mix import Grid
 
@@ -18,6 +17,8 @@ def crop_maps(maps: Tensor, crops: Tensor, grid: Grid) -> Tensor:
     Args:
         crops: `(B, 4)` fractions of the image: top, left, height, width.
     """
+    from torchvision.ops import roi_align
+
     rows, columns = maps.shape[-2:]
     top, left, height, width = crops.to(maps.dtype).unbind(1)
     # Half a cell back: roi_align's own coordinates put the center of the first cell at 0.

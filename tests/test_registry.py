@@ -1,0 +1,172 @@
+"""Parts and methods of one's own: registered with one call, they are everywhere."""
+
+import dataclasses
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitmix
+from support import close, tiny_batch, tiny_vit
+from vitmix import registry
+from vitmix.lab.bench.steps import methods as benched
+from vitmix.lab.cli.main import main
+from vitmix.lab.cli.show import allowed_methods
+from vitmix.lab.families import columns
+from vitmix.registry import KINDS, METHODS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_parts.py"
+TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weight=0.5)", "cutmix + blend(block=2)"]
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """The parts and the method of the example, for one test."""
+    methods, parts = dict(METHODS.entries), {kind: dict(registry.parts(kind)) for kind in KINDS}
+    try:
+        runpy.run_path(str(EXAMPLE), run_name="own_parts")
+        yield
+    finally:
+        METHODS.entries.clear()
+        METHODS.entries.update(methods)
+        for kind in KINDS:
+            registry.parts(kind).clear()
+            registry.parts(kind).update(parts[kind])
+
+
+@pytest.mark.usefixtures("own")
+def test_a_method_of_ones_own_is_in_every_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "stripes" in vitmix.list_methods() and "stripes" in benched() and "stripes" in columns()
+    assert "stripes" in allowed_methods(tiny_vit())[0]
+    assert main(["methods"]) == 0
+    said = capsys.readouterr().out
+    assert "stripes" in said and all(name in said for name in ("stripe(width=2)", "squared", "confidence", "blend("))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_ones_own_parts_go_there_and_back(text: str) -> None:
+    mixer = vitmix.create(text, 10)
+    assert vitmix.create(str(mixer), 10) == mixer
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_compiled_learner_of_ones_own_parts_equals_an_eager_one(text: str) -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch(6)
+    eager, compiled = (vitmix.Learner(model, vitmix.create(text, 10)) for _ in range(2))
+    compiled.compile(backend="eager", fullgraph=True)
+    one = eager(images, labels)
+    one.loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    eager.mixing.close()
+    two = compiled(images, labels)
+    two.loss.backward()
+    close(two.loss.detach(), one.loss.detach(), 1e-6)
+    close(two.targets, one.targets, 1e-6)
+    for ours, theirs in zip(gradients, (p.grad for p in model.parameters() if p.grad is not None), strict=True):
+        close(ours, theirs, 1e-6)
+
+
+@pytest.mark.usefixtures("own")
+def test_ones_own_parts_compute_what_they_say() -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch(4)
+    with vitmix.create("mix(mask=stripe(width=1), share=squared)", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        targets = mixing.targets(batch)
+    assert batch.mix.mask.sum((1, 2)).tolist() == [4] * 4  # one row of 4 x 4 tokens
+    close(targets.sum(1), torch.ones(4), 1e-6)
+    close(targets[0, labels[3]], torch.tensor(1 / 16), 1e-6)  # a quarter, squared
+    with vitmix.create("none + confidence(weight=0.5)", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        logits = model(batch.images)
+        parts = mixing.losses(logits, batch)
+    entropy = torch.distributions.Categorical(logits=logits.detach()).entropy().mean()
+    close(parts["confidence"].detach(), -0.5 * entropy, 1e-6)
+
+
+@pytest.mark.usefixtures("own")
+def test_hidden_mixing_of_ones_own_survives_activation_checkpointing() -> None:
+    images, labels = tiny_batch(4)
+    found = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = tiny_vit()
+        model.set_grad_checkpointing(checkpointing)
+        output = vitmix.Learner(model, vitmix.create("cutmix + blend", 10))(images, labels)
+        output.loss.backward()
+        found.append((output.targets, model.patch_embed.proj.weight.grad))
+    close(found[0][0], found[1][0], 0)
+    close(found[0][1], found[1][1], 1e-6)
+
+
+def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: None) -> None:
+    monkeypatch.setenv(registry.PLUGINS, "")
+    command = ["--plugin", str(EXAMPLE), "train", "--method", "stripes(width=1) | cutmix", "--epochs", "1"]
+    small = [
+        "--model",
+        "vit_tiny_patch16_224",
+        "--model-args",
+        "patch_size=4",
+        "embed_dim=16",
+        "depth=3",
+        "num_heads=2",
+    ]
+    data = ["--data", "shapes(size=16, length=48, test_length=24)", "--size", "16", "--batch", "8"]
+    data += ["--warmup-epochs", "0", "--cpu", "--workers", "0", "--track", "none", "--output", str(tmp_path / "run")]
+    assert main([*command, *small, *data]) == 0
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (type("Odd", (), {"kind": "mask", "name": "two words"}), "a name that is one word"),
+        (type("Plain", (), {"kind": None, "name": None}), "derive it from vitmix.Mask"),
+        (type("Loose", (vitmix.Mask,), {"name": "loose"}), "must be a dataclass"),
+        (lambda classes: None, "a name that is one word"),
+        (dataclasses.make_dataclass("Other", [], bases=(vitmix.Mask,), namespace={"name": "box"}), "another one"),
+    ],
+)
+def test_what_cannot_be_registered_says_why(thing: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vitmix.register(thing)  # pyright: ignore
+    with pytest.raises(ValueError, match="num_classes as its first"):
+        vitmix.register(test_what_cannot_be_registered_says_why)
+
+
+def test_a_plugin_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plugin", "no_such_module", "methods"]) == 2
+    assert "the plugin 'no_such_module' cannot be imported" in capsys.readouterr().err
+
+
+def test_input_gradients_reach_a_mask() -> None:
+    """A mask may ask for the gradient of the guide's loss, which must be that of a plain pass."""
+
+    @dataclasses.dataclass(frozen=True)
+    class GradientMask(vitmix.Mask):
+        name = "gradient"
+
+        @property
+        def needs(self) -> vitmix.Needs:
+            return vitmix.Needs(guide_gradient=True)
+
+        def where(self, values, batch):
+            seen.append(batch.guidance.gradient)
+            return vitmix.Paste(batch.guidance.gradient > batch.guidance.gradient.flatten(1).mean(1).view(-1, 1, 1))
+
+    seen: list[torch.Tensor] = []
+    model = tiny_vit().eval()
+    images, labels = tiny_batch(3)
+    output = vitmix.Learner(model, vitmix.Mixer(10, mask=GradientMask())).train()(images, labels)
+    output.loss.backward()
+    asked = images.clone().requires_grad_()
+    model.eval()
+    torch.nn.functional.cross_entropy(model(asked), labels, reduction="sum").backward()
+    assert asked.grad is not None
+    close(seen[0], asked.grad.square().mean(1).sqrt(), 1e-5)
