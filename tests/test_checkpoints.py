@@ -90,6 +90,59 @@ def test_rotation(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["update-000000010", "update-000000200"]
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damage(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"short")
+
+
+def test_what_was_just_written_is_never_pruned(tmp_path: Path) -> None:
+    """Even where damaged checkpoints of later updates could not be moved aside."""
+    for update in (50, 60):
+        damage(checkpoints.save_checkpoint(tmp_path, update, some(update), keep=2))
+    for update in (1, 2, 3):
+        written = checkpoints.save_checkpoint(tmp_path, update, some(update), keep=2)
+        assert checkpoints.find_damage(written) is None
+    assert names(tmp_path) == [f"{checkpoints.PREFIX}{update:09d}" for update in (2, 3, 50, 60)]
+
+
+def test_damaged_checkpoints_are_moved_aside_and_bounded(tmp_path: Path) -> None:
+    good = checkpoints.save_checkpoint(tmp_path, 1, some(1), keep=9)
+    for update in (7, 8, 9):
+        damage(checkpoints.save_checkpoint(tmp_path, update, some(update), keep=9))
+    newest, remarks = checkpoints.move_damaged(tmp_path, keep=2)
+    assert newest == good
+    assert len(remarks) == 3 and "update-000000009 is damaged and was renamed to damaged-update" in remarks[0]
+    assert checkpoints.newest_checkpoint(tmp_path) == (good, [])
+    aside = ["damaged-update-000000007", "damaged-update-000000008", "damaged-update-000000009"]
+    assert names(tmp_path) == [*aside, good.name]  # what was found together stays together
+    for update in (2, 8):
+        damage(checkpoints.save_checkpoint(tmp_path, update, some(update), keep=9))
+        checkpoints.move_damaged(tmp_path, keep=2)
+    assert checkpoints.newest_checkpoint(tmp_path) == (good, [])
+    assert names(tmp_path) == ["damaged-update-000000008", "damaged-update-000000009", good.name]
+
+
+def test_damage_that_cannot_be_moved_aside_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
+    damage(path)
+
+    def fail(self: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    _, (remark,) = checkpoints.move_damaged(tmp_path, keep=1)
+    assert "update-000000007 is damaged and was skipped" in remark and path.exists()
+
+
+def test_an_empty_manifest_is_damage(tmp_path: Path) -> None:
+    path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
+    (path / checkpoints.MANIFEST).write_text("{}")
+    assert checkpoints.find_damage(path) == "manifest.json does not list model.safetensors"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["shorter", "gone", "changed"])
 def test_damage_is_found(tmp_path: Path, name: str, damage: str) -> None:

@@ -77,6 +77,42 @@ def test_truncated_checkpoint_is_passed_over(
     assert same_weights(weights(finished), weights(output))
 
 
+def truncate(path: Path) -> None:
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def stop_after(update: int, output: Path, **changes: object) -> int:
+    """The exit code of a training that is sent SIGTERM after this many updates."""
+    trainer = Trainer(tiny(output, **changes))
+    learn = trainer._learn
+
+    def learn_and_stop(*arguments: object) -> None:
+        learn(*arguments)  # pyright: ignore
+        if trainer.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer._learn = learn_and_stop
+    return trainer.run()
+
+
+def test_damaged_checkpoints_do_not_crowd_out_new_ones(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    train_until(output, 9, ema=0.9, checkpoint_every="2 steps")
+    for path in checkpoints.list_checkpoints(output / "checkpoints"):
+        truncate(path)
+    assert stop_after(3, output, ema=0.9) == 143
+    said = capsys.readouterr().out
+    assert "Checkpoint of update 3 is written" in said and "starts from the beginning" in said
+    names = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert names == ["damaged-update-000000006", "damaged-update-000000008", "update-000000003"]
+    train(output, ema=0.9)
+    assert "resuming at update 3 of 12" in capsys.readouterr().out
+    assert same_weights(weights(finished), weights(output))
+
+
 def test_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +141,27 @@ def test_full_disk(
     assert same_weights(weights(finished), weights(output))
 
 
+def test_a_stop_without_a_checkpoint_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", fail)
+    assert stop_after(3, tmp_path / "run") == 143
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("Stopped by SIGTERM. There is no complete checkpoint") and "continues" not in said
+
+
+def test_a_checkpoint_that_vanishes_while_starting(tmp_path: Path) -> None:
+    """The model was built without its initial weights, which must not be trained instead."""
+    train_until(tmp_path / "run", 5, checkpoint_every="2 steps")
+    trainer = Trainer(tiny(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(RuntimeError, match="is gone; run the same command again"):
+        trainer.run()
+
+
 def test_metrics_make_up_for_a_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,7 +188,8 @@ def test_a_disk_that_is_full_at_the_end(finished: Path, tmp_path: Path, capsys: 
 
     trainer.folder.write_summary = fail
     assert trainer.run() == 1
-    assert "newest complete checkpoint is update-000000012: make room" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "newest complete checkpoint is update-000000012; the same command continues from there" in said
     train(output, ema=0.9)
     assert same_weights(weights(finished), weights(output)) and (output / "summary.json").exists()
 

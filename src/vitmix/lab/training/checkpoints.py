@@ -12,6 +12,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
-PREFIX, PARTIAL = "update-", ".partial"
+FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
+PREFIX, PARTIAL, DAMAGED = "update-", ".partial", "damaged-"
 Tensors = dict[str, Tensor]
 
 
@@ -118,7 +120,10 @@ def unpack(tensors: Tensors, skeleton: Any) -> Any:
 
 
 def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Writes a checkpoint, then removes all but the newest `keep`. On failure the older ones stay as they are."""
+    """Writes a checkpoint, then removes older ones until `keep` are left. On failure the older ones stay as they are.
+
+    Checkpoints of later updates do not count: the training did not resume from them, so they are damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{PREFIX}{update:09d}"
     partial = folder / f".{target.name}{PARTIAL}"
@@ -145,8 +150,9 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
         shutil.rmtree(partial, ignore_errors=True)
         raise
     _sync_folder(folder)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    older = [path for path in list_checkpoints(folder) if update_of(path) < update]
+    for path in older[: max(0, len(older) - keep + 1)]:
+        _remove(path)
     return target
 
 
@@ -162,12 +168,42 @@ def update_of(path: Path) -> int:
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint, and a sentence for each newer one that is damaged."""
-    damaged = []
+    newest, damaged = _search(folder)
+    return newest, [f"checkpoint {path.name} is damaged and was skipped: {why}" for path, why in damaged.items()]
+
+
+def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
+    """As `newest_checkpoint`, and renames the damaged ones, so that they neither count as checkpoints nor are lost.
+
+    At most `keep` of them stay, or as many as were found damaged together.
+    """
+    newest, damaged = _search(folder)
+    remarks, moved = [], set()
+    for path, why in damaged.items():
+        aside = path.with_name(DAMAGED + path.name)
+        try:
+            _remove(aside)
+            path.rename(aside)
+            moved.add(aside)
+            remarks.append(f"checkpoint {path.name} is damaged and was renamed to {aside.name}: {why}")
+        except OSError as error:
+            remarks.append(f"checkpoint {path.name} is damaged and was skipped: {why}; renaming it failed: {error}")
+    if moved:
+        before = [path for path in sorted(folder.glob(f"{DAMAGED}{PREFIX}*")) if path not in moved]
+        for path in before[: max(0, len(before) + len(moved) - max(keep, len(moved)))]:
+            _remove(path)
+        _sync_folder(folder)
+    return newest, remarks
+
+
+def _search(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The newest complete checkpoint, and what is wrong with each newer one."""
+    damaged = {}
     for path in reversed(list_checkpoints(folder)):
         problem = find_damage(path)
         if problem is None:
             return path, damaged
-        damaged.append(f"checkpoint {path.name} is damaged and was skipped: {problem}")
+        damaged[path] = problem
     return None, damaged
 
 
@@ -175,6 +211,9 @@ def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
+        missing = [name for name in FILES if name not in manifest]
+        if missing:
+            return f"{MANIFEST} does not list {missing[0]}"
         for name, expected in manifest.items():
             content = (path / name).read_bytes()
             if len(content) != expected["bytes"]:
@@ -210,6 +249,15 @@ def settle_partial(folder: Path) -> list[str]:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(name)
     return removed
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder or file as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
 
 
 def _checksum(content: bytes) -> str:

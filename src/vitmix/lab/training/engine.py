@@ -48,10 +48,11 @@ class Trainer:
         processes.check_alike(accelerator, facts, prepare.other_data)
         # Only the first process's run folder counts: nodes need not share their files.
         newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
+        self.has_initial_weights = newest is None
         torch.manual_seed(config.seed)
         run = processes.in_turn if config.pretrained else processes.together
         model, self.remarks = run(
-            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=newest is None)
+            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
         )
         processes.together(accelerator, lambda: self._build(model, part))
         self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
@@ -145,7 +146,7 @@ class Trainer:
                     self._finish_epoch(epoch)
             except processes.Stopped as stopped:
                 saved = self._save()  # in here, where a second SIGTERM does not end it half-way
-                self.reporter.say(f"Stopped by {stopped}. {saved}; the same command continues from there.")
+                self.reporter.say(f"Stopped by {stopped}. {saved}.")
                 return stopped.exit_code
         code = self._finish()
         # Told to stop when nothing was left to train: whoever goes on after a training must know.
@@ -331,13 +332,16 @@ class Trainer:
             checkpoints.save_checkpoint(self.folder.checkpoints, update, captured, keep=self.config.keep)
 
         if self._try(write, f"checkpoint of update {update}"):
-            return f"Checkpoint of update {self.update} is written"
-        self.reporter.say(self._newest() + "; training goes on.")
-        return self._newest()
+            return f"Checkpoint of update {self.update} is written; the same command continues from there"
+        newest = self._newest()
+        self.reporter.say(f"{newest}.")
+        return newest
 
     def _newest(self) -> str:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        return f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint"
+        if newest is None:
+            return "There is no complete checkpoint; the same command starts from the beginning"
+        return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
 
     def _start(self) -> None:
         for line in (*opening(self), *self.remarks):
@@ -379,7 +383,7 @@ class Trainer:
             self.folder.write_summary(summary)
 
         if not self._try(write, "final weights and summary"):
-            self.reporter.say(f"{self._newest()}: make room, and the same command goes on from there.")
+            self.reporter.say(f"{self._newest()}, once there is room.")
             return 1
         self.reporter.stop()
         self.reporter.say(text)

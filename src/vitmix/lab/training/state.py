@@ -66,8 +66,10 @@ def resume(trainer: "Trainer") -> list[str]:
     The first process reads and the others are told: their nodes may have disks of their own.
     """
     accelerator, folder = trainer.accelerator, trainer.folder.checkpoints
-    path, newest, remarks = processes.on_main(accelerator, lambda: _find(folder))
+    path, newest, remarks = processes.on_main(accelerator, lambda: _find(folder, trainer.config.keep))
     if path is None:
+        if not trainer.has_initial_weights:
+            raise RuntimeError("the checkpoint that was found at the start is gone; run the same command again")
         return remarks
     loaded = vars(checkpoints.load_checkpoint(path)) if accelerator.is_main_process else None
     checkpoint = Checkpoint(**processes.from_main(accelerator, loaded))
@@ -84,14 +86,15 @@ def resume(trainer: "Trainer") -> list[str]:
     return remarks
 
 
-def _find(folder: Path) -> tuple[Path | None, int, list[str]]:
+def _find(folder: Path, keep: int) -> tuple[Path | None, int, list[str]]:
     """The newest complete checkpoint, the update of the newest one of all, and what there is to say."""
     remarks = [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
-    path, damaged = checkpoints.newest_checkpoint(folder)
+    newest = max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0)
+    path, damaged = checkpoints.move_damaged(folder, keep=keep)
     remarks += damaged
     if path is None and remarks:
-        remarks.append("no complete checkpoint was found: the training starts anew")
-    return path, max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0), remarks
+        remarks.append("no complete checkpoint was found: the training starts from the beginning")
+    return path, newest, remarks
 
 
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
