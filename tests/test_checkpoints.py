@@ -137,6 +137,17 @@ def test_damage_that_cannot_be_moved_aside_is_still_told(tmp_path: Path, monkeyp
     assert "update-000000007 is damaged and was skipped" in remark and path.exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "ema.safetensors"])
+def test_numbers_that_are_not_finite_are_damage(tmp_path: Path, name: str) -> None:
+    saved = some(1)
+    saved = Checkpoint(saved.model, {key: value.clone() for key, value in saved.model.items()}, saved.training)
+    moments = saved.training["optimizer"]["state"][0]
+    parts: dict[str, Any] = {"model": saved.model, "ema": saved.ema, "training": moments}
+    next(value for value in parts[name.split(".")[0]].values() if value.dim())[0] = torch.nan
+    path = checkpoints.save_checkpoint(tmp_path, 7, saved, keep=1)
+    assert checkpoints.find_damage(path) == f"{name} holds numbers that are not finite"
+
+
 def test_an_empty_manifest_is_damage(tmp_path: Path) -> None:
     path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
     (path / checkpoints.MANIFEST).write_text("{}")

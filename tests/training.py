@@ -95,6 +95,19 @@ def poison(trainer: Trainer, update: int) -> None:
     trainer.core._step = poisoned  # type: ignore[assignment]
 
 
+def poison_gradient(trainer: Trainer, update: int) -> None:
+    """Makes a gradient of one update NaN while its loss stays finite."""
+    apply = trainer.stepper.apply
+
+    def poisoned() -> None:
+        if trainer.update == update:
+            gradient = next(each.grad for each in trainer.core.model.parameters() if each.grad is not None)
+            gradient[0] = math.nan
+        apply()
+
+    trainer.stepper.apply = poisoned
+
+
 def weights(output: Path | str, name: str = "last") -> dict[str, Tensor]:
     return load_file(Path(output) / f"{name}.safetensors")
 

@@ -220,11 +220,20 @@ def find_damage(path: Path) -> str | None:
                 return f"{name} has {len(content)} of {expected['bytes']} bytes"
             if _checksum(content) != expected["sha256"]:
                 return f"{name} has changed since it was written"
+            if name.endswith(".safetensors") and _lost(safetensors.torch.load(content), name):
+                return f"{name} holds numbers that are not finite"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
         return f"it cannot be read ({error})"
     return None
+
+
+def _lost(tensors: Tensors, name: str) -> bool:
+    """Whether NaN or infinite numbers spoil a checkpoint. Buffers of a model may be infinite, as masks are."""
+    infinite_too = name.startswith("training")
+    numbers = [each for each in tensors.values() if each.is_floating_point()]
+    return any(bool(each.isnan().any() or (infinite_too and each.isinf().any())) for each in numbers)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

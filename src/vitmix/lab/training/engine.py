@@ -1,6 +1,7 @@
 """Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -26,8 +27,8 @@ DROPOUT = 1  # names a stream of random numbers
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
 
 
-class NonFiniteLoss(RuntimeError):
-    """The loss is not a number any more; the text says where, and what is left."""
+class NonFinite(RuntimeError):
+    """The loss or the state is not finite any more; the text says where, and what is left."""
 
 
 class Trainer:
@@ -122,7 +123,7 @@ class Trainer:
         """Trains to the end, from the newest checkpoint if there is one. Returns the exit code."""
         try:
             return self._run()
-        except NonFiniteLoss as error:
+        except NonFinite as error:
             self.reporter.say(f"Stopped: {error}.")
             return 1
         finally:
@@ -216,7 +217,7 @@ class Trainer:
         """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
         usable = self.stepper.clip(loss)
         if usable and self.world == 1 and self.device.type == "cpu" and not torch.isfinite(loss):
-            raise self._not_finite(self.update)  # before it reaches the weights; a GPU is asked with each report
+            raise self._lost_loss(self.update)  # before it reaches the weights; a GPU is asked with each report
         return usable
 
     def _check_finite(self) -> None:
@@ -224,13 +225,23 @@ class Trainer:
         bad = self.tally.first_bad >= 0
         if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
             found = processes.gather(self.accelerator, self.tally.first_bad)
-            raise self._not_finite(self._first_update + min(number for number in found if number >= 0))
+            raise self._lost_loss(self._first_update + min(number for number in found if number >= 0))
 
-    def _not_finite(self, update: int) -> NonFiniteLoss:
+    def _check_state(self) -> None:
+        """A finite loss can have a gradient that is not: what it did to the weights must not be saved."""
+        lost = state.nonfinite_part(self)
+        if lost is not None:
+            raise self._not_finite(f"{lost} not finite after update {self.update}")
+
+    def _lost_loss(self, update: int) -> NonFinite:
+        return self._not_finite(f"the loss was not finite at update {update}")
+
+    def _not_finite(self, what: str) -> NonFinite:
         newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        return NonFiniteLoss(
-            f"the loss was not finite at update {update} with method {self.config.method!r}; the last good checkpoint "
-            f"is {newest or 'the start'}; lower the learning rate, or pass --skip-nonfinite"
+        skip = "" if self.config.skip_nonfinite else ", or pass --skip-nonfinite"
+        return NonFinite(
+            f"{what} with method {self.config.method!r}; the last good checkpoint is {newest or 'the start'}; "
+            f"lower the learning rate{skip}"
         )
 
     def _report(self, epoch: int) -> None:
@@ -255,6 +266,7 @@ class Trainer:
         )
 
     def _finish_epoch(self, epoch: int) -> None:
+        self._check_state()
         position = self.position
         row: Row = {"epoch": epoch + 1, "lr": self.optimizer.param_groups[-1]["lr"]}
         row |= self.tally.means(self.accelerator)
@@ -287,7 +299,9 @@ class Trainer:
 
     def _keep_best(self, row: Row) -> None:
         name, best = self.config.best, self.position.best
-        if name not in row or (best is not None and not is_better(name, row[name], best[name])):
+        if not math.isfinite(row.get(name, math.nan)):  # not evaluated, or NaN, than which nothing would be better
+            return
+        if best is not None and not is_better(name, row[name], best[name]):
             return
         model = self.ema.module if self.ema is not None and name.startswith("ema_") else self.core.model
         weights = sharding.whole(model.state_dict())  # in all processes
@@ -322,6 +336,7 @@ class Trainer:
     def _save(self) -> str:
         """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
         self._check_finite()
+        self._check_state()
         self.position.overflowed += self.stepper.take_overflows()
         if self.update > self._reported[1]:  # updates that no report has counted; a resumed run will not
             self._count_training()

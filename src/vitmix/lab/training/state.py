@@ -1,9 +1,16 @@
 """The state of a training as a checkpoint holds it, and the way back."""
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from vitmix.lab.training import checkpoints, processes, sharding
 from vitmix.lab.training.checkpoints import Checkpoint
@@ -50,6 +57,31 @@ def capture(trainer: "Trainer") -> Checkpoint:
     }
     ema = None if trainer.ema is None else trainer.ema.module.state_dict()
     return Checkpoint(sharding.whole(trainer.core.model.state_dict()), ema, training)
+
+
+@torch.no_grad()
+def nonfinite_part(trainer: "Trainer") -> str | None:
+    """What of the state is NaN or infinite, with its verb; all processes must call this together.
+
+    One reduction for all tensors, and the host waits once. Buffers may be infinite, as attention masks are.
+    """
+    models = {"the weights are": trainer.core}
+    if trainer.ema is not None:
+        models["the averaged weights are"] = trainer.ema.module
+    optimizer, _ = checkpoints.pack(trainer.optimizer.state_dict())
+    found = {name: ~torch.isfinite(_largest(model.parameters())) for name, model in models.items()}
+    found["the optimizer's state is"] = ~torch.isfinite(_largest(optimizer.values()))
+    buffers = [torch.isnan(_largest(model.buffers())) for model in models.values()]
+    flags = torch.stack([each.to(trainer.device) for each in (*found.values(), *buffers)]).tolist()
+    everywhere = [any(each) for each in zip(*processes.gather(trainer.accelerator, flags), strict=True)]
+    names = [*found, *models]
+    return next((name for name, flag in zip(names, everywhere, strict=True) if flag), None)
+
+
+def _largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute value; NaN if there is one."""
+    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    return get_total_norm([each for each in own if each.is_floating_point() and each.numel()], math.inf)
 
 
 def broken_images(trainer: "Trainer") -> list[str]:
