@@ -6,16 +6,37 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from vitmix.lab.cli import COMMANDS
+from vitmix.lab.training.output import flush_or_discard
 
 BAD_INPUT = 2
+CLOSED_PIPE = 141  # as a shell reports a tool that SIGPIPE ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     warnings.formatwarning = lambda message, *_, **__: f"vitmix: note: {message}\n"
+    failure: OSError | None = None
+    code = 1
+    try:
+        code = _main(arguments)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        code = CLOSED_PIPE
+    finally:  # argparse leaves by SystemExit when it has printed its help
+        # What is left in the buffers would fail when the interpreter ends, with a traceback.
+        failure = flush_or_discard(sys.stdout) or flush_or_discard(sys.stderr)
+    if failure is None or code:
+        return code
+    if isinstance(failure, BrokenPipeError):
+        return CLOSED_PIPE
+    print(f"vitmix: error: the output could not be written: {failure.strerror}", file=sys.stderr)
+    return 1
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -28,12 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise _unknown_argument(unknown[0], namespace.parser)
         return namespace.run(namespace)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        sys.stdout = None
-        return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # every process comes here; another node may have other files
-            print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
+            with suppress(BrokenPipeError):
+                print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
 
 

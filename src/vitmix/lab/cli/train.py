@@ -11,6 +11,7 @@ import yaml
 from vitmix.lab.cli._command import Command
 from vitmix.lab.cli.recipes import list_all
 from vitmix.lab.training import config
+from vitmix.lab.training.output import unfailing_output
 
 if TYPE_CHECKING:
     from vitmix.lab.data.images import ImageSet
@@ -63,7 +64,8 @@ def _run(namespace: argparse.Namespace) -> int:
     if "model_args" in flags:
         flags["model_args"] = dict(map(key_and_value, flags["model_args"]))
     settings = config.resolve(flags, namespace.config)
-    return _train(settings)
+    with unfailing_output():
+        return _train(settings)
 
 
 def _train(settings: config.TrainConfig) -> int:

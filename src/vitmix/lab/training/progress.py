@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.output import Unfailing
 
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Reporter:
     def __init__(self, *, enabled: bool, epochs: int, updates: int, columns: Iterable[str]) -> None:
         self.enabled, self.epochs, self.updates = enabled, epochs, updates
         self.columns = tuple(columns)
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = Console(file=sys.stdout and Unfailing(sys.stdout), highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self._task = TaskID(0)
         self._header_shown = False
@@ -76,9 +76,7 @@ class Reporter:
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
         if self.enabled:
-            with suppress(OSError):  # a log on a full disk is no reason to stop
-                self.console.print(text, markup=False)
-                self.console.file.flush()
+            self.console.print(text, markup=False)
 
     def update(self, *, epoch: int, update: int, loss: float, lr: float, rate: float, left: float) -> None:
         """Progress within an epoch: loss since its start, images per second, seconds to the end of training."""
