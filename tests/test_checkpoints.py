@@ -3,8 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +251,85 @@ def test_a_checkpoint_written_but_not_renamed_is_put_in_place(tmp_path: Path) ->
     half = tmp_path / f".{checkpoints.PREFIX}000000009{checkpoints.PARTIAL}"
     half.mkdir()
     assert checkpoints.settle_partial(tmp_path) == [f"{checkpoints.PREFIX}000000009"] and not half.exists()
+
+
+class Kill(BaseException):
+    """The end of the process: no handler of errors runs after it."""
+
+
+def operations(action: Callable[[], object], kill_at: int = -1) -> int:
+    """How many file operations an action made before it ended, or was killed before the one of this number."""
+    count = 0
+
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **settings: Any) -> Any:
+            nonlocal count
+            if count == kill_at:
+                raise Kill
+            count += 1
+            return operation(*arguments, **settings)
+
+        return act
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        with suppress(Kill):
+            action()
+    return count
+
+
+def test_a_kill_while_a_checkpoint_is_written_again(tmp_path: Path) -> None:
+    """At every file operation, and again while the next start tidies up: the old or the new one is there, whole."""
+
+    def write(folder: Path, number: float) -> None:
+        checkpoints.save_checkpoint(folder, 7, some(number), keep=1)
+
+    def settled(folder: Path) -> float:
+        checkpoints.settle_partial(folder)
+        newest, damaged = checkpoints.newest_checkpoint(folder)
+        assert newest is not None and not damaged and names(folder) == [newest.name]
+        return checkpoints.load_checkpoint(newest).training["number"]
+
+    old, found = tmp_path / "old", []
+    write(old, 1)
+    whole = shutil.copytree(old, tmp_path / "whole")
+    for number in range(operations(lambda: write(whole, 2))):
+        left = shutil.copytree(old, tmp_path / f"killed{number}")
+        assert operations(lambda left=left: write(left, 2), kill_at=number) == number
+        once = shutil.copytree(left, tmp_path / f"killed{number}-once")
+        for again in range(operations(lambda once=once: checkpoints.settle_partial(once))):
+            twice = shutil.copytree(left, tmp_path / f"killed{number}-{again}")
+            operations(lambda twice=twice: checkpoints.settle_partial(twice), kill_at=again)
+            settled(twice)
+        found.append(settled(left))
+    assert found == sorted(found) and {*found} == {1, 2}
+
+
+def test_a_whole_checkpoint_replaces_its_damaged_twin(tmp_path: Path) -> None:
+    """As a kill left them while the old one was being removed before the new one took its place."""
+    target = checkpoints.save_checkpoint(tmp_path, 7, some(1), keep=1)
+    whole = checkpoints.save_checkpoint(tmp_path / "other", 7, some(2), keep=1)
+    whole.rename(tmp_path / f".{target.name}{checkpoints.PARTIAL}")
+    (tmp_path / "other").rmdir()
+    (target / "model.safetensors").unlink()
+    checkpoints.settle_partial(tmp_path)
+    assert names(tmp_path) == [target.name] and checkpoints.find_damage(target) is None
+
+
+def test_a_failed_replacement_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = checkpoints.save_checkpoint(tmp_path, 7, some(1), keep=1)
+    rename = Path.rename
+
+    def fail(self: Path, place: Path) -> Path:
+        if self.name.endswith(checkpoints.PARTIAL):
+            raise OSError(5, "Input/output error")
+        return rename(self, place)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.save_checkpoint(tmp_path, 7, some(2), keep=1)
+    assert names(tmp_path) == [target.name] and checkpoints.load_checkpoint(target).training["number"] == 1
 
 
 def _write(path: Path, failed: Any) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
-PREFIX, PARTIAL, DAMAGED = "update-", ".partial", "damaged-"
+PREFIX, PARTIAL, OLD, DAMAGED = "update-", ".partial", ".old", "damaged-"
 Tensors = dict[str, Tensor]
 
 
@@ -62,6 +63,14 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that outlives a power cut."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in new:
+        _sync_folder(each.parent)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -124,9 +133,9 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
 
     Checkpoints of later updates do not count: the training did not resume from them, so they are damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     target = folder / f"{PREFIX}{update:09d}"
-    partial = folder / f".{target.name}{PARTIAL}"
+    partial = _hidden(target, PARTIAL)
     tensors, skeleton = pack(checkpoint.training)
     files = {
         "model.safetensors": safetensors.torch.save(host_copies(checkpoint.model)),
@@ -138,22 +147,39 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
     manifest = {name: {"bytes": len(content), "sha256": _checksum(content)} for name, content in files.items()}
     files[MANIFEST] = json.dumps(manifest, indent=1).encode()
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         partial.mkdir()
         for name, content in files.items():
             _write(partial / name, content)
         _sync_folder(partial)
-        # If the process ends between these two lines, `settle_partial` puts the new one in place.
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        _put_in_place(partial, target)
     except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         raise
-    _sync_folder(folder)
     older = [path for path in list_checkpoints(folder) if update_of(path) < update]
     for path in older[: max(0, len(older) - keep + 1)]:
         _remove(path)
     return target
+
+
+def _put_in_place(whole: Path, target: Path) -> None:
+    """Renames a whole checkpoint. One of that name is removed last: until then `settle_partial` finds either."""
+    old = _hidden(target, OLD)
+    if target.exists():
+        _remove(old)
+        target.rename(old)
+    try:
+        whole.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    _sync_folder(target.parent)
+    _remove(old)
+
+
+def _hidden(target: Path, suffix: str) -> Path:
+    return target.with_name(f".{target.name}{suffix}")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -248,16 +274,31 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def settle_partial(folder: Path) -> list[str]:
-    """Puts checkpoints in place that were written but not renamed; removes unfinished ones and returns their names."""
-    removed = []
-    for path in sorted(folder.glob(f".{PREFIX}*{PARTIAL}")) if folder.is_dir() else []:
-        name = path.name.removeprefix(".").removesuffix(PARTIAL)
-        if not (folder / name).exists() and find_damage(path) is None:
-            path.rename(folder / name)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            removed.append(name)
-    return removed
+    """Ends what a killed process began: of a checkpoint and its new or old version the newest whole one stays.
+
+    Returns the names of those whose writing was not finished.
+    """
+    unfinished = []
+    for target in _unsettled(folder):
+        partial, old = _hidden(target, PARTIAL), _hidden(target, OLD)
+        if partial.exists() and find_damage(partial) is None:
+            _put_in_place(partial, target)
+            continue
+        if partial.exists():
+            _remove(partial)
+            unfinished.append(target.name)
+        if old.exists() and find_damage(target) is not None and find_damage(old) is None:
+            _remove(target)
+            old.rename(target)
+        _remove(old)
+    return unfinished
+
+
+def _unsettled(folder: Path) -> list[Path]:
+    """The checkpoints, there or not, beside which a new or an old version lies."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    found = [re.fullmatch(rf"\.({PREFIX}[0-9]+)({PARTIAL}|{OLD})", name) for name in names]
+    return sorted({folder / each[1] for each in found if each})
 
 
 def _remove(path: Path) -> None:
