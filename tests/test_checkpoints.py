@@ -140,6 +140,23 @@ def test_damage_that_cannot_be_moved_aside_is_still_told(tmp_path: Path, monkeyp
     assert "update-000000007 is damaged and was skipped" in remark and path.exists()
 
 
+def test_stray_names_are_left_alone(tmp_path: Path) -> None:
+    strays = ["update-", "update-000000120.bak", "update-9", "update-٠٠٠٠٠٠٠٠٩", "update--00000009", "notes.txt"]
+    strays += [".update-000000120.bak.partial", ".update-x.old", "damaged-update-000000120.bak", "damaged-"]
+    for name in strays:
+        (tmp_path / name).mkdir()
+    damage(checkpoints.save_checkpoint(tmp_path, 8, some(8), keep=1))
+    (tmp_path / "update-000000009").write_text("a file")
+    assert checkpoints.settle_partial(tmp_path) == []
+    newest, remarks = checkpoints.move_damaged(tmp_path, keep=1)
+    assert newest is None and len(remarks) == 2
+    for update in (3, 12_345_678_901):
+        path = checkpoints.save_checkpoint(tmp_path, update, some(1), keep=1)
+        assert checkpoints.newest_checkpoint(tmp_path) == (path, []) and checkpoints.update_of(path) == update
+    aside = ["damaged-update-000000008", "damaged-update-000000009"]
+    assert names(tmp_path) == sorted([*strays, *aside, path.name])
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "ema.safetensors"])
 def test_numbers_that_are_not_finite_are_damage(tmp_path: Path, name: str) -> None:
     saved = some(1)

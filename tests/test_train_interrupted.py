@@ -113,6 +113,15 @@ def test_damaged_checkpoints_do_not_crowd_out_new_ones(
     assert same_weights(weights(finished), weights(output))
 
 
+def test_stray_names_do_not_stop_resuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_until(tmp_path / "run", 5, checkpoint_every="2 steps")
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(folder / "update-000000004", folder / "update-000000120.bak")
+    train(tmp_path / "run")
+    assert "resuming at update 4 of 12 (epoch 1)\n" in capsys.readouterr().out
+    assert (folder / "update-000000120.bak").exists()
+
+
 def test_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
 PREFIX, PARTIAL, OLD, DAMAGED = "update-", ".partial", ".old", "damaged-"
+NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
 Tensors = dict[str, Tensor]
 
 
@@ -183,8 +184,9 @@ def _hidden(target: Path, suffix: str) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first, complete or not."""
-    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+    """The checkpoints of a folder, oldest first, complete or not; other names are ignored."""
+    entries = [*folder.iterdir()] if folder.is_dir() else []
+    return sorted((path for path in entries if NAME.fullmatch(path.name)), key=update_of)
 
 
 def update_of(path: Path) -> int:
@@ -215,7 +217,8 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
         except OSError as error:
             remarks.append(f"checkpoint {path.name} is damaged and was skipped: {why}; renaming it failed: {error}")
     if moved:
-        before = [path for path in sorted(folder.glob(f"{DAMAGED}{PREFIX}*")) if path not in moved]
+        aside = [path for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name.removeprefix(DAMAGED))]
+        before = [path for path in aside if path.name.startswith(DAMAGED) and path not in moved]
         for path in before[: max(0, len(before) + len(moved) - max(keep, len(moved)))]:
             _remove(path)
         _sync_folder(folder)
@@ -296,9 +299,8 @@ def settle_partial(folder: Path) -> list[str]:
 
 def _unsettled(folder: Path) -> list[Path]:
     """The checkpoints, there or not, beside which a new or an old version lies."""
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    found = [re.fullmatch(rf"\.({PREFIX}[0-9]+)({PARTIAL}|{OLD})", name) for name in names]
-    return sorted({folder / each[1] for each in found if each})
+    hidden = [entry for entry in folder.iterdir() if entry.suffix in (PARTIAL, OLD)] if folder.is_dir() else []
+    return sorted({folder / entry.stem[1:] for entry in hidden if NAME.fullmatch(entry.stem[1:])})
 
 
 def _remove(path: Path) -> None:
