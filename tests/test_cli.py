@@ -1,5 +1,6 @@
 """The command: lists, help, and one sentence with exit code 2 for every kind of wrong input."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_unwritable_output(tmp_path: Path, tiny_file: str, capsys: pytest.Captur
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     assert "not a run folder" in refused(capsys, "train", "--config", tiny_file, "--output", str(tmp_path / "full"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every name is Unicode")
+def test_a_run_folder_whose_name_is_not_unicode(
+    tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights could be written and not read again, so a training there could not be resumed."""
+    output = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
+    said = refused(capsys, "train", "--config", tiny_file, "--output", output)
+    assert "must be valid UTF-8" in said and "run\\udcff" in said and not Path(output).exists()
 
 
 def test_resuming_another_configuration(tmp_path: Path, tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,13 @@ class RunFolder:
 
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else, without touching it."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"the name of the run folder must be valid UTF-8, got {str(self.path)!a}: safetensors could not read "
+                "its weights; give another --output, or rename the folder"
+            ) from None
         if not self.exists:
             if config.resume:
                 raise ValueError(f"there is no run to resume in {self.path}; leave --resume out to start one")
