@@ -219,7 +219,7 @@ def training_command(settings: Path) -> list[str]:
 def take(file: Path) -> int:
     """Locks a file, which is made if need be, until the number returned is closed; BlockingIOError if it is taken."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_RDWR | os.O_CREAT)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,11 +230,12 @@ def take(file: Path) -> int:
 
 
 def is_busy(folder: RunFolder) -> bool:
-    """Whether another process trains in a folder."""
-    lock = folder.path / ".lock"
-    if fcntl is None or not lock.exists():
+    """Whether a process trains in a folder."""
+    if folder.is_open_here:
+        return True
+    if fcntl is None or not folder.lock.exists():
         return False
-    with open(lock, "rb") as file:
+    with open(folder.lock, "rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -48,7 +48,7 @@ def write_file(path: Path, content: bytes) -> None:
     try:
         _write(partial, content)
         partial.replace(path)
-    except OSError:
+    except BaseException:  # Ctrl-C included
         partial.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)

@@ -1,5 +1,6 @@
 """Run folders: one training each. Whether one may be started or continued is decided before anything is written."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.checkpoints import PARTIAL, make_folder, write_file
 from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
 
 try:
@@ -17,6 +18,9 @@ except ImportError:  # Windows has none; two trainings in one folder are then no
     fcntl = None
 
 LOG = "train.log"  # begins before the run itself
+METRICS = ("metrics.csv", "metrics.jsonl")
+# The kernel gives a process any lock that it has, and takes it away when any file of that name is closed.
+_open_here: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
 
 
 class RunFolder:
@@ -36,7 +40,8 @@ class RunFolder:
         self.log = path / LOG
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.checkpoints = path / "checkpoints"
-        self._lock: int | None = None
+        self.lock = path / ".lock"
+        self._handle: int | None = None
 
     @property
     def exists(self) -> bool:
@@ -81,24 +86,50 @@ class RunFolder:
 
     def open(self, config: TrainConfig) -> None:
         """Makes the folder this process's, and stores the configuration if there is none yet."""
+        if self.is_open_here:
+            raise ValueError(f"this process is already training in {self.path}; give another --output")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)  # held until the process ends
+            make_folder(self.path)
+            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)  # held until the process ends
         except OSError as error:
             raise ValueError(f"cannot write to the run folder {self.path}: {error.strerror}") from None
-        if fcntl is not None:
-            try:
+        try:
+            if fcntl is not None:
                 # Not flock: a worker process would inherit it and hold it for seconds after its parent was killed.
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise ValueError(f"another process is training in {self.path}; give another --output") from None
+            why = f"{error.strerror}; give another --output"
+            raise ValueError(f"cannot lock the run folder {self.path}: {why}") from None
+        self._handle = handle
+        _open_here[_identity(handle)] = os.getpid()
+        self._remove_unfinished()
         if not self.exists:
             write_file(self.config, to_yaml(replace(config, resume=None)).encode())
 
+    @property
+    def is_open_here(self) -> bool:
+        """Whether this process has the folder open; asking the kernel would end its own lock."""
+        return self.lock.exists() and _open_here.get(_identity(self.lock)) == os.getpid()
+
+    def __del__(self) -> None:
+        self.close()  # of a training that was never run
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a killed training had not finished writing. Other commands write without the lock."""
+        own = [each.name for each in (self.config, self.summary, self.best, self.last)] + [*METRICS]
+        unfinished = re.compile(rf"\.({'|'.join(map(re.escape, own))})\.[0-9]+{re.escape(PARTIAL)}")
+        for path in self.path.iterdir():
+            if unfinished.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._handle is not None:
+            _open_here.pop(_identity(self._handle), None)
+            os.close(self._handle)
+            self._handle = None
 
 
 def folder_for(config: TrainConfig) -> RunFolder:
@@ -112,6 +143,11 @@ def folder_for(config: TrainConfig) -> RunFolder:
         *re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|$))", config.method),
     ]
     return RunFolder(Path("runs") / "-".join([*words[:4], number]))
+
+
+def _identity(file: Path | int) -> tuple[int, int]:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino
 
 
 def _visible(entry: os.PathLike[str]) -> bool:

@@ -1,0 +1,105 @@
+"""Run folders: one training at a time in each, and nothing left of those that were killed."""
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from training import tiny
+from vitmix.lab.comparison.runner import is_busy, take
+from vitmix.lab.training import checkpoints, runs
+from vitmix.lab.training.runs import RunFolder
+
+CONFIG = tiny("unused")
+
+
+def in_another_process(folder: Path) -> bool:
+    """Whether a training in another process is refused."""
+    child = os.fork()
+    if child == 0:
+        try:
+            RunFolder(folder).open(CONFIG)
+        except ValueError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_folder_is_opened_once(tmp_path: Path) -> None:
+    """The kernel would give a process the lock twice, and take both away when one is closed."""
+    first, second, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link"), RunFolder(tmp_path / "other")
+    first.open(CONFIG)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(ValueError, match="this process is already training in"):
+        second.open(CONFIG)
+    second.close()
+    other.open(CONFIG)
+    other.close()
+    assert is_busy(first) and in_another_process(tmp_path / "run")
+    assert not is_busy(other) and not in_another_process(tmp_path / "other")
+    first.close()
+    assert not is_busy(first) and not in_another_process(tmp_path / "run")
+    second.open(CONFIG)
+    assert in_another_process(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    second.close()
+    first.open(CONFIG)
+    del first  # never trained
+    assert not in_another_process(tmp_path / "run")
+
+
+def test_a_lock_that_cannot_be_had_is_not_called_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(runs.fcntl, "lockf", fail)
+    with pytest.raises(ValueError, match="cannot lock the run folder .*: No locks available"):
+        RunFolder(tmp_path / "run").open(CONFIG)
+
+
+def test_the_lock_is_no_program(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        folder = RunFolder(tmp_path / "run")
+        folder.open(CONFIG)
+        folder.close()
+        os.close(take(tmp_path / "other" / ".lock"))
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name / ".lock").stat().st_mode) for name in ("run", "other")]
+    assert modes == [0o644, 0o644]
+
+
+def test_unfinished_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    """Those of the training, once it holds the lock; other commands may be writing theirs."""
+    place, folder = tmp_path / "run", RunFolder(tmp_path / "run")
+    folder.open(CONFIG)
+    ours = ["best.safetensors", "last.safetensors", "metrics.csv", "metrics.jsonl", "summary.json", "config.yaml"]
+    others = [
+        ".evaluation.json.12.partial",
+        ".best.safetensors.partial",
+        ".best.safetensors.x.partial",
+        "best.12.partial",
+    ]
+    for name in (*(f".{each}.{number}.partial" for each in ours for number in (12, 4711)), *others):
+        (place / name).touch()
+    with pytest.raises(ValueError, match="already training"):
+        RunFolder(place).open(CONFIG)
+    assert len([*place.glob(".*.partial")]) == 2 * len(ours) + 3
+    folder.close()
+    folder.open(CONFIG)
+    assert {each.name for each in place.iterdir()} == {".lock", "config.yaml", *others}
+    folder.close()
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.write_file(tmp_path / "best.safetensors", b"new")
+    assert [*tmp_path.iterdir()] == []
