@@ -1,5 +1,6 @@
 """A state with NaN or infinite numbers is never saved as a checkpoint, nor called a finished training."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from training import one_thread, poison_gradient, tiny, train, weights  # noqa: F401
+from training import one_thread, poison_gradient, rows, tiny, train, weights  # noqa: F401
+from vitmix import cli
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
 
@@ -51,6 +53,25 @@ def test_a_measure_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
     trainer._measure = lost_at_first
     assert trainer.run() == 0
     assert trainer.position.best is not None and trainer.position.best["epoch"] == 2
+
+
+def test_files_are_valid_json_and_leave_out_what_is_not_finite(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    trainer = Trainer(tiny(tmp_path / "run"))
+    measure = trainer._measure
+    lost = {"accuracy": 0.5, "eval_loss": math.nan}
+    trainer._measure = lambda model: lost if trainer.position.epoch == 1 else measure(model) | {"eval_loss": -math.inf}
+    assert trainer.run() == 0
+    written = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line, parse_constant=refuse) for line in written]
+    assert [sorted({"accuracy", "eval_loss", "loss"} & row.keys()) for row in lines] == [["accuracy", "loss"]] * 2
+    assert [row["eval_loss"] for row in rows(tmp_path / "run")] == ["", ""]
+    summary = json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=refuse)
+    assert summary["last"] == lines[-1] and summary["accuracy"] == 0.5
+    report = ["report", str(tmp_path / "run"), "--output", str(tmp_path / "page.html"), "--examples", "0", "--no-eval"]
+    assert cli.main(report) == 0
 
 
 @pytest.mark.parametrize(

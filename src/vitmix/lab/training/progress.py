@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,19 +14,21 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from vitmix.lab.training.checkpoints import write_file
 from vitmix.lab.training.output import Unfailing
+from vitmix.lab.training.runs import METRICS
 
 Row = dict[str, Any]
 
 
 class MetricsFiles:
-    """metrics.csv and metrics.jsonl: one row per epoch, the same in both."""
+    """metrics.csv and metrics.jsonl: one row per epoch, the same in both; what is not finite is left out."""
 
     def __init__(self, folder: Path, columns: Iterable[str]) -> None:
         self.columns = tuple(columns)
-        self.csv, self.jsonl = folder / "metrics.csv", folder / "metrics.jsonl"
+        self.csv, self.jsonl = (folder / name for name in METRICS)
 
     def write(self, rows: list[Row]) -> None:
         """Writes the files with these rows: all of them, so that what a full disk kept out is made up for."""
+        rows = [finite(row) for row in rows]
         write_file(self.csv, "".join([self._line(self.columns), *map(self._csv, rows)]).encode())
         write_file(self.jsonl, "".join(map(self._json, rows)).encode())
 
@@ -33,13 +36,18 @@ class MetricsFiles:
         return self._line(row.get(name, "") for name in self.columns)
 
     def _json(self, row: Row) -> str:
-        return json.dumps(row) + "\n"
+        return json.dumps(row, allow_nan=False) + "\n"
 
     @staticmethod
     def _line(values: Iterable[Any]) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(values)
         return text.getvalue()
+
+
+def finite(row: Row) -> Row:
+    """A row without what is NaN or infinite, which JSON cannot hold."""
+    return {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 class Reporter:

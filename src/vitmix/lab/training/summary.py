@@ -7,7 +7,7 @@ import torch
 
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.training import prepare
-from vitmix.lab.training.progress import duration
+from vitmix.lab.training.progress import duration, finite
 from vitmix.lab.training.state import broken_images
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ def summarize(trainer: "Trainer") -> dict[str, Any]:
     return {
         "text": _text(trainer, broken),
         "accuracy": last["accuracy"],
-        "best": position.best,
-        "last": last,
+        "best": position.best and finite(position.best),
+        "last": finite(last),
         "epochs": config.total_epochs,
         "updates": trainer.total_updates,
         "seconds": position.wall,
