@@ -122,6 +122,36 @@ def test_stray_names_do_not_stop_resuming(tmp_path: Path, capsys: pytest.Capture
     assert (folder / "update-000000120.bak").exists()
 
 
+def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A resumed run chooses new ones; deleted later, the summary and a finished run say what is there."""
+    output = tmp_path / "run"
+    train_until(output, 7, checkpoint_every="6 steps")
+    (output / "best.safetensors").unlink()
+    trainer = Trainer(tiny(output))
+    tell = trainer._tell
+
+    def tell_and_delete(row: dict[str, object]) -> None:
+        assert trainer.position.best is not None and trainer.position.best["epoch"] == 2
+        (output / "best.safetensors").unlink()
+        tell(row)
+
+    trainer._tell = tell_and_delete
+    assert trainer.run() == 0
+    said = capsys.readouterr().out
+    assert f"{output / 'best.safetensors'} is missing: the best weights are chosen from here on" in said
+    text = said[said.index("Trained ") :]
+    assert "best.safetensors" not in text and f"Weights   {output / 'last.safetensors'} (final)" in text
+    assert f"checkpoint_path='{output / 'last.safetensors'}'" in text
+    assert json.loads((output / "summary.json").read_text())["best"] is None
+
+    train(tmp_path / "whole")
+    (tmp_path / "whole" / "best.safetensors").unlink()
+    capsys.readouterr()
+    train(tmp_path / "whole")
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'whole' / 'best.safetensors'} is missing" in said
+
+
 def test_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

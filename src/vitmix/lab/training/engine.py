@@ -138,6 +138,8 @@ class Trainer:
         summary = processes.on_main(self.accelerator, self.folder.read_summary)
         if summary is not None:
             self.reporter.say(f"This run is finished.\n{summary['text']}")
+            if not self.folder.best.exists() and summary.get("best") is not None:
+                self.reporter.say(f"{self.folder.best} is missing; {self.folder.last.name} holds the final weights.")
             return 0
         self._start()
         with self.stopper:

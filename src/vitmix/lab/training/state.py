@@ -106,6 +106,9 @@ def resume(trainer: "Trainer") -> list[str]:
     loaded = vars(checkpoints.load_checkpoint(path)) if accelerator.is_main_process else None
     checkpoint = Checkpoint(**processes.from_main(accelerator, loaded))
     restore(trainer, checkpoint)
+    if trainer.position.best is not None and not processes.on_main(accelerator, trainer.folder.best.exists):
+        trainer.position.best = None
+        remarks.append(f"{trainer.folder.best} is missing: the best weights are chosen from here on")
     repeated = f"; {newest - trainer.update} updates are computed again" if newest > trainer.update else ""
     remarks.append(
         f"resuming at update {trainer.update} of {trainer.total_updates} (epoch {trainer.position.epoch + 1}){repeated}"

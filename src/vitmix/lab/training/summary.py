@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def summarize(trainer: "Trainer") -> dict[str, Any]:
     """The results as plain values; `text` is what a person reads. With several processes, all must call this."""
     config, position = trainer.config, trainer.position
+    if not trainer.folder.best.exists():  # removed meanwhile, or never written
+        position.best = None
     broken = broken_images(trainer)
     last = position.history[-1]
     return {
@@ -56,17 +58,20 @@ def is_better(name: str, new: float, old: float) -> bool:
 
 def _text(trainer: "Trainer", broken: list[str]) -> str:
     config, position = trainer.config, trainer.position
-    best, last = position.best or {}, position.history[-1]
-    value = best.get(config.best)
-    shown = "-" if value is None else f"{value:.4f}" if config.best.endswith("loss") else f"{100 * value:.2f} %"
-    settings = {**prepare.model_settings(config, trainer.classes), "checkpoint_path": str(trainer.folder.best)}
+    best, last, folder = position.best, position.history[-1], trainer.folder
+    shown, weights, named = "", folder.last, f"{folder.last} (final)"
+    if best is not None:
+        value = best[config.best]
+        number = f"{value:.4f}" if config.best.endswith("loss") else f"{100 * value:.2f} %"
+        shown = f"; best {config.best} {number} (epoch {best['epoch']})"
+        weights, named = folder.best, f"{folder.best} (best), {folder.last.name} (final)"
+    settings = {**prepare.model_settings(config, trainer.classes), "checkpoint_path": str(weights)}
     arguments = ", ".join(f"{key}={value!r}" for key, value in settings.items())
     lines = [
         f"Trained   {config.total_epochs} epoch{'s' * (config.total_epochs != 1)} in {duration(position.wall)}, "
         "evaluation and checkpoints included",
-        f"Accuracy  {100 * last['accuracy']:.2f} % on {trainer.eval_images.description}; "
-        f"best {config.best} {shown} (epoch {best.get('epoch', '-')})",
-        f"Weights   {trainer.folder.best} (best), {trainer.folder.last.name} (final)",
+        f"Accuracy  {100 * last['accuracy']:.2f} % on {trainer.eval_images.description}{shown}",
+        f"Weights   {named}",
         f"Load      timm.create_model({config.model!r}, {arguments})",
     ]
     if position.skipped:
