@@ -33,7 +33,7 @@ from vitmix.lab.evaluation import (
 )
 from vitmix.lab.evaluation.cost import count_flops, count_parameters
 from vitmix.lab.evaluation.measure import check_finite, top_predictions
-from vitmix.lab.evaluation.subject import weights_facts
+from vitmix.lab.training.header import read_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIXTEEN = "shapes(size=16, length=48, test_length=24)"
@@ -159,7 +159,7 @@ def test_moved_weights_know_their_model_and_preprocessing(run: Path, tmp_path: P
     assert [getattr(subject.augmentation, name) for name in fields] == [
         getattr(own.augmentation, name) for name in fields
     ]
-    assert weights_facts(moved)["model"] == "vit_tiny_patch16_224"
+    assert read_header(moved).model == "vit_tiny_patch16_224"
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(subject.model(images), own.model(images))
 

@@ -17,8 +17,9 @@ from vitmix._checks import check_choice, check_count
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet, match_names
 from vitmix.lab.training import prepare
-from vitmix.lab.training.checkpoints import load_weights, read_weights, weights_facts
+from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import TrainConfig, resolve
+from vitmix.lab.training.header import Header, read_header
 from vitmix.lab.training.runs import RunFolder
 
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,31 +150,30 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     if not path.is_file():
         raise ValueError(f"{folder} has no {path.name} yet; it is written when the training gets that far")
     config, sha256 = resolve(file=run.config), checksum(path)
-    facts = weights_facts(path)
-    settings = facts.get("model_settings")
-    if settings is None:
+    header = read_header(path)
+    if header.model is None or header.num_classes is None:
         read_weights(path)  # says so if it is damaged
         raise ValueError(f"{path} does not say what model it belongs to; was it written by vitmix train?")
     # The file's own word: a recipe that changed since would add its model_args to those of the stored configuration.
-    own = {name: value for name, value in settings.items() if name != "num_classes"}
-    config = dataclasses.replace(config, model=facts["model"], model_args=own, size=size or config.size)
-    subject = _built(config, settings["num_classes"], str(path), facts.get("classes"))
+    config = dataclasses.replace(config, model=header.model, model_args=header.model_args, size=size or config.size)
+    subject = _built(config, header.num_classes, str(path), header.classes)
     load_weights(subject.model, path)
     return dataclasses.replace(subject, run=folder, sha256=sha256)
 
 
 def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: int | None) -> Subject:
-    sha256, facts = checksum(path), {} if model is not None else weights_facts(path)
-    name = model or facts.get("model")
+    sha256, header = checksum(path), Header() if model is not None else read_header(path)
+    name = model or header.model
     if name is None:
         read_weights(path)  # says so if it is damaged
         raise ValueError(f"{path} does not say what model it belongs to; give --model NAME of timm")
-    settings = {**facts.get("model_settings", {}), **model_args}
-    outputs = settings.pop("num_classes", None) or _outputs(name, settings, path)
-    config = _with_own_interpolation(TrainConfig(model=name, model_args=settings, size=settings.get("img_size")))
-    config = dataclasses.replace(config, **facts.get("preprocessing", {}))
+    settings = {**header.model_args, **model_args}
+    outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
+    own = settings.get("img_size")  # height and width stay an argument of the model
+    config = TrainConfig(model=name, model_args=settings, size=own if isinstance(own, int) else None)
+    config = dataclasses.replace(_with_own_interpolation(config), **header.preprocessing)
     config = config if size is None else dataclasses.replace(config, size=size)
-    subject = _built(config, outputs, str(path), facts.get("classes"))
+    subject = _built(config, outputs, str(path), header.classes)
     left_out = load_weights(subject.model, path).left_out
     if left_out:
         raise ValueError(f"{path} is no classifier of {outputs} classes ({left_out[0]} differs); give num_classes")
@@ -188,14 +188,17 @@ def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int 
         cfg = timm.models.get_pretrained_cfg(name)
         outputs = cfg.num_classes if cfg is not None else 1000
     words = f"{name} with timm's published weights" if pretrained else f"{name} with random weights"
-    return dataclasses.replace(_built(_with_own_interpolation(config), outputs, words, None), trained=pretrained)
+    subject = _built(_with_own_interpolation(config), outputs, words, None, published=pretrained)
+    return dataclasses.replace(subject, trained=pretrained)
 
 
-def _built(config: TrainConfig, outputs: int, weights: str, classes: list[str] | None) -> Subject:
+def _built(
+    config: TrainConfig, outputs: int, weights: str, classes: tuple[str, ...] | None, *, published: bool = False
+) -> Subject:
+    """The model without its weights, unless those are timm's `published` ones: no file may ask for a download."""
     plain = dataclasses.replace(config, checkpoint=None, grad_checkpointing=False)
-    model, _ = prepare.build_model(plain, outputs, initial_weights=config.pretrained and classes is None)
-    settings = prepare.model_settings(config, outputs)
-    return Subject(model.eval(), plain, settings, weights, None if classes is None else tuple(classes))
+    model, _ = prepare.build_model(plain, outputs, initial_weights=published)
+    return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
 
 
 def _with_own_interpolation(config: TrainConfig) -> TrainConfig:
@@ -212,7 +215,7 @@ def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = read_weights(path).get(f"{first}.weight")
     if weight is None:
-        said = weights_facts(path).get("model")
+        said = read_header(path).model
         if said is not None and said != name:
             raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --model out")
         raise ValueError(

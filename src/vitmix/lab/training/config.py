@@ -266,11 +266,12 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
     stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
     if stored.get("checkpoint") == checkpoint:
         return {name: stored[name] for name in MODEL if name in stored}
-    from vitmix.lab.training.checkpoints import model_in, weights_file
+    from vitmix.lab.training.checkpoints import weights_file
+    from vitmix.lab.training.header import read_header
 
     if not weights_file(checkpoint).is_file():
         raise ValueError(f"there is no file of weights {weights_file(checkpoint)}")
-    found = model_in(checkpoint)
+    found = read_header(weights_file(checkpoint)).as_settings()
     return {name: value for name, value in found.items() if name != "size" or "img_size" not in model_args}
 
 

@@ -1,0 +1,110 @@
+"""Reading what others wrote: regular files of bounded size, JSON and YAML of bounded depth.
+
+What comes back is plain values that can be printed, compared and walked through; anything else is a ValueError or an
+OSError with a sentence.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+MOST_JSON, MOST_YAML = 2**25, 2**18  # bytes
+MOST_DEPTH = 64  # lists and mappings within each other; no file of ours has more than six
+MOST_VALUES = 200_000  # of a YAML file, those that it repeats by reference counted each time
+_TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file to read: a pipe would be waited for, and a device read, without an end."""
+    # A pipe is waited for while it is opened, unless it is opened without blocking.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a regular file of at most this many bytes."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{os.fspath(path)} has more than the {most:,} bytes allowed")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_bytes(path, MOST_JSON))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that a JSON text stands for."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_nesting(value)
+    return value
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that a YAML text stands for: lists, mappings, texts, numbers; dates stay texts."""
+    if len(text) > MOST_YAML:
+        raise ValueError(f"it is longer than the {MOST_YAML:,} characters allowed")
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_nesting(value, MOST_VALUES)
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def _check_nesting(value: Any, most: int | None = None) -> None:
+    """Refuses a value that holds itself, as YAML's references allow, or is too deep to be printed or written."""
+    level, depth, count = [[value]], 0, 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH + 1:
+            raise ValueError(_TOO_DEEP)
+        inside = []
+        for each in level:
+            count += len(each)
+            if most is not None and count > most:
+                raise ValueError(f"it holds more than the {most:,} values allowed")
+            for child in (*each, *each.values()) if isinstance(each, dict) else each:
+                if isinstance(child, (list, dict)):
+                    inside.append(child)
+                elif child is not None and not isinstance(child, (str, int, float, bool)):
+                    raise ValueError(f"a {type(child).__name__} is neither a text, a number, a list nor a mapping")
+        level = inside
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a file is a finite number that arithmetic cannot overflow with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e18  # NaN fails
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value from a file is a whole number from 0 on."""
+    return isinstance(value, int) and is_number(value) and value >= 0
+
+
+def are_texts(values: Any) -> bool:
+    """Whether a value from a file is a list of texts."""
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)

@@ -1,0 +1,198 @@
+"""What a file of weights says about itself: its model, how images reach it, its classes.
+
+Files come from anywhere, so nothing of a header is taken as it stands. It may name a model that timm has registered,
+arguments of that model from a fixed list, and preprocessing; each is checked for its type and range. It cannot name a
+file or an address, and it cannot make the model much larger than the weights that it comes with.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import timm
+import torch
+
+from vitmix import models as models  # its import registers names with timm
+from vitmix._reading import are_texts, is_number, parse_json
+
+MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
+SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
+
+# Arguments of the models that timm and vitmix register, those that take modules or name files left out.
+WHOLE = {  # a whole number, or one for each stage
+    *("img_size", "patch_size", "in_chans", "embed_dim", "embed_dims", "dims", "depth", "depths", "layers"),
+    *("num_heads", "head_dim", "head_hidden_size", "attn_pool_num_heads", "reg_tokens", "num_reg_tokens"),
+    *("window_size", "pretrained_window_sizes", "sr_ratios", "kernel_sizes", "depth_token_only", "cls_attn_layers"),
+    *("stem_width", "base_width", "cardinality", "num_blocks"),
+}
+NUMBER = {  # a number, or one for each stage
+    *("mlp_ratio", "mlp_ratios", "mlp_ratio_token_only", "attn_pool_mlp_ratio", "expand_ratio"),
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
+    *("init_values", "ls_init_value", "layer_scale_init_value", "head_init_scale", "norm_eps", "rope_temperature"),
+}
+SWITCH = {
+    *("qkv_bias", "qkv_fused", "qk_norm", "proj_bias", "class_token", "no_embed_class", "pool_include_prefix"),
+    *("pre_norm", "final_norm", "fc_norm", "use_fc_norm", "use_post_norm", "tokens_norm", "distilled", "linear"),
+    *("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "always_partition", "use_pos_embed"),
+    *("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_rot_pos_emb"),
+    *("scale_attn_norm", "scale_attn_inner", "scale_mlp", "scale_mlp_norm", "swiglu_mlp", "conv_mlp", "use_grn"),
+}
+WORDS = {
+    "global_pool": ("", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"),
+    "weight_init": ("", "skip", "reset", "jax", "jax_nlhb", "moco"),
+    "pos_embed": ("", "none", "learn"),
+    "positional_embedding": ("learnable", "sine", "none"),
+}
+BLOCKS = ("depth", "depths", "layers", "num_blocks", "depth_token_only", "cls_attn_layers")  # repeat tensors
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked content of a header; empty where the file was not written by `vitmix train`.
+
+    Attributes:
+        preprocessing: settings of a `TrainConfig`: `size`, `mean`, `std`, `crop_pct`, `interpolation`.
+    """
+
+    model: str | None = None
+    model_args: dict[str, Any] = field(default_factory=dict)
+    num_classes: int | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """The settings `model`, `model_args` and `size` of a training from these weights."""
+        if self.model is None:
+            return {}
+        own = {name: value for name, value in self.model_args.items() if name != "img_size"}
+        size = self.preprocessing.get("size")
+        return {"model": self.model, "model_args": own} | ({} if size is None else {"size": size})
+
+
+def read_header(path: Path) -> Header:
+    """What the header of a file of weights says; a ValueError where it says what no header may say."""
+    if path.suffix != ".safetensors":
+        return Header()
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            facts = parse_json((file.metadata() or {}).get("vitmix", "{}"))
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
+    except (safetensors.SafetensorError, OSError, ValueError):
+        return Header()  # reading the weights will say what is wrong
+    if not isinstance(facts, dict):
+        return Header()
+    try:
+        header = _checked(facts)
+        _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
+    except ValueError as problem:
+        raise ValueError(f"the header of {path} cannot be used: {problem}") from None
+    return header
+
+
+def _checked(facts: Mapping[str, Any]) -> Header:
+    model, settings = facts.get("model"), facts.get("model_settings", {})
+    preprocessing, classes = facts.get("preprocessing", {}), facts.get("classes")
+    for name, value in (("model_settings", settings), ("preprocessing", preprocessing)):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} must be a mapping, got {value!r}")
+    if model is not None:
+        _check_model(model)
+    if classes is not None and not are_texts(classes):
+        raise ValueError("classes must be a list of texts")
+    outputs = settings.get("num_classes")
+    if outputs is not None and not _whole(outputs, 1, MOST_CLASSES):
+        raise ValueError(f"num_classes must be a whole number of 1 to {MOST_CLASSES:,}, got {outputs!r}")
+    arguments = {name: value for name, value in settings.items() if name != "num_classes"}
+    for name, value in arguments.items():
+        _check_argument(name, value)
+    for name, value in preprocessing.items():
+        if name not in PREPROCESSING:
+            raise ValueError(f"it sets {name!r}, and of preprocessing it may set {', '.join(PREPROCESSING)}")
+        fits, wanted = PREPROCESSING[name]
+        if value is not None and not fits(value):
+            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    given = {name: value for name, value in preprocessing.items() if value is not None}
+    if isinstance(given.get("size"), list):
+        del given["size"]  # height and width: `img_size` is among the model's arguments then
+    given |= {name: tuple(given[name]) for name in ("mean", "std") if name in given}
+    return Header(model, arguments, outputs, given, None if classes is None else tuple(classes))
+
+
+def _check_model(model: Any) -> None:
+    """Refuses a name that timm would look for elsewhere than in its registry."""
+    try:
+        known = isinstance(model, str) and timm.is_model(model.split(".")[0])
+        timm.models.get_pretrained_cfg(str(model))
+    except RuntimeError:  # of that name there are no weights with this tag
+        known = False
+    if not known:
+        raise ValueError(f"it names the model {model!r}, which timm has not registered; give --model NAME instead")
+
+
+def _check_argument(name: str, value: Any) -> None:
+    if value is None and name in WHOLE | NUMBER | SWITCH:
+        return
+    if name in WORDS:
+        fits, wanted = value in WORDS[name], f"one of {', '.join(filter(None, WORDS[name]))}"
+    elif name in SWITCH:
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif name in WHOLE:
+        most = MOST_SIDE if name == "img_size" else MOST_WHOLE
+        fits = _one_or_several(value, lambda each: _whole(each, 0, most))
+        wanted = f"whole numbers up to {most:,}"
+    elif name in NUMBER:
+        fits, wanted = _one_or_several(value, is_number), "numbers"
+    else:
+        raise ValueError(f"it sets {name!r}, which no file may set for a model; give --model and --model-args instead")
+    if not fits:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_size(header: Header, *, tensors: int, elements: int) -> None:
+    """Refuses a model that is much larger than the weights, before any memory is taken for it."""
+    if header.model is None:
+        return
+    for name in BLOCKS:
+        value = header.model_args.get(name) or 0
+        blocks = sum(value) if isinstance(value, list) else value
+        if blocks > max(tensors, SPARE_BLOCKS):
+            raise ValueError(f"{name} is {blocks}, and the file holds {tensors} tensors")
+    settings = header.model_args | ({} if header.num_classes is None else {"num_classes": header.num_classes})
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = timm.create_model(header.model, **settings)
+    except Exception as error:  # timm asserts, divides and looks up
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"its model_settings do not fit {header.model}: {reason}") from None
+    parameters = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
+    if parameters > 2 * elements + SPARE_PARAMETERS:
+        raise ValueError(f"its {header.model} has {parameters:,} numbers, and the file holds {elements:,}")
+
+
+def _whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _one_or_several(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return len(value) <= MOST_LIST and all(map(fits, value)) if isinstance(value, list) else fits(value)
+
+
+def _colors(value: Any, fits: Callable[[float], bool] = lambda each: True) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(is_number(each) and fits(each) for each in value)
+
+
+def _size(value: Any) -> bool:
+    sides = value if isinstance(value, list) and len(value) == 2 else [value]
+    return all(_whole(side, 1, MOST_SIDE) for side in sides)
+
+
+PREPROCESSING: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "size": (_size, f"pixels up to {MOST_SIDE:,}"),
+    "mean": (_colors, "three numbers"),
+    "std": (lambda value: _colors(value, lambda each: each > 0), "three positive numbers"),
+    "crop_pct": (lambda value: is_number(value) and 0 < value <= 1, "above 0 and at most 1"),
+    "interpolation": (lambda value: value in ("bicubic", "bilinear", "random"), "bicubic, bilinear or random"),
+}

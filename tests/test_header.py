@@ -1,0 +1,159 @@
+"""Headers of weights from anywhere: nothing in them opens a connection or a file, or sets more than it may."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from training import TINY, one_thread, train  # noqa: F401
+from vitmix import cli
+from vitmix.lab.evaluation import open_subject
+from vitmix.lab.training.config import FIELDS, resolve
+from vitmix.lab.training.header import PREPROCESSING, Header, read_header
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HONEST: dict[str, Any] = {
+    "model": "vit_tiny_patch16_224",
+    "model_settings": {**TINY["model_args"], "num_classes": 8, "img_size": 16},
+    "preprocessing": {"size": 16, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2], "crop_pct": 0.9},
+    "classes": list("abcdefgh"),
+    "method": "mixup",
+}
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every address that something tried to reach."""
+    reached: list[Any] = []
+
+    def refuse(*address: Any, **settings: Any) -> None:
+        reached.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return reached
+
+
+def weights_saying(place: Path, facts: Any, **settings: Any) -> Path:
+    """A file of weights of the honest model, but for these settings, with this header."""
+    model = timm.create_model(HONEST["model"], **HONEST["model_settings"] | settings)
+    path = place / "weights.safetensors"
+    save_file(model.state_dict(), path, {"vitmix": facts if isinstance(facts, str) else json.dumps(facts)})
+    return path
+
+
+def changed(part: str, **settings: Any) -> dict[str, Any]:
+    return {**HONEST, part: {**HONEST[part], **settings}}
+
+
+def test_an_honest_header_is_believed(tmp_path: Path) -> None:
+    found = open_subject(weights_saying(tmp_path, HONEST))
+    own = found.augmentation
+    assert (own.sides, own.mean, own.std, own.crop_pct) == ((16, 16), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 0.9)
+    assert found.classes == tuple("abcdefgh") and found.settings == HONEST["model_settings"]
+
+
+def test_images_need_not_be_square(tmp_path: Path) -> None:
+    facts = changed("model_settings", img_size=[16, 24]) | {"preprocessing": {"size": [16, 24]}}
+    assert open_subject(weights_saying(tmp_path, facts, img_size=[16, 24])).augmentation.sides == (16, 24)
+
+
+HOSTILE = {
+    "an address of weights": changed("model_settings", pretrained_cfg={"url": "http://127.0.0.1:9/x.pth"}),
+    "published weights": changed("model_settings", pretrained=True),
+    "a cache": changed("model_settings", cache_dir="/tmp"),
+    "a file": changed("model_settings", checkpoint_path="/etc/passwd"),
+    "a model on the hub": {**HONEST, "model": "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"},
+    "a model in a folder": {**HONEST, "model": "local-dir:/tmp"},
+    "no name": {**HONEST, "model": ["vit_tiny_patch16_224"]},
+    "a tag that is none": {**HONEST, "model": "vit_tiny_patch16_224.nobody"},
+    "published weights as preprocessing": changed("preprocessing", pretrained=True),
+    "data": changed("preprocessing", data="hfds:somebody/something"),
+    "a batch": changed("preprocessing", batch=10**6),
+    "a huge image": changed("preprocessing", size=10**6),
+    "a text for a size": changed("preprocessing", size="16"),
+    "a mean that is none": changed("preprocessing", mean=[0, "1", 2]),
+    "a zero std": changed("preprocessing", std=[0, 0, 0]),
+    "an endless crop": changed("preprocessing", crop_pct=float("nan")),
+    "a text for a depth": changed("model_settings", depth="2"),
+    "a depth of many": changed("model_settings", depth=60_000),
+    "a wide model": changed("model_settings", embed_dim=60_000),
+    "a billion classes": changed("model_settings", num_classes=10**9),
+    "tiny patches": changed("model_settings", img_size=4096, patch_size=1),
+    "a class that is none": {**HONEST, "classes": [1, 2]},
+    "settings that are none": {**HONEST, "model_settings": [1]},
+    "preprocessing that is none": {**HONEST, "preprocessing": "mean"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_header_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, no_network: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = weights_saying(tmp_path, HOSTILE[name])
+    assert cli.main(["eval", str(path), "--data", "shapes(size=16, length=8, test_length=8)", "--cpu"]) == 2
+    with pytest.raises(ValueError, match="cannot be used"):
+        resolve({"checkpoint": str(path), "data": "shapes"})
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith(f"vitmix: error: the header of {path} cannot be used: ")
+    assert no_network == []
+
+
+def test_a_run_cannot_ask_for_a_download(tmp_path: Path, no_network: list[Any]) -> None:
+    train(tmp_path / "run", epochs=1)
+    best = tmp_path / "run" / "best.safetensors"
+    weights = load_file(best)
+    config = (tmp_path / "run" / "config.yaml").read_text().replace("pretrained: false", "pretrained: true")
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    facts = {"model": TINY["model"], "model_settings": {**TINY["model_args"], "num_classes": 8, "img_size": 16}}
+    save_file(weights, best, {"vitmix": json.dumps(facts)})  # without classes
+    assert open_subject(tmp_path / "run").config.pretrained and no_network == []
+    facts["model_settings"]["checkpoint_path"] = "/etc/passwd"
+    save_file(weights, best, {"vitmix": json.dumps(facts)})
+    with pytest.raises(ValueError, match="'checkpoint_path', which no file may set"):
+        open_subject(tmp_path / "run")
+
+
+def test_only_preprocessing_can_be_set() -> None:
+    assert set(PREPROCESSING) == {"size", "mean", "std", "crop_pct", "interpolation"} and set(PREPROCESSING) <= set(
+        FIELDS
+    )
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "3", '{"model": ' + "[" * 900 + "]" * 900 + "}"])
+def test_what_is_no_header_says_nothing(tmp_path: Path, text: str) -> None:
+    assert read_header(weights_saying(tmp_path, text)) == Header()
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(part=st.sampled_from(["model", "model_settings", "preprocessing", "classes"]), value=anything, data=st.data())
+def test_any_header_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, part: str, value: Any, data: st.DataObject
+) -> None:
+    facts = dict(HONEST)
+    if isinstance(facts[part], dict) and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(facts[part])))
+        facts[part] = {**facts[part], key: value}
+    else:
+        facts[part] = value
+    path = tmp_path_factory.mktemp("header") / "weights.safetensors"
+    save_file({"head.weight": torch.zeros(8, 16)}, path, {"vitmix": json.dumps(facts)})
+    try:
+        found = read_header(path)
+    except ValueError:
+        return
+    assert found.model is None or timm.is_model(found.model)
