@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+TOO_MANY = 2**63  # what torch and numpy count with ends here
+
 
 def check_positive(name: str, value: float) -> None:
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+    if not _is_number(value) or not _is_finite(value) or value <= 0:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
 
 
 def check_not_negative(name: str, value: float) -> None:
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
+    if not _is_number(value) or not _is_finite(value) or value < 0:
         raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
 
 
@@ -24,8 +26,9 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, *, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < TOO_MANY:
+        most = " and below 2**63" if isinstance(value, int) and value >= TOO_MANY else ""
+        raise ValueError(f"{name} must be an integer of at least {least}{most}, got {value!r}")
 
 
 def check_integer(name: str, value: int) -> None:
@@ -83,6 +86,13 @@ def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:
     hint = f"; did you mean {by_letters[close[0]]!r}?" if close else ""
     listed = ", ".join(repr(each) if " " in each else each for each in known)
     return ValueError(f"unknown {kind} {value!r}, known: {listed}{hint}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _is_number(value: object) -> bool:

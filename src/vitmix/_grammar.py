@@ -11,11 +11,14 @@ from typing import Any
 
 from vitmix.registry import METHODS
 
+MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # of a text, within each other, of a whole number
+
 __all__ = ["Call", "Either", "Plus", "parse", "spelled"]
 
 
 def spelled(method: str) -> str:
     """The text with blanks as the documentation has them: `"mixup|smmix"` as `"mixup | smmix"`."""
+    _check_length(method)
     text = re.sub(r"\s*([()\[\],=*|])\s*", r"\1", method.strip()).replace("|", " | ").replace(",", ", ")
     # A '+' before a name adds something; one before a digit belongs to the number.
     return re.sub(r"\s*\+\s*(?=[A-Za-z_])", " + ", text)
@@ -55,18 +58,31 @@ _TOKEN = re.compile(
 _WORDS = {"True": True, "False": False, "true": True, "false": False, "None": None, "none": None}
 
 
+def _check_length(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(
+            f"a method may have {MOST_CHARACTERS:,} characters, got {len(text):,} that begin {text[:40]!r}; shorten it"
+        )
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"a method must be a non-empty text such as 'cutmix', got {text!r}")
+        _check_length(text)
         self.text, self.position, self.tokens = text, 0, []
-        at = 0
+        at, inside = 0, 0
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
                 raise ValueError(f"cannot read {text!r} from {text[at:].strip()!r} on{_underscore_hint(text)}")
             self.tokens.append((match.lastgroup, match[match.lastgroup or 0]))
             at = match.end()
+            inside += {"(": 1, "[": 1, ")": -1, "]": -1}.get(self.tokens[-1][1], 0)
+            if inside > MOST_BRACKETS:  # each is a call of the parser within another
+                raise ValueError(
+                    f"a method may have {MOST_BRACKETS} brackets within each other, {text[:40]!r}... has more"
+                )
 
     def parse(self) -> Any:
         tree = self.spec()
@@ -127,7 +143,10 @@ class _Parser:
         kind, token = self.peek()
         if kind == "number":
             self.next()
-            return int(token) if re.fullmatch(r"[+-]?\d+", token) else float(token)
+            whole = re.fullmatch(r"[+-]?(\d+)", token)
+            if whole and len(whole[1]) > MOST_DIGITS:
+                raise ValueError(f"a whole number may have {MOST_DIGITS} digits, got {len(whole[1])}: {token[:24]}...")
+            return int(token) if whole else float(token)
         if token in _WORDS:
             self.next()
             return _WORDS[token]

@@ -5,6 +5,7 @@ OSError with a sentence.
 """
 
 import errno
+import itertools
 import json
 import os
 import stat
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-MOST_JSON, MOST_YAML = 2**25, 2**18  # bytes
+MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
 MOST_DEPTH = 64  # lists and mappings within each other; no file of ours has more than six
 MOST_VALUES = 200_000  # of a YAML file, those that it repeats by reference counted each time
 _TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
@@ -60,6 +61,9 @@ def parse_yaml(text: str) -> Any:
     """The value that a YAML text stands for: lists, mappings, texts, numbers; dates stay texts."""
     if len(text) > MOST_YAML:
         raise ValueError(f"it is longer than the {MOST_YAML:,} characters allowed")
+    open_brackets = itertools.accumulate((character in "[{") - (character in "]}") for character in text)
+    if max(open_brackets, default=0) > 8 * MOST_DEPTH:  # those in quotes counted; the parser would take long for them
+        raise ValueError(_TOO_DEEP)
     try:
         value = yaml.load(text, _Loader)
     except RecursionError:
@@ -96,8 +100,8 @@ def _check_nesting(value: Any, most: int | None = None) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from a file is a finite number that arithmetic cannot overflow with."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e18  # NaN fails
+    """Whether a value from a file is a finite number, of a size that arithmetic does not overflow with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e100  # NaN fails
 
 
 def is_count(value: Any) -> bool:
@@ -105,6 +109,23 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and is_number(value) and value >= 0
 
 
-def are_texts(values: Any) -> bool:
-    """Whether a value from a file is a list of texts."""
-    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a value from a file has this shape.
+
+    A shape is a type, a test such as `is_number`, None, `[shape]` for a list of any length, `{key: shape}` for a
+    mapping that has at least these keys, or a tuple of shapes, one of which must fit.
+    """
+    if shape is None:
+        return value is None
+    if isinstance(shape, tuple):
+        return any(fits(value, each) for each in shape)
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(key in value and fits(value[key], each) for key, each in shape.items())
+    return isinstance(value, shape) if isinstance(shape, type) else bool(shape(value))
+
+
+def fits_where_given(value: dict[str, Any], shape: dict[str, Any]) -> bool:
+    """Whether those of these keys that a mapping has are of their shape."""
+    return all(fits(value[key], each) for key, each in shape.items() if key in value)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmix._checks import check_count
+from vitmix._reading import read_json
 from vitmix.lab.data.images import BrokenImage, ImageSet, log, match_names
 from vitmix.lab.data.label_maps import FORMAT, INDEX, describe_data, read_index, read_shard, same_data
 from vitmix.lab.teachers import Teacher
@@ -113,7 +114,7 @@ def match_classes(names: Sequence[str], count: int) -> list[int]:
 def read_classes(path: str | Path, names: Sequence[str]) -> list[int]:
     """The teacher's class for each label, from a JSON object of class name → number, or a list in the labels' order."""
     try:
-        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored = read_json(Path(path))
         numbers = [stored[name] for name in names] if isinstance(stored, dict) else list(stored)
     except KeyError as missing:
         raise ValueError(f"{str(path)!r} has no number for class {missing}; name every class of the data") from None

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitmix._reading import read_json
 from vitmix.lab.cli import _subject
 from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._command import Command
@@ -136,12 +137,12 @@ def _known(folder: Path, name: str, facts: dict[str, Any], suffix: str) -> str |
     from vitmix.lab.training.runs import RunFolder
 
     try:
-        stored = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        stored = read_json(folder / f"{name}.json")
         same = all(stored[key] == value for key, value in facts.items() if key != "weights")  # whose path may differ
         over = RunFolder(folder.parent).read_summary() is not None
         drawn = (folder / f"{name}.{suffix}").is_file()
         text = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return text if same and over and drawn and stored.get("masks") is None else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from vitmix._reading import parse_yaml
 from vitmix.lab.cli._command import Command
 from vitmix.lab.cli.recipes import list_all
 from vitmix.lab.training import config
@@ -113,9 +114,11 @@ def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:
     if not equals or not key.isidentifier():
         raise ValueError(f"{setting} takes KEY=VALUE, such as {EXAMPLES[setting]}, got {text!r}")
     try:
-        return key, yaml.safe_load(value)
+        return key, parse_yaml(value)
     except yaml.YAMLError:
         raise ValueError(f"{setting} takes values as YAML has them, got {text!r}; close brackets and quotes") from None
+    except ValueError as problem:
+        raise ValueError(f"{setting} cannot take {key}: {problem}") from None
 
 
 COMMAND = Command("Train a model, or continue a training.", _add_arguments, _run)

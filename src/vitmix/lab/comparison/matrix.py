@@ -77,10 +77,10 @@ class Matrix:
     def __post_init__(self) -> None:
         if not self.rows:
             raise ValueError("a matrix needs rows to compare; give methods")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
         for seed in self.seeds:
             check_count("seed", seed, least=0)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
         if self.baseline is not None:
             check_choice("baseline", self.baseline, self.rows)
         for settings in (self.settings, *self.rows.values(), *self.models.values(), *self.data.values()):

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vitmix._reading import read_json
 from vitmix.lab.evaluation.results import FILE
 from vitmix.lab.evaluation.settings import Robustness
 from vitmix.lab.evaluation.subject import checksum
@@ -92,7 +93,7 @@ def _left_out_of(folder: RunFolder, weights: str | None) -> set[str]:
 def _read(path: Path, weights: str | None) -> dict[str, Any] | None:
     """What a file says of these weights; None where there is none, or one of others."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return found if weights is not None and found["weights_sha256"] == weights else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,6 +1,5 @@
 """What a person sees while the cells of a matrix are trained."""
 
-import json
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -87,7 +86,7 @@ def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
 def epochs_of(cell: Cell) -> tuple[int, dict[str, Any] | None]:
     """How many epochs a cell has, and what the last one gave."""
     try:
-        rows = (cell.folder.path / "metrics.jsonl").read_bytes().splitlines()
-        return len(rows), json.loads(rows[-1])
+        rows = cell.folder.read_metrics()
+        return len(rows), rows[-1]
     except (OSError, IndexError, ValueError):
         return 0, None

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitmix._reading import fits, is_count, read_bytes, read_json
 from vitmix.parts.maps import class_maps
 
 from .images import BrokenImage, ImageSet
@@ -25,6 +26,16 @@ FORMAT = 1
 SAMPLES = 16  # pictures whose looks are remembered
 THUMBNAIL = 4  # pixels a side
 LEVELS = 6  # by which decoders may differ in a thumbnail
+MOST_PLACES, MOST_BYTES = 2**16, 2**31  # of a map; of a shard
+SHAPE = {
+    "data": {"name": str, "images": is_count, "labels": str, "looks": dict},
+    "teacher": {"name": str},
+    "top": is_count,
+    "classes": [is_count],
+    "grid": (None, [is_count]),
+    "broken": [str],
+    "shards": [{"file": str, "rows": [is_count], "sha256": str}],
+}
 
 
 def describe_data(images: ImageSet) -> dict[str, Any]:
@@ -63,12 +74,16 @@ def _alike(first: str | None, second: str | None) -> bool:
 def read_index(folder: Path) -> dict[str, Any]:
     """The index of a folder of maps."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX)
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, and this version reads {FORMAT}")
-        missing = [key for key in ("data", "teacher", "top", "classes", "grid", "broken", "shards") if key not in index]
-        if missing or not all(isinstance(look, str | None) for look in index["data"]["looks"].values()):
-            raise ValueError(f"{missing[0]} is missing" if missing else "the pictures' looks are not texts")
+        wrong = [key for key, shape in SHAPE.items() if not fits(index, {key: shape})]
+        wrong += ["looks"] if not all(isinstance(look, str | None) for look in index["data"]["looks"].values()) else []
+        wrong += ["rows"] if any(len(shard["rows"]) != 2 for shard in index["shards"]) else []
+        grid = index["grid"] or (1, 1)
+        wrong += ["grid"] if len(grid) != 2 or not 0 < grid[0] * grid[1] <= MOST_PLACES else []
+        if wrong:
+            raise ValueError(f"{wrong[0]} is missing or of another form")
         return index
     except FileNotFoundError:
         raise ValueError(
@@ -81,14 +96,22 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def read_shard(folder: Path, shard: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a shard; a ValueError where it is missing or not what was written."""
-    path = folder / shard["file"]
+    path = folder / Path(shard["file"]).name  # whatever the index says, a file of this folder
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MOST_BYTES)
     except OSError as problem:
         raise ValueError(f"{str(path)!r} cannot be read ({problem.strerror})") from None
     if hashlib.sha256(content).hexdigest() != shard["sha256"]:
         raise ValueError(f"{str(path)!r} is not what was written: its checksum differs")
-    return safetensors.numpy.load(content)
+    try:
+        arrays = safetensors.numpy.load(content)
+        values, classes = arrays["values"], arrays["classes"]
+    except Exception:  # of safetensors, numpy or a missing name; the checksum is of the same origin
+        raise ValueError(f"{str(path)!r} is not a file of activation maps") from None
+    count = shard["rows"][1] - shard["rows"][0]
+    if values.ndim != 4 or values.shape != classes.shape or len(values) != count or classes.dtype.kind not in "iu":
+        raise ValueError(f"{str(path)!r} does not hold the maps of {count} images")
+    return {"values": values, "classes": classes}
 
 
 def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
@@ -103,7 +126,7 @@ def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
             "make maps of this data with 'vitmix maps'"
         )
     missing = len(images) - sum(shard["rows"][1] - shard["rows"][0] for shard in index["shards"])
-    if missing:
+    if missing or index["grid"] is None or len(index["classes"]) != len(images.classes):
         raise ValueError(
             f"{str(folder)!r} lacks the maps of {missing} of {len(images)} images; run the same 'vitmix maps' again"
         )
@@ -112,6 +135,8 @@ def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
     for shard in index["shards"]:
         try:
             arrays = read_shard(folder, shard)
+            if arrays["values"].shape[2:] != tuple(index["grid"]) or shard["rows"][1] > len(images):
+                raise ValueError(f"{shard['file']!r} is of other images than the index says")
         except ValueError as problem:
             raise ValueError(f"{problem}; run the same 'vitmix maps' again, which makes it anew") from None
         rows = slice(*shard["rows"])

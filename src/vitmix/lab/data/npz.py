@@ -11,7 +11,6 @@ Any of them may have `box` (N, 4): left, top, right and bottom of each picture's
 """
 
 import io
-import json
 import re
 import zipfile
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from vitmix._reading import read_json
 
 from .images import ArrayImages, check_pixels, count_classes, reason_of
 
@@ -99,7 +100,7 @@ def class_names(folder: Path, count: int) -> list[str]:
     if not path.is_file():
         return [str(label) for label in range(count)]
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
         if isinstance(stored, dict):
             named = {int(label): str(name) for label, name in stored.items()}
         elif stored and isinstance(stored[0], dict):

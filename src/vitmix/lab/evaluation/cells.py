@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitmix._reading import parse_json
 from vitmix.attention.readers import logits_of
 from vitmix.lab.data.augment import Augmentation, per_channel
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
@@ -127,13 +128,13 @@ class Answers:
         """What a file holds; nothing yet where it is damaged."""
         found = cls.none_yet(images)
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             right = np.array(["01-".index(mark) for mark in values["right"]], dtype=np.int8)
             right[right == 2] = -1
             confidence = np.frombuffer(base64.b64decode(values["confidence"]), dtype="<f4")
             if values["images"] != images or not len(right) == len(confidence) == values["done"] <= images:
                 return found
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return found
         found.done = len(right)
         found.right[: found.done], found.confidence[: found.done] = right, confidence

@@ -6,7 +6,6 @@ ImageNet-C was also stored as JPEG afterwards, which this is not.
 
 import contextlib
 import io
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -20,6 +19,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from vitmix import __version__
 from vitmix._checks import unknown_name
+from vitmix._reading import read_json
 from vitmix.lab.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.lab.data.images import ImageSet
 
@@ -213,7 +213,7 @@ def read_reference(text: str) -> Errors:
     if text == "alexnet":
         return {name: [error] for name, error in ALEXNET.items()}
     try:
-        values = json.loads(Path(text).read_text(encoding="utf-8"))
+        values = read_json(Path(text))
     except (OSError, ValueError) as problem:
         raise ValueError(
             f"reference errors are 'alexnet' or a JSON file, and {text!r} is neither ({problem})"
@@ -224,7 +224,7 @@ def read_reference(text: str) -> Errors:
         found = {name: [float(each) for each in np.atleast_1d(value)] for name, value in values.items()}
         if any(not 0 <= each <= 1 for row in found.values() for each in row) or not found:
             raise ValueError
-    except (AttributeError, ValueError, TypeError):
+    except (AttributeError, ValueError, TypeError, OverflowError):
         raise ValueError(
             f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five of them]}}, or be of this command'
         ) from None

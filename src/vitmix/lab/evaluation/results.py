@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix import __version__
+from vitmix._reading import fits, fits_where_given, is_count, is_number, read_json
 from vitmix.lab.training.checkpoints import write_file
 
 from .measure import Measurement
@@ -17,7 +18,16 @@ from .robustness import Suite
 from .stored import checksums
 
 FILE = "robustness.json"
-ROW = {"name", "value", "n", "low", "high", "of"}
+MEASURED = {"name": str, "value": is_number, "n": is_count, "of": {"part": str}}
+MEASURED |= {"low": (None, is_number), "high": (None, is_number)}
+OF = {  # what may be told of a measurement
+    **{name: is_number for name in ("sigma", "share", "severity", "epsilon", "alpha", "steps")},
+    **{name: str for name in ("corruption", "order", "attack", "metric")},
+    "norm": lambda norm: norm in ("linf", "l2"),
+    "grid": [is_count],
+}
+TOGETHER = {"share": {"order"}, "severity": {"corruption"}, "attack": {"norm"}, "alpha": {"steps"}}
+PART = {"data": str, "settings": dict}
 Results = dict[str, Any]
 
 
@@ -62,10 +72,24 @@ def keep_in_run(folder: Path, found: Results) -> Path:
 def read_results(folder: Path) -> Results | None:
     """The stored results of a run's best weights, unless there are none, or those of other weights or another form."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = checksums(folder, "best")
-        own = not known or found["weights_sha256"] in known
-        whole = all(row.keys() >= ROW and part_of(row) in found["parts"] for row in found["measurements"])
-        return found if own and whole and "corruption_errors" in found else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = read_json(folder / FILE)
+    except (OSError, ValueError):
         return None
+    if not fits(found, {"measurements": [MEASURED], "parts": dict, "corruption_errors": dict}):
+        return None
+    if not all(_fits_part(row, found["parts"]) for row in found["measurements"]):
+        return None
+    known = checksums(folder, "best")
+    return found if not known or found.get("weights_sha256") in known else None
+
+
+def _fits_part(row: Mapping[str, Any], parts: Mapping[str, Any]) -> bool:
+    """Whether a measurement says of what it is, and its part how it was measured."""
+    of = row["of"]
+    if not fits_where_given(of, OF) or not all(of.keys() >= others for one, others in TOGETHER.items() if one in of):
+        return False
+    if of.get("attack", "none") != "none" and "epsilon" not in of:
+        return False
+    facts = parts.get(part_of(row))
+    needed = {"attack_limit", "epsilons"} if "attack" in of else {"reference"} if row["name"] == "mCE" else set()
+    return fits(facts, PART) and facts["settings"].keys() >= needed

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitmix import __version__
+from vitmix._reading import fits, is_count, is_number, read_json
 from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.data.sources import open_images
@@ -19,8 +20,14 @@ from .measure import calibration_bins, predict
 from .subject import Running, Subject, checksum, open_subject
 
 FILE = "evaluation.json"
-NEEDED = {"weights", "data", "n", "accuracy", "accuracy5", "loss", "ece", "classes", "bins", "confusion"}
-NEEDED |= {"parameters", "flops", "images_per_second", "device", "precision", "batch"}  # what its readers look up
+SHAPE = {  # what its readers look up
+    **{name: str for name in ("weights", "data", "device", "precision")},
+    **{name: is_number for name in ("accuracy", "accuracy5", "loss", "ece", "images_per_second")},
+    **{name: is_count for name in ("n", "parameters", "flops", "batch")},
+    "classes": [str],
+    "bins": [{"count": is_count, "accuracy": is_number, "confidence": is_number}],
+    "confusion": [[is_count]],
+}
 Evaluation = dict[str, Any]
 
 
@@ -94,12 +101,15 @@ def own_images(subject: Subject, *, data: str | None = None, split: str | None =
 def read_evaluation(folder: Path) -> Evaluation | None:
     """The stored evaluation of a run's best weights, unless there is none, or one of other weights or another form."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = checksums(folder, "best")
-        own = not known or found["weights_sha256"] in known
-        return found if own and found.keys() >= NEEDED else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json(folder / FILE)
+    except (OSError, ValueError):
         return None
+    if not fits(found, SHAPE) or not found["bins"]:
+        return None
+    if any(len(row) != 3 or row[0] >= len(found["classes"]) for row in found["confusion"]):
+        return None
+    known = checksums(folder, "best")
+    return found if not known or found.get("weights_sha256") in known else None
 
 
 def running_of(subject: Subject, images: ImageSet | None, *, cpu: bool = False) -> Running:

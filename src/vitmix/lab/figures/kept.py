@@ -7,6 +7,8 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitmix._reading import open_regular
+from vitmix.lab.data.images import check_pixels
 from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.training.checkpoints import write_file
 
@@ -45,12 +47,13 @@ def kept_pictures(run: Path) -> list[Kept]:
     found = []
     for path in paths:
         try:
-            with Image.open(path) as file:
+            with open_regular(path) as stored, Image.open(stored) as file:
+                check_pixels(file)
                 image = file.convert("RGB")
                 texts = file.info
-        except (OSError, ValueError, Image.DecompressionBombError):
+        except Exception:  # decoders raise nearly anything on damaged bytes
             continue
-        found.append(Kept(path, texts.get(WORDS, path.stem), image, texts.get(WEIGHTS, weights) == weights))
+        found.append(Kept(path, str(texts.get(WORDS, path.stem)), image, texts.get(WEIGHTS, weights) == weights))
     return found
 
 

@@ -1,6 +1,5 @@
 """The section of what `vitmix analyze` found: tables and curves of the runs side by side."""
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitmix._reading import fits, fits_where_given, is_count, is_number, read_json
 from vitmix.lab.evaluation.stored import checksums
 from vitmix.lab.studies.studies import STUDIES
 
@@ -16,7 +16,14 @@ from .runs import Group, Run
 
 FOLDER = "analysis"
 FACTS = ("data", "images", "batch", "seed", "methods")  # what must agree for numbers to compare
-NEEDED = {"study", "weights", "weights_sha256", "tables", *FACTS}
+SHAPE = {
+    **{name: str for name in ("study", "weights", "weights_sha256", "data")},
+    **{name: is_count for name in ("images", "batch", "seed")},
+    "methods": (None, [str]),
+    "tables": [{"title": str, "keys": [str], "columns": [str], "percent": [str], "rows": [dict], "notes": [str]}],
+}
+NUMBER = {"mean": is_number, "n": is_count}
+INTERVAL = {"low": (None, is_number), "high": (None, is_number)}
 COURSES = ("block", "epoch")  # of a table's keys: what its rows go along
 SHORT, LONG = 12, 24  # rows; a longer table is folded away, sooner where charts show what it says
 
@@ -68,6 +75,7 @@ def read_analyses(groups: Sequence[Group]) -> tuple[list[Found], list[str]]:
     """The studies in the folders of the runs, and a sentence for each that cannot be shown."""
     found: list[Found] = []
     notes: list[str] = []
+    keys: dict[tuple[str, str], list[str]] = {}
     every = [(group, run) for group in groups for run in group.runs]
     for group, run in every:
         paths = sorted((run.folder / FOLDER).glob("*.json"))
@@ -78,22 +86,39 @@ def read_analyses(groups: Sequence[Group]) -> tuple[list[Found], list[str]]:
                 notes.append(f"{path} is no study of this version; 'vitmix analyze {run.folder}' writes it anew")
             elif known and content["weights_sha256"] not in known:
                 notes.append(f"{path} is about other weights; 'vitmix analyze {run.folder}' measures those of the run")
+            elif any(keys.setdefault(title, own) != own for title, own in _keys(content)):
+                notes.append(f"{path} has tables of another form than those of other runs, and is left out")
             else:
                 found.append(Found(group, run, content))
     return found, notes
 
 
+def _keys(content: dict[str, Any]) -> list[tuple[tuple[str, str], list[str]]]:
+    """Of what the rows of each table are named."""
+    return [((content["study"], table["title"]), table["keys"]) for table in content["tables"]]
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        tables = content["tables"]
-        fits = content.keys() >= NEEDED and content["study"] in STUDIES and path.stem == content["study"]
-        fits = fits and all(
-            table.keys() >= {"title", "keys", "columns", "percent", "rows", "notes"} for table in tables
-        )
-        return content if fits else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = read_json(path)
+    except (OSError, ValueError):
         return None
+    if not fits(content, SHAPE) or content["study"] not in STUDIES or path.stem != content["study"]:
+        return None
+    return content if all(map(_fits_table, content["tables"])) else None
+
+
+def _fits_table(table: dict[str, Any]) -> bool:
+    """Whether every row has its names, and besides them numbers, at least one."""
+    if not fits_where_given(table, {"example": (None, dict)}):
+        return False
+    for row in table["rows"]:
+        numbers = {name: value for name, value in row.items() if name not in table["keys"]}
+        if not fits(row, {key: str for key in table["keys"]}) or not numbers or numbers.keys() - set(table["columns"]):
+            return False
+        if not all(fits(number, NUMBER) and fits_where_given(number, INTERVAL) for number in numbers.values()):
+            return False
+    return True
 
 
 def _facts(members: Sequence[Found]) -> str:
@@ -242,11 +267,17 @@ def _rule_charts(members: Sequence[Found], title: str, columns: Sequence[str], a
                 for number, rule in enumerate(rules)
                 if (points := _points(each, title, column, along, {"rule": rule}))
             ]
-            yield _chart(f"{column}, mean over the pairs" if column != "correlation" else column, lines, False, along)
+            if lines:
+                said = f"{column}, mean over the pairs" if column != "correlation" else column
+                yield _chart(said, lines, False, along)
         example = table.get("example") or {}
-        lines = [svg.Line(n, list(enumerate(example[r])), r) for n, r in enumerate(rules) if example.get(r)]
+        lines = [svg.Line(n, list(enumerate(example[r])), r) for n, r in enumerate(rules) if _numbers(example.get(r))]
         if lines:
             yield _chart("share, one pair", lines, False, along)
+
+
+def _numbers(values: Any) -> bool:
+    return bool(values) and fits(values, [is_number])
 
 
 def _points(each: Found, title: str, column: str, along: str, others: dict[str, str]) -> list[tuple[float, float]]:
@@ -255,7 +286,7 @@ def _points(each: Found, title: str, column: str, along: str, others: dict[str, 
     return [
         (float(row[along]), row[column]["mean"])
         for row in rows
-        if column in row and row[along].isdigit() and all(row[key] == value for key, value in others.items())
+        if column in row and row[along].isdecimal() and all(row[key] == value for key, value in others.items())
     ]
 
 

@@ -23,7 +23,7 @@ def number(run: Run, source: str, shown: Shown) -> str:
     value = run.value(source)
     if value is None:
         return NONE
-    return f'<data value="{value!r}" data-run="{run.number}" data-from="{source}">{shown(value)}</data>'
+    return f'<data value="{value!r}" data-run="{run.number}" data-from="{escape(source)}">{shown(value)}</data>'
 
 
 def spread(group: Group, source: str, shown: Shown) -> str:
@@ -32,7 +32,7 @@ def spread(group: Group, source: str, shown: Shown) -> str:
     if len(values) < 2:
         return next((number(run, source, shown) for run in group.runs if run.value(source) is not None), NONE)
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    where = f'data-group="{group.number}" data-from="{source}"'
+    where = f'data-group="{group.number}" data-from="{escape(source)}"'
     return (
         f'<data value="{mean!r}" data-of="mean" {where}>{shown(mean)}</data>'
         f' ± <data value="{deviation!r}" data-of="deviation" {where}>{shown(deviation)}</data>'
@@ -42,7 +42,7 @@ def spread(group: Group, source: str, shown: Shown) -> str:
 def total(group: Group, source: str) -> str:
     """A count, added up over the group's runs."""
     value = sum(group.values(source))
-    where = f'data-of="total" data-group="{group.number}" data-from="{source}"'
+    where = f'data-of="total" data-group="{group.number}" data-from="{escape(source)}"'
     return f'<data value="{value!r}" {where}>{value:,}</data>'
 
 

@@ -57,9 +57,10 @@ def write_report(
         say(sentence)
     add_evaluations(runs, compute=compute, say=say)
     groups = group_runs(runs)
-    page = render(groups, draw_pictures(groups, examples, say), notes=left_out).encode()
-    write_file(output, page)
-    return len(page)
+    page = render(groups, draw_pictures(groups, examples, say), notes=left_out)
+    content = page.encode(errors="replace")  # JSON can hold halves of characters
+    write_file(output, content)
+    return len(content)
 
 
 Section = tuple[str, str, str]  # anchor, heading, content

@@ -128,17 +128,7 @@ def read_run(folder: Path) -> Run:
     place = RunFolder(folder)
     if not place.exists:
         raise ValueError(f"{folder} is not a run folder: it holds no {place.config.name}")
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break  # the end of a file that is being written
-    config = resolve(file=place.config)
+    rows, config = place.read_metrics(), resolve(file=place.config)
     if not any(row.get(config.best) is not None for row in rows):
         raise NotStarted(f"{folder} has no evaluated epoch yet; come back when its first row is written")
     return Run(folder, config, rows, place.read_summary())

@@ -101,7 +101,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Round numbers that enclose [low, high]."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return [0.0, 1.0]
-    if high <= low:
+    if high - low <= 1e-300:  # too close to be divided
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     rough = (high - low) / most
     scale = 10.0 ** math.floor(math.log10(rough))

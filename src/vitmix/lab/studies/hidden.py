@@ -1,7 +1,8 @@
 """How many samples and tokens HTM mixed over a training, as the training counted them."""
 
-import json
 from pathlib import Path
+
+from vitmix.lab.training.runs import RunFolder
 
 from .results import Spread, Table
 
@@ -33,8 +34,7 @@ def hidden_mixing(rows: list[dict[str, float]], *, batch: int, tokens: int) -> T
 
 
 def read_rows(run: Path) -> list[dict[str, float]]:
-    try:
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise ValueError(f"{run} has no metrics.jsonl yet; it is written with the first epoch") from None
-    return [json.loads(line) for line in lines]
+    rows = RunFolder(run).read_metrics()
+    if not rows:
+        raise ValueError(f"{run} has no metrics.jsonl yet; it is written with the first epoch")
+    return rows

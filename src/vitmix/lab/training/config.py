@@ -14,6 +14,7 @@ import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from vitmix._grammar import spelled
+from vitmix._reading import MOST_YAML, parse_yaml, read_bytes
 from vitmix.lab.environment import available_cores
 from vitmix.lab.training.recipes import load_recipe
 
@@ -278,7 +279,7 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = parse_yaml(read_bytes(path, MOST_YAML).decode())
     except FileNotFoundError:
         raise ValueError(f"there is no configuration file {path}") from None
     except IsADirectoryError:
@@ -287,6 +288,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML{_yaml_problem(error)}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path} cannot be read as settings: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold settings as 'name: value' lines, got {type(content).__name__}")
     return content
@@ -360,6 +364,8 @@ def _fit(kind: Any, value: Any) -> Any:
         items = value.replace(",", " ").split() if isinstance(value, str) else value
         return tuple(_fit(typing.get_args(kind)[0], item) for item in items)
     if typing.get_origin(kind) is dict:
+        if not all(isinstance(key, str) for key in dict(value)):
+            raise TypeError
         return dict(value)
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"

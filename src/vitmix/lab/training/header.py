@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix._reading import are_texts, is_number, parse_json
+from vitmix._reading import fits, is_number, parse_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
@@ -100,7 +100,7 @@ def _checked(facts: Mapping[str, Any]) -> Header:
             raise ValueError(f"{name} must be a mapping, got {value!r}")
     if model is not None:
         _check_model(model)
-    if classes is not None and not are_texts(classes):
+    if classes is not None and not fits(classes, [str]):
         raise ValueError("classes must be a list of texts")
     outputs = settings.get("num_classes")
     if outputs is not None and not _whole(outputs, 1, MOST_CLASSES):
@@ -111,8 +111,8 @@ def _checked(facts: Mapping[str, Any]) -> Header:
     for name, value in preprocessing.items():
         if name not in PREPROCESSING:
             raise ValueError(f"it sets {name!r}, and of preprocessing it may set {', '.join(PREPROCESSING)}")
-        fits, wanted = PREPROCESSING[name]
-        if value is not None and not fits(value):
+        right, wanted = PREPROCESSING[name]
+        if value is not None and not right(value):
             raise ValueError(f"{name} must be {wanted}, got {value!r}")
     given = {name: value for name, value in preprocessing.items() if value is not None}
     if isinstance(given.get("size"), list):
@@ -136,18 +136,18 @@ def _check_argument(name: str, value: Any) -> None:
     if value is None and name in WHOLE | NUMBER | SWITCH:
         return
     if name in WORDS:
-        fits, wanted = value in WORDS[name], f"one of {', '.join(filter(None, WORDS[name]))}"
+        right, wanted = value in WORDS[name], f"one of {', '.join(filter(None, WORDS[name]))}"
     elif name in SWITCH:
-        fits, wanted = isinstance(value, bool), "true or false"
+        right, wanted = isinstance(value, bool), "true or false"
     elif name in WHOLE:
         most = MOST_SIDE if name == "img_size" else MOST_WHOLE
-        fits = _one_or_several(value, lambda each: _whole(each, 0, most))
+        right = _one_or_several(value, lambda each: _whole(each, 0, most))
         wanted = f"whole numbers up to {most:,}"
     elif name in NUMBER:
-        fits, wanted = _one_or_several(value, is_number), "numbers"
+        right, wanted = _one_or_several(value, is_number), "numbers"
     else:
         raise ValueError(f"it sets {name!r}, which no file may set for a model; give --model and --model-args instead")
-    if not fits:
+    if not right:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
@@ -176,12 +176,12 @@ def _whole(value: Any, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _one_or_several(value: Any, fits: Callable[[Any], bool]) -> bool:
-    return len(value) <= MOST_LIST and all(map(fits, value)) if isinstance(value, list) else fits(value)
+def _one_or_several(value: Any, right: Callable[[Any], bool]) -> bool:
+    return len(value) <= MOST_LIST and all(map(right, value)) if isinstance(value, list) else right(value)
 
 
-def _colors(value: Any, fits: Callable[[float], bool] = lambda each: True) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(is_number(each) and fits(each) for each in value)
+def _colors(value: Any, right: Callable[[float], bool] = lambda each: True) -> bool:
+    return fits(value, [is_number]) and len(value) == 3 and all(map(right, value))
 
 
 def _size(value: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitmix._reading import MOST_JSON, fits, fits_where_given, is_count, is_number, parse_json, read_bytes, read_json
 from vitmix.lab.training.checkpoints import PARTIAL, make_folder, write_file
 from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
 
@@ -18,6 +19,8 @@ except ImportError:  # Windows has none; two trainings in one folder are then no
     fcntl = None
 
 LOG = "train.log"  # begins before the run itself
+SUMMARY = {"text": str, "broken_images": [str]}
+SUMMARY_NUMBERS = {name: (None, is_number) for name in ("seconds", "training_seconds", "peak_memory")}
 METRICS = ("metrics.csv", "metrics.jsonl")
 # The kernel gives a process any lock that it has, and takes it away when any file of that name is closed.
 _open_here: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
@@ -37,7 +40,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.summary = path / CONFIG, path / "summary.json"
-        self.log = path / LOG
+        self.log, self.metrics = path / LOG, path / "metrics.jsonl"
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.checkpoints = path / "checkpoints"
         self.lock = path / ".lock"
@@ -48,11 +51,29 @@ class RunFolder:
         return self.config.exists()
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run."""
+        """The summary of a finished run; None where there is none, or one that no training wrote."""
         try:
-            return json.loads(self.summary.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            found = read_json(self.summary)
+        except (OSError, ValueError):
             return None
+        return found if fits(found, SUMMARY) and fits_where_given(found, SUMMARY_NUMBERS) else None
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """The numbers of each finished epoch, as far as they are numbers; what follows a damaged row is left out."""
+        try:
+            lines = read_bytes(self.metrics, MOST_JSON).decode().splitlines()
+        except FileNotFoundError:
+            return []
+        rows = []
+        for line in lines:
+            try:
+                row = parse_json(line)
+            except ValueError:
+                break  # the end of a file that is being written
+            if not fits(row, {"epoch": is_count}):
+                break
+            rows.append({name: value for name, value in row.items() if is_number(value)})
+        return rows
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_file(self.summary, (json.dumps(summary, indent=1) + "\n").encode())

@@ -1,0 +1,153 @@
+"""Run folders of unknown origin: a report is written, or one sentence says why not; never a traceback, never a hang."""
+
+import copy
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from test_report import Page
+from training import one_thread, train  # noqa: F401
+from vitmix import cli
+from vitmix.lab.training.runs import RunFolder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CASES = int(os.environ.get("VITMIX_FUZZ", "40"))
+ATTACK = ["--limit", "8", "--attack-limit", "4", "--alphas", "0.01", "--steps", "1", "--epsilons", "0.02"]
+FILES = ("metrics.jsonl", "summary.json", "evaluation.json", "robustness.json", "config.yaml")
+STUDIES = ("accuracy", "fluctuation", "htm")
+SCRIPT = '"><script>alert(1)</script>'
+VALUES = [
+    *(None, True, 0, 1, -1, 10**400, -(10**30), 1e308, 5e-324, float("nan"), float("inf"), 0.5),
+    *("", "x", "\ud800", "12", "²", SCRIPT, "none", "linf", "best", "../../x"),
+    *([], {}, [[]], [None], [1, 2, 3], [{}], {"": None}, {"part": []}, {"mean": "x"}, [[0, 10**9, 1]]),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """Two runs with everything that a report reads."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in (("a", "cutmix + htm(block=1, tau=9)"), ("b", "mixup")):
+        run = folder / name
+        train(run, method=method, epochs=2)
+        assert cli.main(["eval", str(run), "--workers", "0"]) == 0
+        assert cli.main(["eval", str(run), "--suite", "clean,noise,occlusion,attacks", *ATTACK]) == 0
+        given = ["--figure", "svg", "--output", str(run / "analysis"), "--images", "12", "--study"]
+        assert cli.main(["analyze", str(run), *given, *STUDIES[: 3 if name == "a" else 2]]) == 0
+        for path in run.rglob("*"):  # which no report reads
+            if path.is_file() and path.suffix in (".svg", ".csv", ".txt"):
+                path.unlink()
+    return folder
+
+
+def places(value: Any) -> list[list[Any]]:
+    """The ways to every value within a value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [[], *([key, *rest] for key, each in inside for rest in places(each))]
+
+
+def with_change(value: Any, chance: random.Random) -> Any:
+    """The value with one of its parts replaced, removed or doubled."""
+    value = copy.deepcopy(value)
+    *way, last = chance.choice(places(value)[1:])
+    place = value
+    for key in way:
+        place = place[key]
+    kind = chance.random()
+    if kind < 0.7:
+        place[last] = copy.deepcopy(chance.choice(VALUES))
+    elif kind < 0.9:
+        del place[last]
+    elif isinstance(place, list):
+        place.append(copy.deepcopy(place[last]))
+    else:
+        place["more"] = copy.deepcopy(place[last])
+    return value
+
+
+def damage(path: Path, chance: random.Random) -> None:
+    """Changes a file into something that its writer never wrote."""
+    content = path.read_text()
+    if chance.random() < 0.25:
+        changes: list[Callable[[], bytes]] = [
+            lambda: json.dumps(chance.choice(VALUES)).encode(),
+            lambda: content.encode()[: chance.randrange(len(content))],
+            lambda: chance.randbytes(20) + content.encode(),
+            lambda: b"[" * 100_000,
+            lambda: b'{"a": ' * 900 + b"1" + b"}" * 900,
+        ]
+        path.write_bytes(chance.choice(changes)())
+    elif path.suffix == ".jsonl":
+        rows = with_change([json.loads(line) for line in content.splitlines()], chance)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        value = yaml.safe_load(content) if path.suffix == ".yaml" else json.loads(content)
+        path.write_text(json.dumps(with_change(value, chance)))  # which is YAML too
+
+
+def test_any_file_of_a_run_may_be_damaged(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    written = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        folder = tmp_path / str(seed)
+        shutil.copytree(whole, folder, copy_function=os.link)
+        for _ in range(chance.choice([1, 1, 3])):
+            run = folder / chance.choice("ab")
+            names = [*FILES, *(f"analysis/{path.name}" for path in sorted((run / "analysis").glob("*.json")))]
+            path = run / chance.choice(names)
+            damaged = tmp_path / path.name
+            shutil.copy(path, damaged)
+            try:
+                damage(damaged, chance)
+            except (ValueError, IndexError, yaml.YAMLError, RecursionError):
+                continue  # it was damaged before
+            damaged.replace(path)
+        start = time.monotonic()
+        page = folder / "page.html"
+        code = cli.main(["report", str(folder), "--output", str(page), "--examples", "0", "--no-eval"])
+        assert time.monotonic() - start < 5, seed
+        said = capfd.readouterr().err
+        assert code in (0, 2) and said.count("\n") == (code == 2), (seed, said)
+        if code == 0:
+            written += 1
+            text = page.read_text()
+            assert not Page(text).open and "<script" not in text, seed
+        shutil.rmtree(folder)
+    assert written > CASES / 2  # one damaged file does not cost the page
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{}", '{"text": 3, "broken_images": []}', "[" * 10_000, "", "\ud800"])
+def test_what_is_no_summary_ends_no_run(tmp_path: Path, content: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.summary.write_bytes(content.encode(errors="surrogatepass"))
+    assert folder.read_summary() is None
+
+
+def test_pipes_are_not_waited_for(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "runs")
+    for name in ("summary.json", "evaluation.json", "robustness.json", "analysis/accuracy.json", "pictures/x.png"):
+        path = folder / "a" / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--output", str(page), "--examples", "0", "--no-eval"]) == 0
+    assert "a is not evaluated" in page.read_text()
+
+
+def test_damaged_runs_are_evaluated_and_drawn_or_said_why_not(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "runs")
+    (folder / "a" / "evaluation.json").write_text("[]")
+    (folder / "b" / "evaluation.json").write_text("[]")
+    (folder / "b" / "best.safetensors").write_bytes(b"\0" * 100)
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--output", str(page), "--examples", "1"]) == 0
+    assert "b is not evaluated: " in page.read_text() and "a is not evaluated: " not in page.read_text()
