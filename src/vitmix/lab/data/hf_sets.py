@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from vitmix._checks import unknown_name
+from vitmix._reading import read_bytes
 
-from .images import ImageSet, check_pixels, count_classes, reason_of
+from .images import MAX_BYTES, ImageSet, check_pixels, count_classes, reason_of
 
 SPLIT_NAMES = {"train": ("train", "training"), "val": ("validation", "val", "valid"), "test": ("test", "testing")}
 SETTINGS = ("image", "label", "config")
@@ -46,8 +47,7 @@ class ArrowImages(ImageSet):
         stored = self.dataset[self._row(index)][self.column]
         content = stored["bytes"]
         if content is None:
-            with open(stored["path"], "rb") as file:
-                content = file.read()
+            content = read_bytes(stored["path"], MAX_BYTES)
         image = Image.open(io.BytesIO(content))
         check_pixels(image)  # before the pixels are unpacked
         image.load()

@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vitmix._reading import open_regular
 
 MAX_PIXELS = 89_478_485  # of one picture; Pillow warns from here on, since a tiny file can unpack to any size
+MAX_BYTES = 2**30  # of the file of one picture: as many pixels, not compressed, in 16 bits
 MOST_UNSEEN_CLASSES = 100_000  # a label may be this large in data of fewer images; every smaller number gets a name
 log = logging.getLogger("vitmix.lab.data")
 
@@ -131,7 +135,7 @@ class FileImages(ImageSet):
         return os.fsdecode(bytes(self.files[index]))
 
     def read(self, index: int) -> Image.Image:
-        with open(os.path.join(self.root, self.name(index)), "rb") as file:
+        with open_regular(os.path.join(self.root, self.name(index))) as file:
             image = Image.open(file)
             check_pixels(image)  # before the pixels are unpacked
             image.load()
@@ -240,6 +244,47 @@ class DatasetImages(ImageSet):
 
     def _row(self, index: int) -> int:
         return index if self.rows is None else int(self.rows[index])
+
+
+def image_files(folder: Path, root: Path, description: str) -> list[str]:
+    """The image files below a folder, links followed, as sorted paths relative to `root`.
+
+    Folders that were read already, to which a link may lead back, are passed over, and so is what is named like an
+    image and is no regular file, such as a pipe; how many, goes to the log.
+    """
+    files: list[str] = []
+    passed_over: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    folders, links = [os.fspath(folder)], []  # links last, so that files keep the name of the folder they are in
+    while folders or links:
+        place = folders.pop() if folders else links.pop()
+        try:
+            facts = os.stat(place)
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            passed_over.append(place)
+            continue
+        if (facts.st_dev, facts.st_ino) in seen:
+            passed_over.append(place)
+            continue
+        seen.add((facts.st_dev, facts.st_ino))
+        for entry in entries:
+            if os.path.isdir(entry) if entry.is_symlink() else entry.is_dir():
+                (links if entry.is_symlink() else folders).append(entry.path)
+            elif entry.name.lower().endswith(IMG_EXTENSIONS) and not entry.name.startswith("."):
+                # A link to nowhere is a broken image, which is named when it is read.
+                regular = entry.is_file() if not entry.is_symlink() else _is_file_or_nothing(entry.path)
+                (files if regular else passed_over).append(entry.path)
+    if passed_over:
+        log.warning(
+            "passed over %d entries of %s that are no regular files or folders read before, the first: %s",
+            *(len(passed_over), description, os.path.relpath(min(passed_over), root)),
+        )
+    return sorted(os.path.relpath(path, root) for path in files)
+
+
+def _is_file_or_nothing(path: str) -> bool:
+    return os.path.isfile(path) or not os.path.exists(path)
 
 
 def _numbered(index: int) -> str:

@@ -11,19 +11,26 @@ Any of them may have `box` (N, 4): left, top, right and bottom of each picture's
 """
 
 import io
+import math
+import os
 import re
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image
 
-from vitmix._reading import read_json
+from vitmix._reading import open_regular, read_json
 
 from .images import ArrayImages, check_pixels, count_classes, reason_of
 
+# The most that a byte of an archive can stand for, by its kind: as it is, or deflated.
+MOST_COMPRESSED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
@@ -55,31 +62,75 @@ def _find_parts(folder: Path) -> dict[str, list[Path]]:
     return {split: [path for _, path in sorted(found[split])] for split in SPLIT_NAMES if split in found}
 
 
-def _open(path: Path) -> np.lib.npyio.NpzFile:
-    try:
-        opened = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
-        raise ValueError(
-            f"npz: {str(path)!r} is not a readable .npz file ({problem}); write it with numpy.savez"
-        ) from None
-    if not isinstance(opened, np.lib.npyio.NpzFile):
-        raise ValueError(f"npz: {str(path)!r} holds one array without a name; write it with numpy.savez")
-    return opened
+@contextmanager
+def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The file as the archive that it is."""
+    with ExitStack() as opened:
+        try:
+            file = opened.enter_context(open_regular(path))
+            if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                raise ValueError("it holds one array without a name")
+            archive = opened.enter_context(zipfile.ZipFile(file))
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, struct.error) as problem:
+            raise ValueError(
+                f"npz: {str(path)!r} is not a readable .npz file ({problem}); write it with numpy.savez"
+            ) from None
+        yield archive
+
+
+def _names(archive: zipfile.ZipFile) -> set[str]:
+    return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
 
 def _array(path: Path, *names: str) -> np.ndarray:
     """The first of these arrays that the file has."""
-    with _open(path) as stored:
+    with _open(path) as archive:
         for name in names:
-            if name in stored:
-                try:
-                    return stored[name]
-                except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
-                    raise ValueError(f"npz: array {name!r} of {str(path)!r} cannot be read: {problem}") from None
+            if name in _names(archive):
+                return _read_array(archive, name, path)
         raise ValueError(
             f"npz: {str(path)!r} must hold images and labels, or webp, offset and label, or scan, offset, gray, "
-            f"header_rgb, header_gray and label; got {', '.join(sorted(stored.files)) or 'nothing'}"
+            f"header_rgb, header_gray and label; got {', '.join(sorted(_names(archive))) or 'nothing'}"
         )
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> list[np.ndarray]:
+    """Arrays of a file by name; a ValueError where one is missing or damaged."""
+    with _open(path) as archive:
+        return [_read_array(archive, name, path) for name in names]
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
+    try:
+        entry = archive.getinfo(f"{name}.npy")
+        with archive.open(entry) as file:
+            _check_length(file, entry, path)
+        with archive.open(entry) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except MemoryError:
+        raise ValueError(f"npz: array {name!r} of {str(path)!r} does not fit into memory") from None
+    except Exception as problem:  # of numpy, zipfile or zlib, depending on what is damaged
+        raise ValueError(f"npz: array {name!r} of {str(path)!r} cannot be read: {problem}") from None
+
+
+def _check_length(file: IO[bytes], entry: zipfile.ZipInfo, path: Path) -> None:
+    """Refuses an array that says it is longer than its bytes can be: numpy takes the memory before it reads them."""
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = header(file)
+    claimed = math.prod(shape) * kind.itemsize
+    stored = min(entry.compress_size, path.stat().st_size)
+    most = stored * MOST_COMPRESSED.get(entry.compress_type, 0)
+    if min(shape, default=0) < 0 or claimed > min(most, entry.file_size, _memory()):
+        raise ValueError(f"it says that it has {claimed:,} bytes, and {stored:,} are stored")
+
+
+def _memory() -> float:
+    """Bytes of memory that this machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return math.inf
 
 
 def _labels(path: Path) -> np.ndarray:
@@ -133,8 +184,8 @@ def _read(split: str, paths: list[Path], classes: list[str], location: str) -> A
         broken |= {start + index: f"{path.name}[{index}]: {reason}" for index, reason in part_broken.items()}
         pixels.append(part)
         labels.append(part_labels)
-        with _open(path) as stored:
-            boxes += [stored["box"]] if "box" in stored.files else []
+        with _open(path) as archive:
+            boxes += [_read_array(archive, "box", path)] if "box" in _names(archive) else []
         names.append((path.name, start))
     whole = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     return ArrayImages(
@@ -168,8 +219,8 @@ class _PartNames:
 
 def _decode(path: Path) -> tuple[np.ndarray, dict[int, str]]:
     """Pixels `(N, H, W, 3)`, and the reasons of those that could not be decoded."""
-    with _open(path) as stored:
-        arrays = set(stored.files)
+    with _open(path) as archive:
+        arrays = _names(archive)
     if {"webp", "offset"} <= arrays:
         return _decode_strips(path), {}
     if {"scan", "offset", "gray", "header_rgb", "header_gray"} <= arrays:
@@ -182,11 +233,21 @@ def _decode(path: Path) -> tuple[np.ndarray, dict[int, str]]:
             f"npz: images of {str(path)!r} must be uint8 (N, height, width, 3) or (N, height, width), "
             f"got {images.dtype} {images.shape}"
         )
+    if 0 in images.shape[1:]:
+        raise ValueError(f"npz: images of {str(path)!r} have no pixels, got {images.shape}; store whole ones")
     return images, {}
 
 
+def _row(path: Path, name: str) -> np.ndarray:
+    """An array of bytes, or of places among them."""
+    found = _array(path, name)
+    if found.ndim != 1 or found.dtype.kind not in "iub":
+        raise ValueError(f"npz: {name} of {str(path)!r} must be (N,) integers, got {found.dtype} {found.shape}")
+    return found
+
+
 def _decode_strips(path: Path) -> np.ndarray:
-    data, offset = _array(path, "webp"), _array(path, "offset")
+    data, offset = _row(path, "webp"), _row(path, "offset")
 
     def decode(number: int) -> np.ndarray:
         try:
@@ -203,8 +264,8 @@ def _decode_strips(path: Path) -> np.ndarray:
 
 
 def _decode_scans(path: Path) -> tuple[np.ndarray, dict[int, str]]:
-    scan, offset, gray = _array(path, "scan"), _array(path, "offset"), _array(path, "gray")
-    headers = _array(path, "header_rgb").tobytes(), _array(path, "header_gray").tobytes()
+    scan, offset, gray = _row(path, "scan"), _row(path, "offset"), _row(path, "gray")
+    headers = _row(path, "header_rgb").tobytes(), _row(path, "header_gray").tobytes()
     decoded: dict[int, np.ndarray] = {}
     broken: dict[int, str] = {}
     for index in range(len(gray)):

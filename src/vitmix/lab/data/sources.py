@@ -26,7 +26,7 @@ from vitmix._checks import check_choice, unknown_name
 from vitmix.sampling import generator_for
 
 from .hf_sets import hf_splits, parse_place
-from .images import ArrayImages, DatasetImages, FileImages, ImageSet
+from .images import ArrayImages, DatasetImages, FileImages, ImageSet, image_files
 from .npz import npz_splits
 from .shapes import Shapes, shapes_batch
 from .tar_sets import tar_splits
@@ -227,12 +227,7 @@ def _read_folder(folder: Path, classes: list[str], split: str) -> FileImages:
                 f"imagefolder: {str(folder)!r} has a class {class_folder.name!r} that the training folder has not; "
                 "use the same class folders in every split"
             )
-        found = sorted(
-            os.path.relpath(os.path.join(place, name), folder)
-            for place, _, names in os.walk(class_folder, followlinks=True)
-            for name in names
-            if name.lower().endswith(IMG_EXTENSIONS) and not name.startswith(".")
-        )
+        found = image_files(class_folder, folder, f"imagefolder:{class_folder} ({split})")
         if not found and split == "train":
             raise ValueError(
                 f"imagefolder: class folder {str(class_folder)!r} holds no images ({', '.join(IMG_EXTENSIONS)}); "

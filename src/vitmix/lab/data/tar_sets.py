@@ -17,11 +17,13 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +31,15 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from .images import ImageSet, check_pixels, count_classes
-from .npz import class_names
+from vitmix._reading import open_regular, parse_json
+
+from .images import MAX_BYTES, ImageSet, check_pixels, count_classes
+from .npz import class_names, read_arrays
 
 WORDS = {"train": ("training", "train"), "val": ("validation", "valid", "val"), "test": ("testing", "test")}
 INDEX_VERSION = 1
+MOST_SHARDS, MOST_BRACES = 200_000, 20  # that a pattern may stand for, and have
+MOST_LABEL = 2**20  # bytes of a .cls or .json
 
 
 class Index(NamedTuple):
@@ -58,9 +64,9 @@ class TarImages(ImageSet):
 
     def read(self, index: int) -> Image.Image:
         # Opened anew each time: samples of thousands of shards follow each other, more than files may be open.
-        with open(self.shards[self.index.shard[index]], "rb") as file:
+        with open_regular(self.shards[self.index.shard[index]]) as file:
             file.seek(int(self.index.offset[index]))
-            content = file.read(int(self.index.size[index]))
+            content = file.read(min(int(self.index.size[index]), MAX_BYTES))
         image = Image.open(io.BytesIO(content))
         check_pixels(image)  # before the pixels are unpacked
         image.load()
@@ -90,19 +96,35 @@ def tar_splits(pattern: str) -> dict[str, Callable[[], TarImages]]:
 
 
 def expand_braces(text: str) -> Iterator[str]:
-    """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc."""
+    """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc; refuses what stands for too many."""
+    groups = re.findall(r"\{([^{}]*)\}", text)
+    many = text.count("{") > MOST_BRACES or math.prod(len(_choices(group)) for group in groups) > MOST_SHARDS
+    for number, each in enumerate(() if many else _expanded(text)):
+        if number == MOST_SHARDS:  # braces within braces
+            many = True
+            break
+        yield each
+    if many:
+        raise ValueError(f"wds: {text[:80]!r} stands for more than {MOST_SHARDS:,} shards; correct the braces")
+
+
+def _expanded(text: str) -> Iterator[str]:
     match = re.search(r"\{([^{}]*)\}", text)
     if match is None:
         yield text
         return
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    if numbers:
-        width = len(numbers[1]) if numbers[1].startswith("0") or len(numbers[1]) == len(numbers[2]) else 1
-        choices = [f"{number:0{width}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    else:
-        choices = match[1].split(",")
-    for choice in choices:
-        yield from expand_braces(text[: match.start()] + choice + text[match.end() :])
+    for choice in _choices(match[1]):
+        yield from _expanded(text[: match.start()] + choice + text[match.end() :])
+
+
+def _choices(group: str) -> list[str]:
+    """What a pair of braces stands for, one more than is allowed at most."""
+    numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", group)
+    if not numbers:
+        return group.split(",")
+    width = len(numbers[1]) if numbers[1].startswith("0") or len(numbers[1]) == len(numbers[2]) else 1
+    named = range(int(numbers[1]), int(numbers[2]) + 1)[: MOST_SHARDS + 1]
+    return [f"{number:0{width}d}" for number in named]
 
 
 def find_shards(pattern: str) -> list[str]:
@@ -113,6 +135,9 @@ def find_shards(pattern: str) -> list[str]:
         found = sorted(glob.glob(f"{glob.escape(pattern)}/*.tar") + glob.glob(f"{glob.escape(pattern)}/*/*.tar"))
         if not found:
             raise ValueError(f"wds: the folder {pattern!r} holds no .tar files; name the one that does, or a pattern")
+        wrong = [path for path in found if not os.path.isfile(path)]
+        if wrong:
+            raise ValueError(f"wds: {wrong[0]!r} is no regular file; remove it, or name the shards by a pattern")
         return found
     found = []
     for text in expand_braces(pattern):
@@ -155,10 +180,11 @@ def read_index(shards: list[str]) -> Index:
     folders = [os.path.dirname(os.path.abspath(shards[0])), os.path.join(cache, "vitmix")]
     for folder in folders:
         try:
-            with np.load(os.path.join(folder, f".vitmix-{key}.npz"), allow_pickle=False) as stored:
-                return Index(*(stored[name] for name in Index._fields))
-        except (OSError, ValueError, KeyError):
+            index = Index(*read_arrays(Path(folder) / f".vitmix-{key}.npz", Index._fields))
+        except (OSError, ValueError):
             continue  # not there, or not whole
+        if _is_index(index, [size for _, size, _ in facts]):
+            return index
     rows = list(itertools.chain.from_iterable(_samples(number, path) for number, path in enumerate(shards)))
     if not rows:
         raise ValueError(
@@ -173,6 +199,19 @@ def read_index(shards: list[str]) -> Index:
     return index
 
 
+def _is_index(index: Index, sizes: list[int]) -> bool:
+    """Whether every picture lies within its shard."""
+    numbers, count = index[:4], len(np.atleast_1d(index.shard))
+    if count == 0 or any(each.shape != (count,) for each in index):
+        return False
+    if index.name.dtype.kind != "S" or any(each.dtype != np.int64 for each in numbers):
+        return False
+    if index.shard.min() < 0 or index.shard.max() >= len(sizes) or index.offset.min() < 0 or index.size.min() < 0:
+        return False
+    ends = np.array(sizes)[index.shard]
+    return bool(((index.offset <= ends) & (index.size <= ends - index.offset)).all())
+
+
 def _store(index: Index, folder: str, name: str) -> bool:
     """Writes the index, whole or not at all: several processes may do so at a time."""
     try:
@@ -183,31 +222,47 @@ def _store(index: Index, folder: str, name: str) -> bool:
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, **index._asdict())
+            file.flush()
+            os.fsync(file.fileno())  # before it gets its name: a power failure would leave an empty file behind
         os.chmod(partial, 0o644)
         os.replace(partial, os.path.join(folder, name))
-        return True
-    except OSError:
+    except BaseException as problem:
         os.unlink(partial)
-        return False
+        if isinstance(problem, OSError):
+            return False
+        raise
+    with suppress(OSError, AttributeError):  # not every system has folders that can be opened
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return True
 
 
 def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes]]:
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
+    length = os.path.getsize(path)
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
+                if member.size < 0:  # the next one would be this one again
+                    raise ValueError(f"wds: {member.name} in {path!r} has {member.size} bytes; get the file again")
                 if not member.isfile():
                     continue
                 folder, _, name = member.name.rpartition("/")
                 key, _, kind = name.partition(".")
                 key, kind = f"{folder}/{key}" if folder else key, kind.lower()
+                known = f".{kind}" in IMG_EXTENSIONS or kind in ("cls", "json")
+                if known and (member.issparse() or member.offset_data + member.size > length):
+                    raise ValueError(f"wds: {member.name} in {path!r} is larger than the file; get it again")
                 if f".{kind}" in IMG_EXTENSIONS:
                     pictures[key] = (member.offset_data, member.size)
                 elif kind in ("cls", "json"):
                     content = tar.extractfile(member)
                     assert content is not None
-                    label = _label(content.read(), kind)
+                    label = _label(content.read(MOST_LABEL), kind)
                     if label is None and kind == "cls":
                         raise ValueError(f"wds: {member.name} in {path!r} must hold a class number")
                     if label is not None:
@@ -225,7 +280,7 @@ def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes
 
 def _label(content: bytes, kind: str) -> int | None:
     try:
-        value = int(content) if kind == "cls" else json.loads(content).get("label")
+        value = int(content) if kind == "cls" else parse_json(content).get("label")
         return value if isinstance(value, int) and abs(value) < 2**63 else None  # the index holds 64 bits
     except (ValueError, AttributeError):
         return None

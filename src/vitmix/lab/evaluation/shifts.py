@@ -1,6 +1,5 @@
 """Folders of ImageNet's other test sets, with classes by WordNet id, matched to what a model tells apart."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -8,9 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitmix.lab.data.images import FileImages
+from vitmix.lab.data.images import FileImages, image_files
 
 from .corruptions import COMMON, EXTRA
 from .subject import Subject
@@ -81,12 +79,7 @@ def open_class_folders(
         if own not in numbers:
             left_out += 1
             continue
-        inside = sorted(
-            os.path.relpath(os.path.join(place, file), root)
-            for place, _, names in os.walk(folder, followlinks=True)
-            for file in names
-            if file.lower().endswith(IMG_EXTENSIONS) and not file.startswith(".")
-        )
+        inside = image_files(folder, root, f"{name} in {folder}")
         found += inside
         labels += [numbers[own]] * len(inside)
         seen |= {numbers[own]} if inside else set()

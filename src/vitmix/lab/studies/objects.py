@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitmix._reading import open_regular
 from vitmix.lab.data.augment import Augmentation, eval_pixels
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet, check_pixels, reason_of
 
@@ -64,14 +65,14 @@ class MaskFolder:
         """The mask `(H, W)` of an image file: True on the object."""
         path = self.folder / Path(name).with_suffix(".png")
         try:
-            with Image.open(path) as picture:
+            with open_regular(path) as file, Image.open(file) as picture:
                 check_pixels(picture)
                 levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
         except FileNotFoundError:
             raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
         except (OSError, ValueError) as problem:
             raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
-        with Image.open(self.root / name) as picture:
+        with open_regular(self.root / name) as file, Image.open(file) as picture:
             width, height = picture.size
         if levels.shape != (height, width):
             found = f"{levels.shape[1]}x{levels.shape[0]}"
