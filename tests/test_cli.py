@@ -1,9 +1,11 @@
 """The command: lists, help, and one sentence with exit code 2 for every kind of wrong input."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
+from vitmix.lab.training import prepare
 from vitmix.lab.training.config import FIELDS
 from vitmix.registry import KINDS, parts
 
@@ -237,3 +240,38 @@ def test_as_a_program() -> None:
     assert done.stderr == (
         "vitmix: error: unknown argument '--epocs'; did you mean --epochs? 'vitmix train --help' lists them all\n"
     )
+
+
+SLOW = """import sys, time
+print("importing", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_ctrl_c_while_the_command_starts_is_quiet(tmp_path: Path, script: bool) -> None:
+    (tmp_path / "torch.py").write_text(SLOW)  # in the place of torch
+    (tmp_path / "vitmix").write_text("from vitmix.lab.cli.main import main\nraise SystemExit(main())\n")
+    source = Path(cli.__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(source)])}
+    started = [str(tmp_path / "vitmix")] if script else ["-m", "vitmix"]
+    command = [sys.executable, *started, "train"]
+    settings: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A shell's background jobs start with the signal ignored.
+    settings["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **settings) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert (out, said) == (b"", b"") and process.returncode in (130, -signal.SIGINT)  # 130 in a shell, both of them
+
+
+def test_ctrl_c_before_a_training_began_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tiny_file: str
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "open_data", interrupted)
+    assert cli.main(["train", "--config", tiny_file, "--output", str(Path(tiny_file).parent / "run")]) == 130
+    assert capfd.readouterr() == ("", "")

@@ -1,6 +1,7 @@
 """Comparisons: statistics by hand, matrices that are refused or resolved, and a matrix that is killed and goes on."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from comparing import SETTINGS, finish, wait_for, write
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import list_matrices, matrix, paired_difference, read_matrix
 from vitmix.lab.comparison.matrix import Cell, Matrix, changed, parse_matrix
-from vitmix.lab.comparison.results import compare_cells, text
+from vitmix.lab.comparison.results import compare_cells, csv_cell, csv_text, text
 from vitmix.lab.comparison.runner import is_busy, is_done
 from vitmix.lab.training.config import to_yaml
 from vitmix.text import create
@@ -437,3 +438,13 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
             assert float(line[f"difference_{name}"]) == row["difference"][name]
             assert on_page(group, of) == [row["difference"][name]]
         assert line["difference_verdict"] == "better" and float(line["slowdown"]) == row["slowdown"]
+
+
+@pytest.mark.parametrize("formula", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("http://x")'])
+def test_texts_that_a_spreadsheet_would_compute_stay_texts(formula: str) -> None:
+    row = {"row": formula, "model": formula, "data": formula, "seeds": [0, 1], "planned": 2, "mean": -0.5, "std": 1e-05}
+    row |= {"difference": {"mean": -0.25, "verdict": formula}, "training_seconds": [1.0], "slowdown": None}
+    (found,) = csv.DictReader(io.StringIO(csv_text([row | {"parameters": None, "flops": None}]), newline=""))
+    assert [found[name] for name in ("row", "model", "data", "difference_verdict")] == [f"'{formula}"] * 4
+    assert (found["mean"], found["std"], found["difference_mean"], found["seeds"]) == ("-0.5", "1e-05", "-0.25", "0 1")
+    assert csv_cell("-0.5") == "-0.5" and csv_cell("cutmix = x") == "cutmix = x" and csv_cell(-3) == -3

@@ -18,13 +18,13 @@ from PIL import Image
 
 from training import one_thread  # noqa: F401
 from vitmix import cli
-from vitmix._reading import open_regular, read_bytes
 from vitmix.lab.data import open_images
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.hf_sets import ArrowImages
 from vitmix.lab.data.images import BrokenImage
 from vitmix.lab.data.npz import MOST_COMPRESSED
 from vitmix.lab.evaluation.shifts import open_class_folders
+from vitmix.lab.reading import open_regular, read_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Everything here ends within seconds, and nothing goes to the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    start = time.monotonic()
+    start = time.process_time()
     yield
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def picture(number: int) -> bytes:

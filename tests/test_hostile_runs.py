@@ -110,10 +110,10 @@ def test_any_file_of_a_run_may_be_damaged(whole: Path, tmp_path: Path, capfd: py
             except (ValueError, IndexError, yaml.YAMLError, RecursionError):
                 continue  # it was damaged before
             damaged.replace(path)
-        start = time.monotonic()
+        start = time.process_time()
         page = folder / "page.html"
         code = cli.main(["report", str(folder), "--output", str(page), "--examples", "0", "--no-eval"])
-        assert time.monotonic() - start < 5, seed
+        assert time.process_time() - start < 5, seed
         said = capfd.readouterr().err
         assert code in (0, 2) and said.count("\n") == (code == 2), (seed, said)
         if code == 0:

@@ -10,10 +10,10 @@ import pytest
 
 import vitmix
 from vitmix import cli
-from vitmix._reading import MOST_DEPTH, parse_json, parse_yaml
 from vitmix.lab.comparison.matrix import parse_matrix, read_matrix
 from vitmix.lab.data.npz import class_names
 from vitmix.lab.evaluation.cells import Answers
+from vitmix.lab.reading import MOST_DEPTH, parse_json, parse_yaml
 from vitmix.lab.training.config import resolve
 from vitmix.lab.training.runs import folder_for
 
@@ -36,7 +36,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_hostile_method_is_one_sentence(name: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError) as refusal:
         vitmix.create(METHODS[name], 10)
     assert len(str(refusal.value)) < 6000
@@ -44,7 +44,7 @@ def test_a_hostile_method_is_one_sentence(name: str) -> None:
         resolve({"method": METHODS[name], "model": "test_vit"})
     except ValueError:
         pass  # what cannot be spelled
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_honest_nesting_is_read() -> None:
@@ -102,7 +102,7 @@ SETTINGS = {
 def test_hostile_settings_are_one_sentence(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(SETTINGS[name])
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError):
         resolve(file=path)
     with pytest.raises(ValueError):
@@ -110,7 +110,7 @@ def test_hostile_settings_are_one_sentence(name: str, tmp_path: Path, capfd: pyt
     assert cli.main(["train", "--config", str(path)]) == 2
     said = capfd.readouterr().err
     assert said.startswith("vitmix: error: ") and said.count("\n") == 1
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("value", ["[" * 2000 + "]" * 2000, "&a [*a]", "!!binary aGVsbG8=", "9" * 5000])

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmix._reading import read_json
 from vitmix.lab.cli import _subject
 from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._command import Command
 from vitmix.lab.cli._robustness import workers
+from vitmix.lab.reading import read_json
 
 if TYPE_CHECKING:
     from vitmix.lab.studies.studies import Question

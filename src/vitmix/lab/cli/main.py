@@ -3,16 +3,20 @@
 import argparse
 import difflib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from vitmix import __version__
 from vitmix.lab.cli import COMMANDS
 from vitmix.lab.training.output import flush_or_discard
+from vitmix.registry import PLUGINS, load_plugins
 
 BAD_INPUT = 2
+INTERRUPTED = 128 + signal.SIGINT
 CLOSED_PIPE = 141  # as a shell reports a tool that SIGPIPE ended
 
 
@@ -23,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 1
     try:
         code = _main(arguments)
+    except KeyboardInterrupt:  # whoever pressed the keys knows; a training that has begun saves its state before
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         code = CLOSED_PIPE
     finally:  # argparse leaves by SystemExit when it has printed its help
@@ -37,7 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.")
+    parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"vitmix {__version__}")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help=f"import a module or a .py file that registers parts or methods; may be repeated; also ${PLUGINS}",
+    )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
@@ -48,6 +62,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         namespace, unknown = parser.parse_known_args(given)
         if unknown:
             raise _unknown_argument(unknown[0], namespace.parser)
+        if namespace.plugin:  # in the environment, so that the processes this one starts have them too
+            os.environ[PLUGINS] = ",".join(filter(None, (os.environ.get(PLUGINS), *namespace.plugin)))
+        load_plugins()
         return namespace.run(namespace)
     except BrokenPipeError:
         raise

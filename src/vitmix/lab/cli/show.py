@@ -42,7 +42,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix.lab.evaluation.subject import open_subject
     from vitmix.lab.show.figure import check_suffix, draw_figure
     from vitmix.lab.show.fonts import remarks_on
-    from vitmix.lab.show.pictures import BUILT_IN, read_picture
+    from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
     from vitmix.lab.show.scene import observe
     from vitmix.lab.training.checkpoints import write_file
     from vitmix.text import create
@@ -54,6 +54,8 @@ def _run(namespace: argparse.Namespace) -> int:
     images = namespace.images or list(BUILT_IN)
     if len(images) != 2:
         raise ValueError(f"mixing is shown on two pictures, got {len(images)}; give two files")
+    for each in images:
+        check_picture(each)
     if namespace.run_folder is not None:
         if namespace.model or namespace.checkpoint or namespace.pretrained:
             raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")

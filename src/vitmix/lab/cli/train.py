@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vitmix._reading import parse_yaml
 from vitmix.lab.cli._command import Command
 from vitmix.lab.cli.recipes import list_all
+from vitmix.lab.reading import parse_yaml
 from vitmix.lab.training import config
 from vitmix.lab.training.output import unfailing_output
 

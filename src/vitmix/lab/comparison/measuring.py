@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vitmix._reading import read_json
 from vitmix.lab.evaluation.results import FILE
 from vitmix.lab.evaluation.settings import Robustness
 from vitmix.lab.evaluation.subject import checksum
+from vitmix.lab.reading import read_json
 from vitmix.lab.studies.studies import STUDIES
 from vitmix.lab.training.checkpoints import write_file
 from vitmix.lab.training.config import TrainConfig

@@ -132,6 +132,17 @@ def plain(comparison: Comparison) -> dict[str, Any]:
     return {"baseline": comparison.reference, "measure": comparison.measure, "tests": comparison.tests, "rows": rows}
 
 
+def csv_cell(value: Any) -> Any:
+    """A value of a table as a spreadsheet shows it: a text that it would compute is marked as text, as it does itself."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def csv_text(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of `plain` as a table: one number in each cell, empty where there is none."""
     file = io.StringIO()
@@ -143,7 +154,7 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
         found |= {name: row[name] for name in row if name in COLUMNS}
         found |= {"seeds": " ".join(map(str, row["seeds"]))}
         found |= {"training_seconds": statistics.fmean(seconds) if seconds else None}
-        writer.writerow({name: found.get(name) for name in COLUMNS})
+        writer.writerow({name: csv_cell(found.get(name)) for name in COLUMNS})
     return file.getvalue()
 
 

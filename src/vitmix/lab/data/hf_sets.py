@@ -9,13 +9,15 @@ import io
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vitmix._checks import unknown_name
-from vitmix._reading import read_bytes
+from vitmix.lab.network import downloads
+from vitmix.lab.reading import read_bytes
 
 from .images import MAX_BYTES, ImageSet, check_pixels, count_classes, reason_of
 
@@ -97,7 +99,8 @@ def _load(place: str, config: str | None) -> dict[str, Any]:
         if any(os.path.isfile(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json")):
             found = datasets.load_from_disk(place)
         else:
-            found = datasets.load_dataset(place, config)
+            with nullcontext() if os.path.exists(place) else downloads():
+                found = datasets.load_dataset(place, config)
     except Exception as problem:  # of the hub, the file system, or the data's own reader
         raise ValueError(
             f"hfds: {place!r} is neither a folder of a data set nor one that can be had from the hub "

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitmix._reading import open_regular
+from vitmix.lab.reading import open_regular
 
 MAX_PIXELS = 89_478_485  # of one picture; Pillow warns from here on, since a tiny file can unpack to any size
 MAX_BYTES = 2**30  # of the file of one picture: as many pixels, not compressed, in 16 bits

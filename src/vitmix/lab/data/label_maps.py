@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmix._reading import fits, is_count, read_bytes, read_json
+from vitmix.lab.reading import fits, is_count, read_bytes, read_json
 from vitmix.parts.maps import class_maps
 
 from .images import BrokenImage, ImageSet

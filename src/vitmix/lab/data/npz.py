@@ -25,7 +25,7 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from vitmix._reading import open_regular, read_json
+from vitmix.lab.reading import open_regular, read_json
 
 from .images import ArrayImages, check_pixels, count_classes, reason_of
 

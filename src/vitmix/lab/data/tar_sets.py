@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitmix._reading import open_regular, parse_json
+from vitmix.lab.reading import open_regular, parse_json
 
 from .images import MAX_BYTES, ImageSet, check_pixels, count_classes
 from .npz import class_names, read_arrays

@@ -19,9 +19,9 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from vitmix import __version__
 from vitmix._checks import unknown_name
-from vitmix._reading import read_json
 from vitmix.lab.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.reading import read_json
 
 from .extras import NotPossible, need, version_of
 

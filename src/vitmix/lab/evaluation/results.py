@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix import __version__
-from vitmix._reading import fits, fits_where_given, is_count, is_number, read_json
+from vitmix.lab.reading import fits, fits_where_given, is_count, is_number, read_json
 from vitmix.lab.training.checkpoints import write_file
 
 from .measure import Measurement

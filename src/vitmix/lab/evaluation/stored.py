@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from vitmix import __version__
-from vitmix._reading import fits, is_count, is_number, read_json
 from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
+from vitmix.lab.reading import fits, is_count, is_number, read_json
 from vitmix.lab.training.checkpoints import write_file
 
 from .cost import count_flops, count_parameters, throughput

@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitmix._reading import fits, fits_where_given, is_count, is_number, read_json
 from vitmix.lab.evaluation.stored import checksums
+from vitmix.lab.reading import fits, fits_where_given, is_count, is_number, read_json
 from vitmix.lab.studies.studies import STUDIES
 
 from . import html, svg

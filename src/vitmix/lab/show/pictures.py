@@ -11,6 +11,7 @@ from vitmix.lab.data.images import as_rgb, check_pixels, reason_of
 from vitmix.lab.data.shapes import CLASSES, shapes_batch
 
 BUILT_IN = ("shapes:1", "shapes:46")
+BUILT_IN_PICTURE = r"shapes:(\d{1,9})"
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,23 @@ class Picture:
     name: str
 
 
+def check_picture(text: str) -> None:
+    """Refuses what is neither a file nor a built-in picture: to load a model may take long."""
+    path = Path(text)
+    if not re.fullmatch(BUILT_IN_PICTURE, text) and not path.is_file():
+        problem = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+        raise ValueError(f"picture {text!r} {problem}; give an image file, or shapes:N for a built-in picture")
+
+
 def read_picture(text: str, side: int) -> Picture:
     """A picture file, or built-in picture N where the text is `shapes:N`; those are drawn with `side` pixels a side."""
-    built_in = re.fullmatch(r"shapes:(\d{1,9})", text)
+    check_picture(text)
+    built_in = re.fullmatch(BUILT_IN_PICTURE, text)
     if built_in:
         batch = shapes_batch([int(built_in[1])], size=max(side, 8), split="test")
         pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
         return Picture(Image.fromarray(pixels), CLASSES[int(batch.labels[0])])
     path = Path(text)
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"picture {text!r} {problem}; give an image file, or shapes:N for a built-in picture")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of size, which is checked here

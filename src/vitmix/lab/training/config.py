@@ -14,8 +14,8 @@ import yaml
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from vitmix._grammar import spelled
-from vitmix._reading import MOST_YAML, parse_yaml, read_bytes
 from vitmix.lab.environment import available_cores
+from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
 from vitmix.lab.training.recipes import load_recipe
 
 CONFIG = "config.yaml"  # of a run folder

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vitmix.lab.data.label_maps import read_label_maps
 from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
+from vitmix.lab.network import downloads
 from vitmix.lab.training.checkpoints import load_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.learner import Learner
@@ -72,10 +74,14 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         if value is not None:
             settings[key] = value
     pretrained = config.pretrained and initial_weights
+    reached = True
     try:
-        model = timm.create_model(config.model, pretrained=pretrained, **settings)
+        with _published(config.model) if pretrained else nullcontext(True) as reached:
+            model = timm.create_model(config.model, pretrained=pretrained, **settings)
     except Exception as error:  # timm asserts, divides and looks up; the network and the hub fail in many classes
         reason = " ".join(str(error).split()) or type(error).__name__
+        if not reached and isinstance(error, OSError):  # as the errors of connections and of missing files are
+            reason = "they are not in the cache and cannot be downloaded here; connect, or give --checkpoint FILE"
         if pretrained:
             raise ValueError(f"cannot get the published weights of {config.model}: {reason}") from None
         raise ValueError(f"model_args do not fit {config.model}: {reason}") from None
@@ -91,6 +97,12 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         resampled = f"; resampled, since sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
         remarks.append(f"Starting from {config.checkpoint}{new}{resampled}.")
     return model, remarks
+
+
+def _published(model: str) -> AbstractContextManager[bool]:
+    """Where timm may download the weights of a model from."""
+    cfg = None if ":" in model else timm.models.get_pretrained_cfg(model, allow_unregistered=True)
+    return downloads(cfg.url if cfg is not None and not cfg.hf_hub_id else None)  # pyright: ignore
 
 
 def check_size(learner: Learner, augmentation: Augmentation) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitmix._reading import MOST_JSON, fits, fits_where_given, is_count, is_number, parse_json, read_bytes, read_json
+from vitmix.lab.reading import MOST_JSON, fits, fits_where_given, is_count, is_number, parse_json, read_bytes, read_json
 from vitmix.lab.training.checkpoints import PARTIAL, make_folder, write_file
 from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
 
