@@ -445,6 +445,13 @@ def test_texts_that_a_spreadsheet_would_compute_stay_texts(formula: str) -> None
     row = {"row": formula, "model": formula, "data": formula, "seeds": [0, 1], "planned": 2, "mean": -0.5, "std": 1e-05}
     row |= {"difference": {"mean": -0.25, "verdict": formula}, "training_seconds": [1.0], "slowdown": None}
     (found,) = csv.DictReader(io.StringIO(csv_text([row | {"parameters": None, "flops": None}]), newline=""))
-    assert [found[name] for name in ("row", "model", "data", "difference_verdict")] == [f"'{formula}"] * 4
+    assert [found[name] for name in ("row", "model", "data", "difference_verdict")] == [
+        "'" + formula.replace("\r", "\n")
+    ] * 4
     assert (found["mean"], found["std"], found["difference_mean"], found["seeds"]) == ("-0.5", "1e-05", "-0.25", "0 1")
-    assert csv_cell("-0.5") == "-0.5" and csv_cell("cutmix = x") == "cutmix = x" and csv_cell(-3) == -3
+    assert (
+        csv_cell("-0.5") == "-0.5"
+        and csv_cell("cutmix = x") == "cutmix = x"
+        and csv_cell(-3) == -3
+        and csv_cell("a\r=1") == "a\n=1"
+    )

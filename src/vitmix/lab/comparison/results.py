@@ -133,8 +133,11 @@ def plain(comparison: Comparison) -> dict[str, Any]:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value of a table as a spreadsheet shows it: a text that it would compute is marked as text, as it does itself."""
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+    """A value as a cell that spreadsheets show: a text that they would compute is marked as text, as they do it."""
+    if not isinstance(value, str):
+        return value
+    value = value.replace("\r", "\n")  # which the csv module would not quote
+    if not value.startswith(("=", "+", "-", "@", "\t", "\n")):
         return value
     try:
         float(value)
