@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from training import TINY, one_thread, train  # noqa: F401
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.training.config import FIELDS, resolve
 from vitmix.lab.training.header import PREPROCESSING, Header, read_header

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from training import one_thread  # noqa: F401
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.lab.data import open_images
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.hf_sets import ArrowImages

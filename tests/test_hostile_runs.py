@@ -15,7 +15,7 @@ import yaml
 
 from test_report import Page
 from training import one_thread, train  # noqa: F401
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.lab.training.runs import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vitmix
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison.matrix import parse_matrix, read_matrix
 from vitmix.lab.data.npz import class_names
 from vitmix.lab.evaluation.cells import Answers

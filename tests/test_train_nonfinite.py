@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training import one_thread, poison_gradient, rows, tiny, train, weights  # noqa: F401
-from vitmix import cli
+from vitmix.lab.cli import main as cli
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
 
