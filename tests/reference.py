@@ -50,6 +50,27 @@ def best_window(scores: Tensor, height: int, width: int, largest: bool) -> tuple
     return place
 
 
+def blocks(grid: tuple[int, int], wanted: int, smallest: int, uniform: list[list[float]]) -> Tensor:
+    """TokenMix's mask of one sample: rectangles of given uniform numbers (area, aspect, top, left), one at a time."""
+    mask = torch.zeros(grid, dtype=torch.bool)
+    failures, numbers = 0, iter(uniform)
+    while wanted > 0 and failures < 10:
+        failures += 1
+        first, second, third, fourth = next(numbers)
+        area = max(smallest + first * (wanted - smallest), 0.0)
+        aspect = 0.3 ** (1 - 2 * second)
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if not (0 < height < max(grid[0], 2) and 0 < width < max(grid[1], 2)):
+            continue
+        top, left = int(third * (grid[0] - height + 1)), int(fourth * (grid[1] - width + 1))
+        cells = [(i, j) for i in range(top, top + height) for j in range(left, left + width) if not mask[i, j]]
+        if 0 < len(cells) <= wanted:
+            for cell in cells:
+                mask[cell] = True
+            wanted, failures = wanted - len(cells), 0
+    return mask
+
+
 # Attention
 
 

@@ -115,6 +115,26 @@ def test_default_blocks_keep_the_share_and_the_parts_apart() -> None:
     assert 1.1 < parts["paper"] < 1.6 and 2.1 < parts["released"] < 2.8 and parts["separate"] > 2.1
 
 
+def test_aspects_of_blocks_are_log_uniform() -> None:
+    """Blocks of one size on a large grid; of those that came out whole, the sides tell the aspect up to rounding."""
+    masks = F.draw_blocks((60, 60), torch.full((4000,), 400), smallest=400, generator=gen(0))
+    heights, widths = masks.any(2).sum(1), masks.any(1).sum(1)
+    whole = (masks.sum((1, 2)) == heights * widths) & (heights * widths > 370)
+    aspect = (heights[whole] / widths[whole]).log() / math.log(1 / 0.3)
+    assert len(aspect) > 1000 and aspect.abs().max() < 1.05
+    expected = torch.linspace(-1, 1, len(aspect))
+    assert (aspect.sort().values - expected).abs().max() < 0.2  # sides are whole; a uniform aspect is off by 0.5
+
+
+@given(st.tuples(sides, sides), st.floats(0, 1), st.integers(1, 9), seeds)
+def test_blocks_are_the_slow_ones(grid: tuple[int, int], share: float, smallest: int, seed: int) -> None:
+    wanted = (torch.tensor([1, share, share / 2]) * grid[0] * grid[1]).long()
+    masks = F.draw_blocks(grid, wanted, smallest=smallest, generator=gen(seed))
+    rounds = torch.cat([torch.rand(8, 3, 4, generator=g, dtype=torch.float64) for g in [gen(seed)] for _ in range(60)])
+    for each, count, uniform in zip(masks, wanted.tolist(), rounds.unbind(1), strict=True):
+        same(each, reference.blocks(grid, count, smallest, uniform.tolist()))
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (7, 1), (2, 2), (3, 20)])
 def test_blocks_on_narrow_grids(grid: tuple[int, int]) -> None:
     masks = F.draw_blocks(grid, torch.full((4,), grid[0] * grid[1] // 2), generator=gen(0))
@@ -141,6 +161,18 @@ def test_best_window_is_the_slow_one(grid: tuple[int, int], seed: int, data: st.
     assert int(torch.isfinite(sums[0]).sum()) == (grid[0] - height + 1) * (grid[1] - width + 1)
 
 
+@given(st.tuples(sides, sides), st.data())
+def test_random_windows_have_equal_odds_at_every_place(grid: tuple[int, int], data: st.DataObject) -> None:
+    height, width = data.draw(st.integers(1, grid[0])), data.draw(st.integers(1, grid[1]))
+    rows, columns = grid[0] - height + 1, grid[1] - width + 1
+    # The middle of each of rows x columns cells of the unit square, and its far corner, where rounding may lead.
+    middles = torch.cartesian_prod((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns)
+    found = F.random_window(middles, grid, torch.tensor([height]), torch.tensor([width]))
+    same(found, torch.cartesian_prod(torch.arange(rows), torch.arange(columns)))
+    corner = F.random_window(torch.ones(1, 2), grid, torch.tensor([height]), torch.tensor([width]))
+    assert corner.tolist() == [[rows - 1, columns - 1]]
+
+
 @pytest.mark.parametrize("source", ["max", "min", "random"])
 @pytest.mark.parametrize("destination", ["max", "min", "random", "same"])
 def test_salient_box_variants(source: str, destination: str) -> None:
@@ -164,6 +196,11 @@ def test_salient_box_variants(source: str, destination: str) -> None:
             assert (top, left) == reference.best_window(scores[b], height, width, destination == "max")
         if destination == "same":
             assert (top, left) == (from_top, from_left)
+        sizes = torch.tensor([height]), torch.tensor([width])
+        for side, corner, uniform in ((source, (from_top, from_left), 0), (destination, (top, left), 1)):
+            if side == "random":
+                window = F.random_window(values["place"][uniform], grid, *sizes)
+                assert corner == tuple(window[b].tolist())
         expected = [(i + from_top) * grid[1] + j + from_left for i in range(height) for j in range(width)]
         assert origin[b, cells].tolist() == expected
 
