@@ -46,7 +46,7 @@ CORE = tuple(
 )
 # Test files that are about the core; with little time only the first of them are looked at.
 ABOUT_CORE = (
-    *("parts", "mixing", "mixers", "tap", "methods", "golden_tokens", "golden_images", "readers", "misuse", "spatial"),
+    *("parts", "flow", "mixing", "inner", "mixers", "tap", "methods", "golden_tokens", "golden_images", "readers", "misuse", "spatial"),
     *("geometry", "changed_models", "families", "pvt", "learner"),
 )
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")

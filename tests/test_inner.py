@@ -1,0 +1,189 @@
+"""Hidden mixing in a model, step by step: what enters the block, which labels leave, what random baselines do."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reference
+import vitmix
+from support import close, same, tiny_batch, tiny_cct, tiny_vit
+from vitmix import functional as F
+from vitmix.attention.readers import read_model
+from vitmix.parts.hidden import ScoreNet
+
+MODELS = {
+    "class token": lambda: tiny_vit(),
+    "registers": lambda: tiny_vit(reg_tokens=2),
+    "pooled, with a class token": lambda: tiny_vit(global_pool="avg"),
+    "sequence pooling": lambda: wide(tiny_cct(attn_drop_rate=0.0, drop_path_rate=0.0)),
+}
+
+
+def wide(model: nn.Module) -> nn.Module:
+    """Weights by which attention is far from uniform."""
+    for block in model.blocks:
+        nn.init.normal_(block.attn.qkv.weight, std=0.5)
+    return model
+
+
+class Watched:
+    """A model with HTM at block 1, run on one batch: the tokens before and after its mixing, and what came of it."""
+
+    def __init__(self, model: nn.Module, text: str, batch: int = 4) -> None:
+        self.model = model.double().train()
+        self.images, self.labels = tiny_batch(batch)
+        self.images = self.images.double()
+        before: list[Tensor] = []
+        after: list[Tensor] = []
+        handle = model.blocks[1].register_forward_pre_hook(lambda _, args: before.append(args[0].detach()))
+        with vitmix.create(text, 10).attach(model) as mixing:
+            (self.net,) = mixing.modules.values()
+            nn.init.normal_(self.net.head.weight)
+            model.blocks[1].register_forward_pre_hook(lambda _, args: after.append(args[0].detach()))
+            self.draw = mixing.draw(mixing.frame(self.images))
+            self.mixed = mixing.mix(self.images, self.labels, draw=self.draw)
+            self.parts = mixing.losses(model(self.mixed.images), self.mixed)
+            self.targets, self.counts = mixing.targets(self.mixed), mixing.counts(self.mixed)
+            (self.actor,) = self.mixed.tape.actors
+        handle.remove()
+        self.before, self.after = before[-1], after[-1]
+        self.prefix = self.before.shape[1] - math.prod(self.mixed.frame.grids[1])
+
+    def saliency(self, rollout: int, class_token: bool) -> Tensor:
+        """The class row or the column mean at block 1, by whole matrices."""
+        maps = [each.mean(1) for each in reference.attention_of(self.model, self.images)]
+        whole = maps[1] @ (maps[0] + torch.eye(maps[0].shape[1])) / 2 if rollout else maps[1]
+        return whole[:, 0, self.prefix :] if class_token else whole[:, self.prefix :, self.prefix :].mean(1)
+
+
+def check_mixing(seen: Watched, partner: list[int], take: Tensor, own: list[float]) -> None:
+    rows = F.label_rows(seen.labels, 10, dtype=torch.float64)
+    for b, other in enumerate(partner):
+        expected = seen.before[b].clone()
+        for t in take[b].nonzero().flatten().tolist():
+            expected[seen.prefix + t] = seen.before[other, seen.prefix + t]
+        same(seen.after[b], expected)
+        close(seen.targets[b], own[b] * rows[b] + (1 - own[b]) * rows[other], 1e-9)
+
+
+@pytest.mark.parametrize("rollout", [0, 1])
+@pytest.mark.parametrize("kind", MODELS)
+def test_horizontal_mixing_in_a_model_is_the_slow_one(kind: str, rollout: int) -> None:
+    settings = f"block=1, rho=0.0005, rollout={rollout}"
+    model = MODELS[kind]()
+    state = torch.get_rng_state()
+    difficulty = F.sample_difficulty(
+        (first := Watched(model, f"htm({settings}, tau=0)")).net(first.before), F.label_rows(first.labels, 10)
+    )
+    assert not first.counts["htm_samples"] and not first.counts["htm_tokens"]
+    same(first.after, first.before)
+    # As hard as the second of the four: it is easy still, the two others are not.
+    torch.set_rng_state(state)
+    tau = float(difficulty.detach().sort().values[1])
+    seen = Watched(model, f"htm({settings}, tau={tau!r})")
+    easy = (difficulty.detach() <= tau).tolist()
+    assert sum(easy) == 2
+    saliency = seen.saliency(rollout, kind in ("class token", "registers"))
+    _, partner, take, own = reference.horizontal(saliency, easy, 0.0005)
+    assert take.any()
+    check_mixing(seen, partner, take, own)
+    assert float(seen.counts["htm_samples"]) == 0.5
+    close(seen.counts["htm_tokens"], take.float().mean(), 1e-7)
+
+
+def test_random_samples_are_five_of_a_batch() -> None:
+    seen = Watched(tiny_vit(), "htm(block=1, rho=0.0005, tau=0, choose=random_samples)", batch=8)
+    easy = seen.draw.values["inner0.easy"]
+    assert int(easy.sum()) == 5 and float(seen.counts["htm_samples"]) == 5 / 8
+    drawn = [vitmix.HTM(choose="random_samples").draw(vitmix.Frame(8, (16, 16)), None)["easy"] for _ in range(40)]
+    assert 10 < sum(each.float() for each in drawn).min() and all(int(each.sum()) == 5 for each in drawn)
+    saliency = seen.saliency(0, True)
+    decision = F.horizontal_mix(saliency, easy, rho=0.0005)
+    check_mixing(seen, decision.partner.tolist(), decision.take, decision.own.tolist())
+    small = vitmix.HTM(choose="random_samples").draw(vitmix.Frame(3, (16, 16)), None)["easy"]
+    assert small.all()
+
+
+def test_random_tokens_are_as_many_as_salient_ones_of_random_pairs() -> None:
+    seen = Watched(tiny_vit(), "htm(block=1, rho=0.0005, tau=9, choose=random_tokens)", batch=6)
+    pairs, noise = seen.draw.values["inner0.pairs"], seen.draw.values["inner0.noise"]
+    saliency = seen.saliency(0, True)
+    salient = [sum(float(saliency[p, t] - saliency[b, t]) > 0.0005 for t in range(16)) for b, p in enumerate(pairs)]
+    count = round(sum(salient) / 6)
+    take = torch.zeros(6, 16, dtype=torch.bool)
+    for b in range(6):
+        take[b, sorted(range(16), key=lambda t: float(noise[b, t]))[:count]] = True
+    kept = [float(saliency[b][~take[b]].sum()) for b in range(6)]
+    taken = [float(saliency[p][take[b]].sum()) for b, p in enumerate(pairs)]
+    check_mixing(seen, pairs.tolist(), take, [k / (k + t) for k, t in zip(kept, taken, strict=True)])
+    assert 0 < count < 16 and sorted(pairs.tolist()) == list(range(6)) and len(noise.unique(dim=0)) == 6
+    none = Watched(tiny_vit(), "htm(block=1, rho=0.0005, tau=0, choose=random_tokens)", batch=6)
+    same(none.after, none.before)
+    same(none.targets, F.label_rows(none.labels, 10, dtype=torch.float64))
+    half = torch.tensor([True, False] * 3)
+    two = none.actor._random_tokens(saliency, half)
+    same(two.partner, torch.where(half, none.draw.values["inner0.pairs"], torch.arange(6)))
+    assert not two.take[~half].any() and (two.own[~half] == 1).all()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_difficulty_at_the_last_block_is_that_of_an_unmixed_pass(kind: str) -> None:
+    model = MODELS[kind]()
+    seen = Watched(model, "htm(block=1, tau=9, rho=0.0005, score_at=last, score_weight=1.0)")
+    model.eval()
+    final = model.forward_features(seen.images)
+    logits = seen.net(final).detach()
+    expected = reference.soft_cross_entropy(logits, F.label_rows(seen.labels, 10))
+    assert math.isclose(float(seen.parts["score"].detach()), expected, rel_tol=1e-9)
+    assert (seen.net.pool is None) == (kind in ("class token", "registers"))
+    reader = read_model(model)
+    assert seen.net.prefix == reader.prefix and seen.net.head.in_features == reader.width
+    assert model.training is False and seen.parts["score"].requires_grad
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_the_score_net_begins_small_and_weighs_patches_by_one_score(class_token: bool) -> None:
+    net = ScoreNet(400, 50, class_token=class_token, prefix=2).double().requires_grad_(False)
+    for layer in (net.head,) if class_token else (net.head, net.pool):
+        assert 0.017 < float(layer.weight.std()) < 0.023 and not layer.bias.any()
+    tokens = torch.randn(2, 7, 400, dtype=torch.float64)
+    pooled = tokens[:, 0]
+    if not class_token:
+        patches = tokens[:, 2:]
+        weight = torch.stack([(each @ net.pool.weight[0] + net.pool.bias).softmax(0) for each in patches])
+        pooled = torch.stack(
+            [sum(w * t for w, t in zip(*each, strict=True)) for each in zip(weight, patches, strict=True)]
+        )
+    close(net(tokens), (pooled @ net.head.weight.T + net.head.bias), 1e-9)
+
+
+def test_vertical_mixing_with_random_tokens_takes_those_of_the_largest_numbers() -> None:
+    model = tiny_vit().double().train()
+    images, labels = tiny_batch(3)
+    inputs: list[Tensor] = []
+    normed: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+    with vitmix.create("vtm(block=-1, tokens=4, choose=random)", 10).attach(model) as mixing:
+        model.blocks[2].norm1.register_forward_pre_hook(lambda _, args: normed.append(args[0].detach()))
+        draw = mixing.draw(mixing.frame(images))
+        noise = draw.values["inner0.noise"]
+        assert noise.shape == (2, 3, 16) and len(noise.unique()) > 90
+        batch = mixing.mix(images.double(), labels, draw=draw)
+        mixing.loss(model(batch.images), batch)
+    for b in range(3):
+        bank = [inputs[block][b, 1 + noise[block, b].topk(4).indices] for block in range(2)]
+        same(normed[0][b], torch.cat([inputs[2][b], *bank]))
+
+
+def test_tokens_of_a_sample_are_gathered_from_it() -> None:
+    tokens, saliency = torch.randn(3, 7, 2), torch.rand(3, 7)
+    positions = F.top_tokens(saliency, 3)
+    for b in range(3):
+        assert positions[b].tolist() == sorted(range(7), key=lambda t: -float(saliency[b, t]))[:3]
+        same(F.pick_tokens(tokens, positions)[b], tokens[b, positions[b]])
+    same(F.top_tokens(saliency, 7).sort().values, torch.arange(7).expand(3, 7))
+    with pytest.raises(ValueError, match="cannot pick 8 tokens out of 7"):
+        F.top_tokens(saliency, 8)
