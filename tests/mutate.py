@@ -46,8 +46,9 @@ CORE = tuple(
 )
 # Test files that are about the core; with little time only the first of them are looked at.
 ABOUT_CORE = (
-    *("parts", "flow", "mixing", "inner", "mixers", "tap", "methods", "golden_tokens", "golden_images", "readers", "misuse", "spatial"),
-    *("geometry", "changed_models", "families", "pvt", "learner"),
+    *("parts", "masks", "shares", "flow", "mixing", "inner", "mixers", "tap", "methods"),
+    *("golden_tokens", "golden_images", "readers", "misuse", "spatial", "geometry", "changed_models", "learner"),
+    *("families", "pvt"),
 )
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
 HEAVY = 6 * 2**30  # bytes of memory that a fault may ask for

@@ -56,7 +56,11 @@ COMPOSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name, part", [item for kind in PARTS.values() for item in kind.items()])
 def test_defaults_of_parts(name: str, part: type) -> None:
-    assert part.name == name and {each.name: each.default for each in dataclasses.fields(part)} == DEFAULTS[name]
+    made = part()
+    assert (
+        part.name == name
+        and {each.name: getattr(made, each.name) for each in dataclasses.fields(part)} == DEFAULTS[name]
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
