@@ -35,6 +35,34 @@ def test_every_step_of_a_learner_is_mixed_anew() -> None:
     assert learner.step == len(targets) == 6
 
 
+def test_a_draw_can_be_repeated_by_hand() -> None:
+    """From the seed, the step and the rank; zero where they are not given."""
+    mixer = vitmix.create("mixup | cutmix(per=sample, pairing=derangement)", 10)
+    frame = vitmix.Frame(8, (16, 16))
+    for settings, seed, rank in (({}, 0, 0), (dict(seed=5, rank=3), 5, 3)):
+        learner = vitmix.Learner(tiny_vit(), mixer, **settings)
+        with mixer.attach(tiny_vit(), **settings) as mixing:
+            for step in range(4):
+                shared, own = vitmix.generator_for(seed, step, 0), vitmix.generator_for(seed, step, 1 + rank)
+                expected = mixer.draw(frame, own, shared=shared)
+                for drawn in (mixing.draw(frame), learner.mixing.draw(frame)):
+                    assert drawn.choice == expected.choice and as_text(drawn.values) == as_text(expected.values)
+
+
+def test_numbers_of_ones_own_leave_the_step_alone() -> None:
+    images, labels = tiny_batch(4)
+    mixer = vitmix.create("cutmix(per=sample)", 10)
+    learner = vitmix.Learner(tiny_vit(), mixer)
+    draw = mixer.draw(learner.mixing.frame(images), torch.Generator().manual_seed(1))
+    expected = mixer(images, labels, draw=draw)
+    mixed = learner.mixing.mix(images, labels, generator=torch.Generator().manual_seed(1))
+    for batch in (mixed, learner.mixing.mix(images, labels, draw=draw)):
+        same(batch.images, expected[0])
+        same(learner.mixing.targets(batch), expected[1])
+    same(learner(images, labels, draw=draw).targets, expected[1])
+    assert learner.step == 0
+
+
 # Losses
 
 
@@ -95,7 +123,42 @@ def test_the_score_net_learns_and_moves_the_tokens_unless_stopped(stop: bool) ->
     assert embed is None if stop else embed.abs().sum() > 0
 
 
+def test_score_losses_of_two_nets_are_summed() -> None:
+    images, labels = tiny_batch()
+    mixer = vitmix.create(
+        "mix(inner=[htm(block=0, tau=0, score_weight=0.5), htm(block=-1, tau=0, score_weight=2.0)])", 10
+    )
+    learner = vitmix.Learner(tiny_vit(), mixer)
+    assert list(learner.added) == ["htm_0", "htm_last1"]  # by which checkpoints name them
+    for net in learner.added.values():
+        nn.init.normal_(net.head.weight)
+    tokens: list[Tensor] = []
+    for block in (learner.model.blocks[0], learner.model.blocks[2]):
+        block.register_forward_pre_hook(lambda _, args: tokens.append(args[0].detach()))
+    score = learner(images, labels).parts["score"]
+    nets, rows = learner.added.values(), F.label_rows(labels, 10)
+    first, last = (float(F.soft_cross_entropy(n(t), rows).detach()) for n, t in zip(nets, tokens, strict=True))
+    assert math.isclose(float(score), 0.5 * first + 2 * last, rel_tol=1e-5)
+    last_block = vitmix.Learner(tiny_vit(), vitmix.create("htm(block=1, score_at=last)", 10))
+    assert list(last_block.added) == ["htm_last_1"]
+
+
 # Hidden mixing
+
+
+@pytest.mark.parametrize("other", ["vtm(block=1)", "htm(block=1, tau=9)", "tl_align", "smmix"])
+def test_a_switch_leaves_the_model_to_the_method_that_was_drawn(other: str) -> None:
+    """Hooks of the other one are in place and must do nothing."""
+    images, labels = tiny_batch()
+    model = tiny_vit()
+    learner = vitmix.Learner(model, vitmix.create(f"{other} | mixup", 10))
+    mixup = vitmix.create("mixup", 10)
+    draw = mixup.draw(learner.mixing.frame(images), torch.Generator().manual_seed(0))
+    output = learner(images, labels, draw=vitmix.Draw(1, draw.values))
+    mixed, targets = mixup(images, labels, draw=draw)
+    same(output.targets, targets)
+    same(output.logits, model(mixed))
+    assert list(output.parts) == ["main"] and not output.counts
 
 
 @pytest.mark.parametrize("text", ["htm(tau=9, block=1)", "vtm(block=1)", "cutmix + htm(tau=9, block=1) + vtm"])
@@ -122,11 +185,12 @@ def whole_maps(watch: dense.Watch) -> list[Tensor]:
     return [each.detach().mean(1) for each in watch.maps if each.shape[1] > 1]
 
 
-def test_aligned_shares_of_a_bank_are_carried_with_its_tokens() -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_aligned_shares_of_a_bank_are_carried_with_its_tokens(normalize: bool) -> None:
     """TL-Align with VTM against dense matrices: keys of the bank bring the shares their tokens had where they were."""
     model = tiny_vit().double().train()
     images, labels = tiny_batch(4)
-    with vitmix.create("tl_align + vtm(block=2, tokens=3)", 10).attach(model) as mixing:
+    with vitmix.create(f"tl_align(normalize={normalize}) + vtm(block=2, tokens=3)", 10).attach(model) as mixing:
         batch = mixing.mix(images.double(), labels)
         with dense.Watch() as watch:
             model(batch.images)
@@ -140,9 +204,10 @@ def test_aligned_shares_of_a_bank_are_carried_with_its_tokens() -> None:
     for attention in (first, second):
         picked = attention[:, 0, 1:].topk(3).indices + 1
         bank.append(share.gather(1, picked))
-        share = ((attention @ share.unsqueeze(2)).squeeze(2) + share) / 2
-    keys = torch.cat([share, *bank], dim=1)
-    final = ((last[:, 0] * keys).sum(1) + share[:, 0]) / 2
+        carried = (attention @ share.unsqueeze(2)).squeeze(2)
+        share = (carried + share) / 2 if normalize else carried
+    carried = (last[:, 0] * torch.cat([share, *bank], dim=1)).sum(1)
+    final = (carried + share[:, 0]) / 2 if normalize else carried
     assert (torch.cat(bank, dim=1) > 0).any()
     close(targets, F.mix_targets(F.label_rows(labels, 10, dtype=torch.float64), batch.mix.partner, final), 1e-9)
 
@@ -168,3 +233,40 @@ def test_vertical_mixing_attends_to_the_most_salient_tokens(rollout: int) -> Non
         picked = attention[:, 0, 1:].topk(3).indices + 1
         expected.append(torch.stack([each[places] for each, places in zip(tokens, picked, strict=True)]))
     close(normed[0], torch.cat(expected, dim=1), 1e-12)
+
+
+# Guides
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_a_model_that_is_its_own_guide_is_listened_to_once() -> None:
+    model, guide = tiny_vit(), tiny_vit()
+    with vitmix.create("tl_align(blocks=[-1])", 10).attach(model):
+        one_block = hooks_on(model)
+    with vitmix.create("mix(mask=salient_box)", 10).attach(model):
+        assert hooks_on(model) == one_block
+    with vitmix.create("mix(mask=salient_box)", 10).attach(model, guide=guide):
+        assert hooks_on(model) == 0 and hooks_on(guide) == one_block
+    assert hooks_on(guide) == 0
+
+
+def test_a_guide_is_left_alone_after_its_pass() -> None:
+    """Nothing is computed from its attention when it runs for another reason."""
+    model, guide = tiny_vit(), tiny_vit().eval()
+    images, labels = tiny_batch()
+    with vitmix.create("smmix", 10).attach(model, guide=guide) as mixing:
+        batch = mixing.mix(images, labels)
+        with dense.Watch() as watch:
+            guide(images)
+        assert len(watch.maps) == len(guide.blocks)
+        mixing.loss(model(batch.images), batch).backward()
+
+
+def test_erasing_follows_the_precision_of_the_images() -> None:
+    images, labels = tiny_batch(4)
+    learner = vitmix.Learner(tiny_vit().bfloat16(), vitmix.create("cutmix", 10))
+    boxes, fill = torch.tensor([[0, 8, 0, 8]] * 4), torch.zeros(4, 3, 16, 16)
+    assert learner(images.bfloat16(), labels, erase=(boxes, fill)).loss.isfinite()

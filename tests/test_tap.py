@@ -242,6 +242,8 @@ def test_unreadable_variants_of_the_family() -> None:
             vitmix.tl_align(1000).attach(model)
     with pytest.raises(ValueError, match="no class token"):
         vitmix.AttentionTap(tiny_cct(), class_row=[-1])
+    with pytest.raises(ValueError, match="a map of attention needs attention, and this ResNet has none"):
+        vitmix.AttentionTap(timm.create_model("resnet18"), attention=[-1])
 
 
 def test_a_slot_not_written_is_an_error() -> None:
