@@ -90,15 +90,17 @@ SWAP = {b: a for a, b in SWAPS} | {a: b for a, b in SWAPS}
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: `new` in place of the bytes `start` to `end` of a file, seen by tests of its lines `first` to `last`."""
+    """A fault: `new` in place of the bytes `start` to `end` of a file.
+
+    `spans` are lines, first and last; the tests of the first span that any test runs may see it.
+    """
 
     path: str
     scope: str
     start: int
     end: int
     new: str
-    first: int
-    last: int
+    spans: tuple[tuple[int, int], ...]
 
     @property
     def module(self) -> str:
@@ -254,11 +256,11 @@ def mutants_of(path: str) -> list[Mutant]:
             return
         if parents:
             scope = ".".join(each.name for each in parents if isinstance(each, ast.FunctionDef | ast.ClassDef))
-            first, last = seen_at(node, parents)
+            spans = tuple(seen_at(node, parents))
             for target, new in faults(node, parents, choices):
                 start = starts[target.lineno - 1] + target.col_offset
                 end = starts[target.end_lineno - 1] + target.end_col_offset
-                mutant = Mutant(path, scope or "module", start, end, new, first, last)
+                mutant = Mutant(path, scope or "module", start, end, new, spans)
                 found.setdefault(mutant.source(), mutant)
         for child in ast.iter_child_nodes(node):
             visit(child, [*parents, node])
@@ -267,18 +269,19 @@ def mutants_of(path: str) -> list[Mutant]:
     return list(found.values())
 
 
-def seen_at(node: Any, parents: list[ast.AST]) -> tuple[int, int]:
-    """The lines that run when a node does: its statement, or the whole of what it is a default or a field of."""
+def seen_at(node: Any, parents: list[ast.AST]) -> Iterator[tuple[int, int]]:
+    """The lines that run when a node does: its statement, else what it is a part, a default or a field of.
+
+    Code that is compiled runs unseen, and so do the fields of a class when it is made.
+    """
+    around = [each for each in [*parents, node] if isinstance(each, ast.FunctionDef | ast.ClassDef)]
     statement = next((each for each in [node, *reversed(parents)] if isinstance(each, ast.stmt)), None)
-    around = next((each for each in reversed(parents) if isinstance(each, ast.FunctionDef | ast.ClassDef)), None)
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return statement.lineno, statement.end_lineno or statement.lineno
-    if isinstance(around, ast.ClassDef):
-        return around.lineno, around.end_lineno or around.lineno
-    if statement is None or around is None:
-        return 1, 10**9
-    body = getattr(statement, "body", None)
-    return statement.lineno, body[0].lineno - 1 if body else statement.end_lineno
+    if around and statement is not None and isinstance(around[-1], ast.FunctionDef) and statement is not around[-1]:
+        body = getattr(statement, "body", None)
+        yield statement.lineno, body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+    for scope in reversed(around):
+        yield scope.lineno, scope.end_lineno or scope.lineno
+    yield 1, 10**9
 
 
 # Which test runs which line
@@ -350,8 +353,8 @@ def stamp(test_file: Path) -> str:
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
-def line_map(copy_of_sources: Path, deadline: float) -> tuple[dict[str, Any], bool]:
-    """The kept notes of every test, made anew where something changed; whether there was time for all."""
+def line_map(copy_of_sources: Path, deadline: float) -> dict[str, Any]:
+    """The kept notes of every test, made anew where something changed, as far as there is time."""
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
     for name in ABOUT_CORE:
@@ -359,7 +362,7 @@ def line_map(copy_of_sources: Path, deadline: float) -> tuple[dict[str, Any], bo
         kept = KEPT / f"{file.stem}-{stamp(file)}.json"
         if not kept.exists():
             if time.monotonic() > deadline:
-                return tests, False
+                break
             for old in KEPT.glob(f"{file.stem}-*.json"):
                 old.unlink()
             print(f"finding the lines that {file.name} runs", file=sys.stderr, flush=True)
@@ -373,18 +376,19 @@ def line_map(copy_of_sources: Path, deadline: float) -> tuple[dict[str, Any], bo
             if finish(fork(trace)):
                 raise SystemExit(f"{file.name} cannot be run")
         tests |= json.loads(kept.read_text())
-    return tests, True
+    return tests
 
 
 def covering(mutant: Mutant, tests: dict[str, Any], seconds: float) -> list[str]:
-    """The tests that run a mutant's lines: one of each function first, quick ones first, for so many seconds."""
+    """The tests that may see a mutant: one of each function first, quick ones first, for so many seconds."""
 
-    def runs(test: dict[str, Any]) -> bool:
-        return any(mutant.first <= line <= mutant.last for line in test["lines"].get(mutant.path, ()))
+    def runs(test: dict[str, Any], first: int, last: int) -> bool:
+        return any(first <= line <= last for line in test["lines"].get(mutant.path, ()))
 
+    names = next(filter(None, ([name for name in tests if runs(tests[name], *span)] for span in mutant.spans)), [])
     turns: dict[str, int] = defaultdict(int)
     ordered = []
-    for name in sorted((name for name in tests if runs(tests[name])), key=lambda name: tests[name]["seconds"]):
+    for name in sorted(names, key=lambda name: tests[name]["seconds"]):
         function = name.partition("[")[0]
         ordered.append((turns[function], tests[name]["seconds"], name))
         turns[function] += 1
@@ -469,18 +473,14 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def judge(mutants: list[Mutant], tests: dict[str, Any], whole: bool, args: Any, folder: Path, end: float) -> None:
+def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, folder: Path, end: float) -> None:
     counts, survivors, running = defaultdict(int), [], {}
     waiting = list(reversed(mutants))
     while waiting or running:
         while waiting and len(running) < args.jobs and time.monotonic() < end:
             mutant = waiting.pop()
             chosen = covering(mutant, tests, args.seconds)
-            if not chosen:
-                counts["survived" if whole else "left out"] += 1
-                if whole:
-                    survivors.append(mutant)
-                    print(f"# no test runs this\n{mutant}\n", flush=True)
+            if not chosen:  # there was no time to look at the tests of its module
                 continue
             place = copied(folder / f"mutant{len(waiting)}")
             running[fork(lambda m=mutant, c=chosen, p=place: try_mutant(m, c, tests, p))] = mutant, place
@@ -511,10 +511,16 @@ def judge(mutants: list[Mutant], tests: dict[str, Any], whole: bool, args: Any, 
 
 
 def equivalents() -> set[str]:
-    """The mutants that nobody could tell from the original, or not here, as texts."""
+    """The mutants that nobody could tell from the original, or not here; without the new line, all of a line."""
     text = (TESTS / "mutants_equivalent.txt").read_text()
     blocks = ("\n".join(line for line in block.split("\n") if not line.startswith("#")) for block in text.split("\n\n"))
     return {block.strip() for block in blocks} - {""}
+
+
+def names_of(mutant: Mutant) -> set[str]:
+    """By which a mutant may be listed."""
+    text = str(mutant)
+    return {text, text.partition("\n+")[0]}
 
 
 def main() -> None:
@@ -532,11 +538,11 @@ def main() -> None:
     asked = set(filter(None, args.modules.split(",")))
     every = [each for path in CORE if not asked or Path(path).stem in asked for each in mutants_of(path)]
     known = equivalents()
-    mutants = [each for each in every if str(each) not in known]
+    mutants = [each for each in every if not known & names_of(each)]
     print(f"{len(every)} mutants, {len(every) - len(mutants)} of them equivalent or out of reach here", flush=True)
     if asked and not every:
         raise SystemExit(f"no module of {', '.join(sorted(asked))} is in the core")
-    if stale := known - {str(each) for each in every} if not asked else set():
+    if stale := known.difference(*map(names_of, every)) if not asked else set():
         print("\n\n".join(["no longer there, take them out of mutants_equivalent.txt:", *sorted(stale)]) + "\n")
     mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))
     for each in mutants:
@@ -550,11 +556,11 @@ def main() -> None:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as temporary:
         plain = copied(Path(temporary) / "plain")
-        tests, whole = line_map(plain, began + 30 * args.minutes)
-        fine = covering(Mutant(CORE[0], "", 0, 0, "", 1, 10**9), tests, 5)
+        tests = line_map(plain, began + 30 * args.minutes)
+        fine = covering(Mutant(CORE[0], "", 0, 0, "", ((1, 10**9),)), tests, 5)
         if not tests or finish(fork(lambda: try_mutant(None, fine, tests, plain))):
             raise SystemExit("the tests fail without a mutant; make them pass first")
-        judge(mutants, tests, whole, args, Path(temporary), began + 60 * args.minutes)
+        judge(mutants, tests, args, Path(temporary), began + 60 * args.minutes)
 
 
 if __name__ == "__main__":

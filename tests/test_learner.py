@@ -8,6 +8,8 @@ from torch import nn
 
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
+from vitmix import functional as F
+from vitmix import kernels
 
 CLASSES = 10
 
@@ -133,3 +135,71 @@ def test_a_compiled_step_keeps_nothing_of_the_batch() -> None:
     learner.compile(fullgraph=True, backend="aot_eager")
     learner(images, labels).loss.backward()
     assert learner.mixing._recorder.tape is None
+
+
+def test_evaluation_is_the_cross_entropy_of_the_unmixed_batch() -> None:
+    images, labels = tiny_batch()
+    model = tiny_vit().double()
+    learner = vitmix.Learner(model, vitmix.create("cutmix(smoothing=0.1)", CLASSES)).eval()
+    output = learner(images.double(), labels)
+    same(output.targets, F.label_rows(labels, CLASSES, dtype=torch.float64))
+    same(output.logits, model(images.double()))
+    close(output.loss, nn.functional.cross_entropy(output.logits, labels), 1e-12)
+    assert output.targets.dtype == torch.float64 and list(output.parts) == ["main"] and output.counts == {}
+    same(output.parts["main"], output.loss)
+    assert output.loss.requires_grad and not output.parts["main"].requires_grad and learner.step == 0
+
+
+def test_parts_of_a_loss_have_no_gradient() -> None:
+    output = vitmix.Learner(tiny_vit(), vitmix.create("smmix", CLASSES))(*tiny_batch())
+    assert output.loss.requires_grad and not any(part.requires_grad for part in output.parts.values())
+
+
+def test_labels_are_refused_before_anything_is_drawn() -> None:
+    images, labels = tiny_batch()
+    learner = vitmix.Learner(tiny_vit(), vitmix.create("cutmix", CLASSES))
+    for bad in (labels.tolist(), labels + 8):
+        with pytest.raises(ValueError, match="labels must"):
+            learner(images, bad)
+    assert learner.step == 0
+
+
+def test_settings_of_a_learner_are_those_of_its_mixing() -> None:
+    model, guide = tiny_vit(), tiny_vit()
+    learner = vitmix.Learner(model, vitmix.smmix(CLASSES), guide=guide, seed=4, rank=2)
+    mixing = learner.mixing
+    assert mixing.model is model and mixing.guide is guide and (mixing.seed, mixing.rank, mixing.step) == (4, 2, 0)
+    learner.step = 7
+    assert mixing.step == learner.step == 7 and learner.mixer is mixing.mixer
+    assert vitmix.Learner(model, vitmix.smmix(CLASSES)).mixing.guide is model
+
+
+@pytest.mark.parametrize(
+    "text, aligned", [("cutmix", False), ("tl_align", True), ("mixup | tl_align", True), ("mixup | transmix", False)]
+)
+def test_kernels_that_carry_shares_are_compiled_where_shares_are_carried(
+    text: str, aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+
+    def note(function, **settings):
+        compiled.append(settings)
+        return function
+
+    monkeypatch.setattr(torch, "compile", note)
+    monkeypatch.setattr(kernels, "compile_settings", lambda settings: {**settings, "options": "with the pass"})
+    learner = vitmix.Learner(tiny_vit(), vitmix.create(text, CLASSES))
+    learner.compile(dynamic=False)
+    for _ in range(12):
+        learner(*tiny_batch())
+    expected = {"dynamic": False, "options": "with the pass"} if aligned else {"dynamic": False}
+    assert compiled == [expected] * len(learner.mixer.mixers)
+
+
+def test_a_learner_keeps_of_the_last_block_what_the_classifier_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, apply = [], vitmix.Mixing.apply
+    monkeypatch.setattr(
+        vitmix.Mixing, "apply", lambda *args, **kwargs: batches.append(apply(*args, **kwargs)) or batches[-1]
+    )
+    vitmix.Learner(tiny_vit(), vitmix.tl_align(CLASSES))(*tiny_batch())
+    assert [share.shape[1] for share in batches[0].tape.token_share.values()] == [17, 17, 17, 1]

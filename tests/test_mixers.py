@@ -496,6 +496,9 @@ def test_idle_parameters_get_a_zero_gradient() -> None:
         assert all(parameter.grad is not None for parameter in learner.parameters())
         seen.add(tuple(sorted(output.parts)))
     assert seen == {("main", "region"), ("main", "score")}
+    for parameter in learner.added.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert learner(images, labels).loss.isfinite()
 
 
 def test_erasing_happens_after_mixing() -> None:

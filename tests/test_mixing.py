@@ -180,6 +180,18 @@ def test_hidden_mixing_leaves_evaluation_alone(text: str) -> None:
     assert not torch.equal(trained, evaluated) and not counts
 
 
+def test_aligned_shares_of_an_evaluated_batch_know_no_bank() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit().double().eval()
+    targets = []
+    for text in ("tl_align", "tl_align + vtm(block=1)"):
+        with vitmix.create(text, 10).attach(model) as mixing:
+            batch = mixing.mix(images.double(), labels)
+            model(batch.images)
+            targets.append(mixing.targets(batch))
+    same(targets[0], targets[1])
+
+
 def whole_maps(watch: dense.Watch) -> list[Tensor]:
     """Head means of what the model computed; statistics take one head at a time."""
     return [each.detach().mean(1) for each in watch.maps if each.shape[1] > 1]
