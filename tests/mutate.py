@@ -11,6 +11,7 @@ Each fault has a forked process of its own that has torch and timm but not vitmi
 
 import argparse
 import ast
+import compileall
 import copy
 import hashlib
 import importlib
@@ -338,27 +339,24 @@ class Tracer:
 
 def stamp(test_file: Path) -> str:
     """A checksum of a test file, the helpers it imports and the sources."""
-    files, waiting = set(), [test_file, TESTS / "conftest.py"]
+    files, waiting = set(), [test_file, test_file.with_name("conftest.py")]
     while waiting:
         files.add(file := waiting.pop())
         for node in ast.walk(ast.parse(file.read_text())):
-            names = (
-                [node.module]
-                if isinstance(node, ast.ImportFrom)
-                else [each.name for each in getattr(node, "names", [])]
-            )
-            near = [TESTS / f"{name}.py" for name in names if isinstance(node, ast.Import | ast.ImportFrom)]
-            waiting += [each for each in near if each.exists() and each not in files]
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            near = {file.with_name(f"{name}.py") for name in names}
+            waiting += [each for each in near - files if each.exists()]
     texts = [file.read_bytes() for file in [*sorted(files), *sorted(SOURCES.rglob("*.py"))]]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
-def line_map(copy_of_sources: Path, deadline: float) -> dict[str, Any]:
+def line_map(place: Path, deadline: float) -> dict[str, Any]:
     """The kept notes of every test, made anew where something changed, as far as there is time."""
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
     for name in ABOUT_CORE:
-        file = TESTS / f"test_{name}.py"
+        file = place / "tests" / f"test_{name}.py"
         kept = KEPT / f"{file.stem}-{stamp(file)}.json"
         if not kept.exists():
             if time.monotonic() > deadline:
@@ -366,17 +364,17 @@ def line_map(copy_of_sources: Path, deadline: float) -> dict[str, Any]:
             for old in KEPT.glob(f"{file.stem}-*.json"):
                 old.unlink()
             print(f"finding the lines that {file.name} runs", file=sys.stderr, flush=True)
-            tracer = Tracer(copy_of_sources)
-
-            def trace(file: Path = file, kept: Path = kept, tracer: Tracer = tracer) -> int:
-                run_pytest([str(file.relative_to(ROOT))], copy_of_sources, tracer)
-                kept.write_text(json.dumps(tracer.tests))
-                return 0
-
-            if finish(fork(trace)):
+            if finish(fork(lambda file=file, kept=kept: trace(place, file, kept))):
                 raise SystemExit(f"{file.name} cannot be run")
         tests |= json.loads(kept.read_text())
     return tests
+
+
+def trace(place: Path, file: Path, kept: Path) -> int:
+    tracer = Tracer(place / "src")
+    run_pytest([f"tests/{file.name}"], place, place / "src", tracer)
+    kept.write_text(json.dumps(tracer.tests))
+    return 0
 
 
 def covering(mutant: Mutant, tests: dict[str, Any], seconds: float) -> list[str]:
@@ -427,10 +425,10 @@ class Unshrunk:
         settings.load_profile(name)
 
 
-def run_pytest(arguments: list[str], folder: Path, plugin: object) -> int:
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)
-    os.chdir(ROOT)
+def run_pytest(arguments: list[str], place: Path, sources: Path, plugin: object) -> int:
+    sys.path.insert(0, str(sources))
+    os.environ["PYTHONPATH"] = str(sources)
+    os.chdir(place)
     return int(pytest.main(["-p", "no:cacheprovider", *arguments], plugins=[plugin, Unshrunk()]))
 
 
@@ -457,23 +455,26 @@ def finish(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def try_mutant(mutant: Mutant | None, chosen: list[str], tests: dict[str, Any], folder: Path) -> int:
-    """What pytest returns for a mutant, or for none."""
+def try_mutant(mutant: Mutant, chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
+    """What pytest returns with a mutant in the sources."""
     sys.dont_write_bytecode = True  # within a second, one mutant's bytecode could be taken for the next one's
     resource.setrlimit(resource.RLIMIT_DATA, (HEAVY, HEAVY))
-    if mutant is not None:
-        (folder / mutant.path).write_text(mutant.source())
-        for compiled in (folder / mutant.path).parent.glob(f"__pycache__/{mutant.module}.*"):
-            compiled.unlink()
-    return run_pytest(["-x", *chosen], folder, Limits(tests))
+    (sources / mutant.path).write_text(mutant.source())
+    for compiled in (sources / mutant.path).parent.glob(f"__pycache__/{mutant.module}.*"):
+        compiled.unlink()
+    return run_pytest(["-x", *chosen], place, sources, Limits(tests))
 
 
-def copied(folder: Path) -> Path:
-    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+def copy_to(place: Path) -> None:
+    """Sources and tests as they are now, so that they can be worked on meanwhile."""
+    shutil.copytree(SOURCES, place / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(place / "src", quiet=1)
+    shutil.copytree(TESTS, place / "tests", ignore=shutil.ignore_patterns("__pycache__", "golden"))
+    (place / "tests" / "golden").symlink_to(TESTS / "golden")
+    shutil.copy(ROOT / "pyproject.toml", place)
 
 
-def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, folder: Path, end: float) -> None:
+def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, place: Path, end: float) -> None:
     counts, survivors, running = defaultdict(int), [], {}
     waiting = list(reversed(mutants))
     while waiting or running:
@@ -482,13 +483,14 @@ def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, folder: Path,
             chosen = covering(mutant, tests, args.seconds)
             if not chosen:  # there was no time to look at the tests of its module
                 continue
-            place = copied(folder / f"mutant{len(waiting)}")
-            running[fork(lambda m=mutant, c=chosen, p=place: try_mutant(m, c, tests, p))] = mutant, place
+            sources = place / f"mutant{len(waiting)}"
+            shutil.copytree(place / "src", sources)
+            running[fork(lambda m=mutant, c=chosen, s=sources: try_mutant(m, c, tests, place, s))] = mutant, sources
         if not running:
             break
         child, status = os.waitpid(-1, 0)
-        mutant, place = running.pop(child)
-        shutil.rmtree(place, ignore_errors=True)
+        mutant, sources = running.pop(child)
+        shutil.rmtree(sources, ignore_errors=True)
         code = os.waitstatus_to_exitcode(status)
         result = "survived" if code == 0 else "timed out" if code == -signal.SIGALRM else "killed"
         counts[result] += 1
@@ -555,12 +557,12 @@ def main() -> None:
     for name in WARM:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as temporary:
-        plain = copied(Path(temporary) / "plain")
-        tests = line_map(plain, began + 30 * args.minutes)
-        fine = covering(Mutant(CORE[0], "", 0, 0, "", ((1, 10**9),)), tests, 5)
-        if not tests or finish(fork(lambda: try_mutant(None, fine, tests, plain))):
-            raise SystemExit("the tests fail without a mutant; make them pass first")
-        judge(mutants, tests, args, Path(temporary), began + 60 * args.minutes)
+        copy_to(place := Path(temporary))
+        tests = line_map(place, began + 30 * args.minutes)
+        some = covering(Mutant(CORE[0], "", 0, 0, "", ((1, 10**9),)), tests, 5)
+        if not some or finish(fork(lambda: run_pytest(some, place, place / "src", Limits(tests)))):
+            raise SystemExit("tests fail without a mutant; make them pass first")
+        judge(mutants, tests, args, place, began + 60 * args.minutes)
 
 
 if __name__ == "__main__":

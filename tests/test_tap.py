@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import nn
 
+import dense
 import reference
 import vitmix
 from support import close, never_waiting, same, tiny_batch, tiny_cct, tiny_vit
@@ -154,6 +155,58 @@ def test_rollout_equals_multiplied_matrices() -> None:
     close(F.rollout_saliency(layers, class_token=False), product[:, 1:, 1:].mean(1), 1e-9)
 
 
+ASKED = {
+    "mixup": {},
+    "transmix": dict(class_row={2}),
+    "transmix(block=0)": dict(class_row={0}),
+    "tl_align": dict(token_share={-1, 0, 1, 2}),
+    "tl_align(blocks=[1])": dict(token_share={-1, 1}),
+    "smmix(blocks=[1])": dict(final=True),
+    "htm(block=1, rollout=1)": dict(layers={0}),
+    "vtm(block=1)": dict(class_row={0}, tokens={0}),
+    "vtm(block=2, rollout=1)": dict(layers={0, 1}, tokens={0, 1}),
+    "vtm(block=2, choose=random)": dict(tokens={0, 1}),
+    "tl_align(blocks=[2]) + vtm": dict(class_row={0, 1}, tokens={0, 1}, token_share={-1, 2}, bank_share={2}),
+    "tl_align(blocks=[1]) + vtm": dict(class_row={0, 1}, tokens={0, 1}, token_share={-1, 1}),
+}
+
+
+@pytest.mark.parametrize("build_model", [tiny_vit, tiny_cct])
+def test_a_tape_holds_what_its_method_asks_for_and_nothing_else(build_model) -> None:
+    """Of a switch between all, whose hooks are on every block."""
+    model, (images, labels) = build_model(), tiny_batch()
+    mixer = vitmix.create(" | ".join(ASKED), 10)
+    with mixer.attach(model) as mixing:
+        for choice, (each, asked) in enumerate(zip(mixer.mixers, ASKED.values(), strict=True)):
+            draw = each.draw(mixing.frame(images), torch.Generator().manual_seed(0))
+            batch = mixing.mix(images, labels, draw=vitmix.Draw(choice, draw.values))
+            model(batch.images)
+            mixing.targets(batch)
+            if build_model is tiny_cct:  # no class token: the column mean instead; pooled by the final tokens
+                asked = {{"class_row": "column_mean"}.get(name, name): blocks for name, blocks in asked.items()}
+                asked |= {"final": True} if "token_share" in asked else {}
+            slots = ("class_row", "column_mean", "token_share", "layers", "tokens", "bank_share")
+            found = {name: set(getattr(batch.tape, name)) for name in slots if getattr(batch.tape, name)}
+            found |= {"final": True} if batch.tape.final is not None else {}
+            assert found == asked, each
+
+
+@pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix"])
+def test_tokens_that_are_only_looked_at_are_passed_on_as_they_are(text: str) -> None:
+    """Not as a view, which would have another memory layout in compiled models."""
+    model = tiny_vit()
+    images, labels = tiny_batch()
+    seen: dict[str, list] = {"left": [], "entered": []}
+    with vitmix.create(text, 10).attach(model) as mixing:
+        for block in model.blocks:
+            block.register_forward_pre_hook(lambda _, args: seen["entered"].append(args[0]))
+            block.register_forward_hook(lambda *args: seen["left"].append(args[2]))
+        batch = mixing.mix(images, labels)
+        seen["left"].clear(), seen["entered"].clear()  # of the guide pass
+        model(batch.images)
+    assert all(one is other for one, other in zip(seen["left"][:-1], seen["entered"][1:], strict=True))
+
+
 def hooks_on(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
@@ -242,6 +295,9 @@ def test_unreadable_variants_of_the_family() -> None:
             vitmix.tl_align(1000).attach(model)
     with pytest.raises(ValueError, match="no class token"):
         vitmix.AttentionTap(tiny_cct(), class_row=[-1])
+    registers = tiny_vit(class_token=False, reg_tokens=2, global_pool="avg")
+    with pytest.raises(ValueError, match="block 2 of this VisionTransformer has no class token; use column_mean"):
+        vitmix.AttentionTap(registers, class_row=[-1])
     with pytest.raises(ValueError, match="a map of attention needs attention, and this ResNet has none"):
         vitmix.AttentionTap(timm.create_model("resnet18"), attention=[-1])
 
@@ -263,16 +319,23 @@ def test_a_slot_not_written_is_an_error() -> None:
             mixing.loss(torch.zeros(6, 10), batch)
 
 
-def test_validation_between_steps_is_plain() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["cutmix + htm + vtm", "transmix(block=0)", "tl_align", "smmix", "mix(mask=box) + region", "htm(block=0, tau=9)"],
+)
+def test_validation_between_steps_is_plain(text: str) -> None:
     """A finished batch's tape does not touch other forward passes, of any size, in any mode."""
     model = tiny_vit()
     images, labels = tiny_batch()
     others = torch.randn(9, 3, 16, 16)
     plain = model(others)
-    with vitmix.create("cutmix + htm + vtm", 10).attach(model) as mixing:
+    with vitmix.create(text, 10).attach(model) as mixing:
         batch = mixing.mix(images, labels)
         loss = mixing.loss(model(batch.images), batch)
-        same(model(others), plain)
+        with dense.Watch() as watch:
+            same(model(others), plain)
+        assert len(watch.maps) == len(model.blocks)  # and nothing is computed from its attention
+        same(model(images), model(images))
         model.eval()
         same(model(others), plain)
         model.train()
