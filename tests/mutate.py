@@ -41,8 +41,8 @@ ROOT, SOURCES, KEPT = TESTS.parent, TESTS.parent / "src", TESTS.parent / "build"
 CORE = tuple(
     f"vitmix/{name}.py"
     for name in (
-        *("masks", "shares", "flow", "statistics", "inner", "losses", "mixing"),
-        *("mixer", "tap", "learner", "assignment", "pairing", "mix"),
+        *("parts/masks", "parts/shares", "attention/flow", "attention/summaries", "parts/hidden", "parts/losses"),
+        *("mixing", "mixer", "attention/tap", "learner", "parts/assignment", "parts/pairing", "mix"),
     )
 )
 # Test files that are about the core; with little time only the first of them are looked at.

@@ -8,7 +8,18 @@ import dense
 import reference
 from support import close, same
 from vitmix import functional as F
-from vitmix.attention.flow import ClassOnly, Flow, Given, Matrix, Pooled, Products, Reduced, Windows, cut_windows, join_windows
+from vitmix.attention.flow import (
+    ClassOnly,
+    Flow,
+    Given,
+    Matrix,
+    Pooled,
+    Products,
+    Reduced,
+    Windows,
+    cut_windows,
+    join_windows,
+)
 
 BATCH, HEADS, TOKENS, WIDTH, PREFIX, BANK = 6, 3, 7, 5, 2, 4
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitmix
-from support import same
+from support import same, unmixed
 from vitmix import functional as F
 
 FRAME = vitmix.Frame(5, (56, 84), (14, 21))
@@ -25,22 +25,22 @@ def test_shares_and_boxes_of_a_batch_or_of_each_sample(per: str, count: int) -> 
     drawn = blend.draw(FRAME, gen())
     assert list(drawn) == ["share"] and drawn["share"].dtype == torch.float32 and share.dtype == torch.float64
     same(drawn["share"], share)
-    mask, source = blend.region(drawn, FRAME, F.reversed_pairs(5), None)
+    mask, source = blend.where(drawn, unmixed(FRAME, F.reversed_pairs(5), None))
     assert source is None and mask.flatten().tolist() == drawn["share"].tolist() and mask.shape[1:] == (1, 1)
     for mask, size in ((vitmix.BoxMask(0.7, per), (56, 84)), (vitmix.BoxMask(0.7, per, True), (14, 21))):
         generator = gen()
         boxes = F.draw_boxes(size, F.beta_share(count, 0.7, generator=generator), generator=generator)
         drawn = mask.draw(FRAME, gen())
         same(drawn["box"], boxes)
-        inside, source = mask.region(drawn, FRAME, F.reversed_pairs(5), None)
+        inside, source = mask.where(drawn, unmixed(FRAME, F.reversed_pairs(5), None))
         assert source is None and inside.shape == (count, *size)
         same(inside, F.box_mask(boxes, size))
     own = vitmix.BoxMask(0.7, per, True, (7, 7))
-    assert own.region(own.draw(FRAME, gen()), FRAME, F.reversed_pairs(5), None)[0].shape == (count, 7, 7)
+    assert own.where(own.draw(FRAME, gen()), unmixed(FRAME, F.reversed_pairs(5), None))[0].shape == (count, 7, 7)
 
 
 def test_nothing_is_a_mask_of_nothing() -> None:
-    mask, source = vitmix.NoMask().region({}, FRAME, F.reversed_pairs(5), None)
+    mask, source = vitmix.NoMask().where({}, unmixed(FRAME, F.reversed_pairs(5), None))
     assert mask.tolist() == [[[False]]] and source is None and not vitmix.NoMask().draw(FRAME, None)
 
 
@@ -56,7 +56,7 @@ def test_blocks_want_their_share_of_tokens(preset, smallest, more, per, count, a
         expected = F.draw_blocks((14, 21), wanted, smallest=smallest, generator=generator)
         mask = vitmix.BlockMask(share, alpha, preset, per)
         same(mask.draw(FRAME, gen())["mask"], expected)
-        same(mask.region({"mask": expected}, FRAME, F.reversed_pairs(5), None)[0], expected)
+        same(mask.where({"mask": expected}, unmixed(FRAME, F.reversed_pairs(5), None))[0], expected)
 
 
 def test_a_fourteenth_of_a_small_grid_is_one_token() -> None:
@@ -87,7 +87,7 @@ def test_scattered_tokens_are_anywhere_with_equal_odds() -> None:
 def test_discrete_windows_have_the_height_asked_for(rows: int, seed: int) -> None:
     """The n-th part of n cells is one, however it is rounded."""
     for height in range(1, rows):
-        mask = vitmix.SalientBox(low=(height + 1e-6) / rows, high=(height + 0.5) / rows, sizes="discrete")
+        mask = vitmix.SalientMask(low=(height + 1e-6) / rows, high=(height + 0.5) / rows, sizes="discrete")
         window = mask.draw(vitmix.Frame(1, (rows, 2 * rows), (rows, 2 * rows)), gen(seed))["window"]
         assert window.tolist() == [[height, 2 * height]]
 
@@ -95,20 +95,20 @@ def test_discrete_windows_have_the_height_asked_for(rows: int, seed: int) -> Non
 def test_paper_windows_are_a_part_of_either_side() -> None:
     frame = vitmix.Frame(500, (0, 0), (8, 20))
     uniform = torch.rand(500, generator=gen(), dtype=torch.float64)
-    drawn = vitmix.SalientBox(low=0.2, high=0.9, per="sample").draw(frame, gen())
+    drawn = vitmix.SalientMask(low=0.2, high=0.9, per="sample").draw(frame, gen())
     for part, (height, width) in zip(uniform.tolist(), drawn["window"].tolist(), strict=True):
         side = 0.2 + 0.7 * part
         assert (height, width) == (max(math.floor(8 * side), 1), math.floor(20 * side))
     assert drawn["place"].shape == (2, 500, 2) and not len(drawn["scores"])
     assert len(drawn["place"].unique()) > 1900
-    random = vitmix.SalientBox(blocks=()).draw(frame, gen())["scores"]
+    random = vitmix.SalientMask(blocks=()).draw(frame, gen())["scores"]
     assert random.shape == (500, 8, 20) and len(random.unique()) > 70_000
 
 
 def test_windows_leave_room_on_narrow_grids() -> None:
     for grid in ((1, 5), (5, 1), (2, 2)):
         for low in (0.0, 1.0):
-            drawn = vitmix.SalientBox(low=low, high=low).draw(vitmix.Frame(1, (10, 10), grid), gen())["window"]
+            drawn = vitmix.SalientMask(low=low, high=low).draw(vitmix.Frame(1, (10, 10), grid), gen())["window"]
             expected = [[1 if low == 0 else max(side - 1, 1) for side in grid]]
             assert drawn.tolist() == expected
 
@@ -133,12 +133,12 @@ def test_guides_are_asked_where_scores_decide() -> None:
     for source in ("max", "min", "random"):
         for destination in ("max", "min", "random", "same"):
             scored = source != "random" or destination in ("max", "min")
-            mask = vitmix.SalientBox(source=source, destination=destination, blocks=[1, -1])
-            assert mask.guide_blocks == ((1, -1) if scored else None)
-            assert vitmix.SalientBox(source=source, destination=destination, blocks=()).guide_blocks is None
+            mask = vitmix.SalientMask(source=source, destination=destination, blocks=[1, -1])
+            assert mask.needs.guide_blocks == ((1, -1) if scored else None)
+            assert vitmix.SalientMask(source=source, destination=destination, blocks=()).needs.guide_blocks is None
     for mask in (vitmix.NoMask(), vitmix.ConstantMask(), vitmix.BoxMask(), vitmix.BlockMask(), vitmix.ScatteredMask()):
-        assert mask.guide_blocks is None
-    assert vitmix.SalientBox(blocks="all").guide_blocks == "all"
+        assert mask.needs.guide_blocks is None
+    assert vitmix.SalientMask(blocks="all").needs.guide_blocks == "all"
 
 
 def test_sums_of_windows_are_exact() -> None:
@@ -164,12 +164,12 @@ def test_sums_of_windows_are_exact() -> None:
         (lambda: vitmix.ScatteredMask(1.5), "share must lie"),
         (lambda: vitmix.ScatteredMask(alpha=-1), "alpha must be a positive"),
         (lambda: vitmix.ScatteredMask(grid=(1,)), "grid must be"),
-        (lambda: vitmix.SalientBox(destination="none"), "unknown destination"),
-        (lambda: vitmix.SalientBox(low=-0.1), "low must lie"),
-        (lambda: vitmix.SalientBox(high=1.1), "high must lie"),
-        (lambda: vitmix.SalientBox(sizes="all"), "unknown sizes"),
-        (lambda: vitmix.SalientBox(blocks=1), "blocks must be 'all' or block numbers"),
-        (lambda: vitmix.SalientBox(per="all"), "unknown per"),
+        (lambda: vitmix.SalientMask(destination="none"), "unknown destination"),
+        (lambda: vitmix.SalientMask(low=-0.1), "low must lie"),
+        (lambda: vitmix.SalientMask(high=1.1), "high must lie"),
+        (lambda: vitmix.SalientMask(sizes="all"), "unknown sizes"),
+        (lambda: vitmix.SalientMask(blocks=1), "blocks must be 'all' or block numbers"),
+        (lambda: vitmix.SalientMask(per="all"), "unknown per"),
     ],
 )
 def test_bad_settings_of_masks(mask, words: str) -> None:
@@ -180,7 +180,7 @@ def test_bad_settings_of_masks(mask, words: str) -> None:
 def test_every_setting_that_is_named_is_taken() -> None:
     for source in ("max", "min", "random"):
         for destination in ("max", "min", "random", "same"):
-            assert vitmix.SalientBox(source, destination, 0.5, 0.5, "discrete", (), "sample").low == 0.5
+            assert vitmix.SalientMask(source, destination, 0.5, 0.5, "discrete", (), "sample").low == 0.5
     for per in ("batch", "sample"):
         vitmix.ConstantMask(per=per)
         for preset in ("separate", "paper", "released"):
@@ -195,9 +195,9 @@ def test_salient_boxes_need_images_that_divide_into_tokens() -> None:
         (vitmix.Frame(1, (8, 9), (4, 4)), "4x4 final tokens, got 8x9"),
     ):
         with pytest.raises(ValueError, match=words):
-            vitmix.SalientBox().draw(frame, gen())
+            vitmix.SalientMask().draw(frame, gen())
     with pytest.raises(ValueError, match="is drawn on the model's tokens: because"):
         vitmix.BlockMask().draw(vitmix.Frame(1, (8, 8), no_grid="because"), gen())
     assert vitmix.BlockMask(grid=(2, 2)).draw(vitmix.Frame(1, (8, 8), (4, 4)), gen())["mask"].shape == (1, 2, 2)
     frame = vitmix.Frame(1, (8, 8), (4, 4), grids=((4, 4), (2, 2)))
-    assert vitmix.SalientBox(blocks=()).draw(frame, gen())["scores"].shape == (1, 2, 2)
+    assert vitmix.SalientMask(blocks=()).draw(frame, gen())["scores"].shape == (1, 2, 2)

@@ -7,7 +7,7 @@ import pytest
 
 import vitmix
 from vitmix.methods import METHODS
-from vitmix.text import PARTS
+from vitmix.registry import KINDS, parts
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -40,7 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 NOTHING, AREA = vitmix.NoMask(), vitmix.AreaShare()
 BOX = vitmix.BoxMask(alpha=1.0, per="batch", aligned=False, grid=None)
-SALIENT = vitmix.SalientBox(**DEFAULTS["salient_box"])
+SALIENT = vitmix.SalientMask(**DEFAULTS["salient_box"])
 COMPOSED: dict[str, dict[str, Any]] = {
     "none": {},
     "mixup": dict(mask=vitmix.ConstantMask(alpha=0.8, per="batch")),
@@ -48,13 +48,13 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "tokenmix": dict(mask=vitmix.BlockMask(**DEFAULTS["block"]), loss="bce"),
     "transmix": dict(mask=BOX, share=vitmix.AttentionShare(blend=0.5, block=-1)),
     "tl_align": dict(mask=BOX, share=vitmix.AlignedShare(blocks="all", normalize=True)),
-    "smmix": dict(mask=SALIENT, extra=(vitmix.Region(1.0, "shared"), vitmix.Consistency(1.0, "logits"))),
+    "smmix": dict(mask=SALIENT, extra=(vitmix.RegionLoss(1.0, "shared"), vitmix.ConsistencyLoss(1.0, "logits"))),
     "htm": dict(inner=(vitmix.HTM(**DEFAULTS["htm"]),)),
     "vtm": dict(inner=(vitmix.VTM(**DEFAULTS["vtm"]),)),
 }
 
 
-@pytest.mark.parametrize("name, part", [item for kind in PARTS.values() for item in kind.items()])
+@pytest.mark.parametrize("name, part", [item for kind in KINDS for item in parts(kind).items()])
 def test_defaults_of_parts(name: str, part: type) -> None:
     made = part()
     assert (
@@ -92,8 +92,8 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
     "smmix": (
         "source=min, destination=max, low=0.1, high=0.2, sizes=discrete, blocks=all, per=sample",
         dict(
-            mask=vitmix.SalientBox("min", "max", 0.1, 0.2, "discrete", "all", "sample"),
-            extra=(vitmix.Region(), vitmix.Consistency()),
+            mask=vitmix.SalientMask("min", "max", 0.1, 0.2, "discrete", "all", "sample"),
+            extra=(vitmix.RegionLoss(), vitmix.ConsistencyLoss()),
         ),
     ),
     "htm": (
