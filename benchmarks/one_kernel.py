@@ -14,7 +14,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from vitmix.attention.kernels import attend, fused_attention
+from vitmix.attention._kernels import attend, fused_attention
 from vitmix.attention.summaries import carried_share
 
 CONSTANTS = ("BLOCK_Q", "BLOCK_K", "LAST_TILE", "WARPS", "STAGES")

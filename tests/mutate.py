@@ -42,7 +42,7 @@ CORE = tuple(
     f"vitmix/{name}.py"
     for name in (
         *("parts/masks", "parts/shares", "attention/flow", "attention/summaries", "parts/hidden", "parts/losses"),
-        *("mixing", "mixer", "attention/tap", "learner", "parts/assignment", "parts/pairing", "mix"),
+        *("_mixing", "_mixer", "attention/tap", "_learner", "parts/assignment", "parts/pairing", "_mix"),
     )
 )
 # Test files that are about the core; with little time only the first of them are looked at.

@@ -7,9 +7,9 @@ import vitmix
 from support import close, tiny_vit
 from vitmix import create
 from vitmix import functional as F
+from vitmix._mixer import Switch
 from vitmix.lab import studies as analyze
 from vitmix.lab.studies.labels import _area_rules
-from vitmix.mixer import Switch
 
 
 def test_visible_share_by_hand() -> None:

@@ -16,10 +16,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
+from vitmix._registry import KINDS, parts
 from vitmix.lab.cli import main as cli
 from vitmix.lab.training import prepare
 from vitmix.lab.training.config import FIELDS
-from vitmix.registry import KINDS, parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

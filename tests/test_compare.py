@@ -18,13 +18,13 @@ import torch
 import yaml
 
 from comparing import SETTINGS, finish, wait_for, write
+from vitmix._text import create
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import list_matrices, matrix, paired_difference, read_matrix
 from vitmix.lab.comparison.matrix import Cell, Matrix, changed, parse_matrix
 from vitmix.lab.comparison.results import compare_cells, csv_cell, csv_text, text
 from vitmix.lab.comparison.runner import is_busy, is_done
 from vitmix.lab.training.config import to_yaml
-from vitmix.text import create
 
 # Statistics
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ddp_worker import ASSIGNING, METHODS, WHOLE, gradient_settings
 from training import TINY, one_thread, run_pair, same_weights, tiny, train, weights  # noqa: F401
+from vitmix._sampling import Draw, generator_for
 from vitmix.lab.training.engine import Trainer
-from vitmix.sampling import Draw, generator_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vitmix._registry import KINDS, parts
 from vitmix.lab.cli import main as cli
 from vitmix.methods import METHODS
-from vitmix.registry import KINDS, parts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitmix
 from support import tiny_batch, tiny_vit
-from vitmix.attention import kernels
+from vitmix.attention import _kernels as kernels
 
 pytest.importorskip("triton")
-fusion = pytest.importorskip("vitmix.attention.kernels.fusion")
+fusion = pytest.importorskip("vitmix.attention._kernels.fusion")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_CPU = ("_scaled_dot_product_flash_attention_for_cpu",)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import vitmix
 from support import DTYPES, Arrays, cases_of, close, golden_cases, golden_vit, load, same, tensor, unmixed
 from vitmix import functional as F
-from vitmix.sampling import Draw
+from vitmix._sampling import Draw
 
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
 

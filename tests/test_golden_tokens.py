@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import vitmix
 from support import DTYPES, Arrays, golden_cases, golden_compact, load, same, tensor
 from vitmix import functional as F
+from vitmix._sampling import Draw
 from vitmix.attention.readers import Reader, read_model
 from vitmix.attention.tap import Plan, Recorder, Tape
 from vitmix.models import CompactTransformer, checkpoint_filter_fn
 from vitmix.parts.hidden import Horizontal, HorizontalMix, ScoreNet, Vertical
-from vitmix.sampling import Draw
 
 TOLERANCE = {torch.float64: dict(atol=1e-9, rtol=1e-9), torch.float32: dict(atol=5e-5, rtol=1e-4)}
 

@@ -102,7 +102,7 @@ def test_any_shape(batch: int, heads: int, queries: int, keys: int, depth: int) 
 
 @pytest.mark.parametrize("most", [64, 128])
 def test_tiles_hold_all_columns(most: int) -> None:
-    from vitmix.attention.kernels.attention import _widths
+    from vitmix.attention._kernels.attention import _widths
 
     for columns in range(1, 257):
         widths = _widths(columns, most)
@@ -162,7 +162,7 @@ def test_what_the_kernels_do_not_take() -> None:
 
 def test_importing_the_library_imports_no_kernel() -> None:
     code = (
-        "import sys, vitmix, vitmix.attention.kernels; assert 'vitmix.attention.kernels.attention' not in sys.modules"
+        "import sys, vitmix, vitmix.attention._kernels; assert 'vitmix.attention._kernels.attention' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -197,7 +197,7 @@ def check_assignment(saliency: Tensor, easy: Tensor, rho: float, partner: Tensor
 
 @pytest.mark.parametrize("number", range(24))
 def test_assignment_equals_scipy(number: int) -> None:
-    from vitmix.attention.kernels.assignment import assign_partners
+    from vitmix.attention._kernels.assignment import assign_partners
 
     case = assignment_case(number, largest=10)
     partner = assign_partners(*case)
@@ -214,7 +214,7 @@ def test_assignment_equals_scipy_on_a_gpu() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what is not a number
 def test_assignment_ends_whatever_comes() -> None:
-    from vitmix.attention.kernels.assignment import assign_partners
+    from vitmix.attention._kernels.assignment import assign_partners
 
     saliency = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [0.5, 0.5]])
     partner = assign_partners(saliency, torch.ones(3, dtype=torch.bool), 0.0)

@@ -9,7 +9,7 @@ from torch import nn
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from vitmix import functional as F
-from vitmix.attention import kernels
+from vitmix.attention import _kernels as kernels
 
 CLASSES = 10
 

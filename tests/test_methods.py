@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import vitmix
+from vitmix._registry import KINDS, parts
 from vitmix.methods import METHODS
-from vitmix.registry import KINDS, parts
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -9,7 +9,7 @@ from torch.utils import _pytree
 
 import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
-from vitmix.mix import Frame
+from vitmix._mix import Frame
 
 CLASSES = 10
 
@@ -257,7 +257,7 @@ def test_outputs_are_trees() -> None:
     leaves, tree = _pytree.tree_flatten(output)
     assert leaves[0] is output.loss and len(leaves) == 4  # with logits, targets and the one part
     assert _pytree.tree_unflatten(leaves, tree) == output
-    assert '"vitmix.learner.Output"' in _pytree.treespec_dumps(tree)  # by which exported programs know it
+    assert '"vitmix._learner.Output"' in _pytree.treespec_dumps(tree)  # by which exported programs know it
     assert [_pytree.keystr(path) for path, _ in _pytree.tree_flatten_with_path(output)[0]][-1] == ".parts['main']"
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import vitmix
 from support import close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
+from vitmix._registry import KINDS, parts
+from vitmix._sampling import Draw, generator_for
+from vitmix._text import create, to_text
 from vitmix.methods import METHODS
-from vitmix.registry import KINDS, parts
-from vitmix.sampling import Draw, generator_for
-from vitmix.text import create, to_text
 
 # Every composition of the papers' tables that lives on a plain ViT; adding a method here adds all of the contract.
 COMPOSITIONS = [
@@ -359,6 +359,11 @@ def test_global_generators_are_left_alone() -> None:
     one = vitmix.cutmix(10)(images, labels)[0]
     torch.manual_seed(5)
     same(vitmix.cutmix(10)(images, labels)[0], one)
+
+
+@pytest.mark.parametrize("text", ["mix", "mix(mask=none)", "mix(mask=nothing)"])  # the last as version 0.1 wrote it
+def test_no_mask_has_a_name(text: str) -> None:
+    assert create(text, 10) == vitmix.none(10)
 
 
 def test_a_switch_has_one_loss() -> None:

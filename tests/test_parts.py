@@ -15,8 +15,8 @@ import reference
 import vitmix
 from support import close, same, tiny_vit, unmixed
 from vitmix import functional as F
+from vitmix._sampling import pack, unpack
 from vitmix.parts.hidden import HorizontalMix, ScoreNet
-from vitmix.sampling import pack, unpack
 
 sides = st.integers(2, 9)
 batches = st.integers(1, 7)

@@ -10,12 +10,12 @@ import torch
 
 import vitmix
 from support import close, tiny_batch, tiny_vit
-from vitmix import registry
+from vitmix import _registry as registry
+from vitmix._registry import KINDS, METHODS
 from vitmix.lab.bench.steps import methods as benched
 from vitmix.lab.cli.main import main
 from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.families import columns
-from vitmix.registry import KINDS, METHODS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_parts.py"
 TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weight=0.5)", "cutmix + blend(block=2)"]

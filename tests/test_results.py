@@ -106,7 +106,9 @@ ROWS = {"none": "no_mixing", "cutmix": "CutMix", "transmix": "TransMix", "tl_ali
 
 def test_readme_says_what_was_measured() -> None:
     text = (RESULTS.parent / "README.md").read_text()
-    shown = text.split("\n| no mixing | cutmix | transmix | tl_align | smmix |\n|---|---|---|---|---|\n")[1].split("\n")[0]
+    shown = text.split("\n| no mixing | cutmix | transmix | tl_align | smmix |\n|---|---|---|---|---|\n")[1].split(
+        "\n"
+    )[0]
     assert shown == "| " + " | ".join(f"{top1(row, 125):.2f}" for row in ROWS.values()) + " |"
     words = " ".join(text.split())
     assert f"no mixing leads with {top1('no_mixing', 25):.1f} %" in words

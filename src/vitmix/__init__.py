@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitmix import functional as functional
     from vitmix import models as models
+    from vitmix._learner import Learner as Learner
+    from vitmix._learner import Output as Output
+    from vitmix._mix import Frame as Frame
+    from vitmix._mix import Mix as Mix
+    from vitmix._mixer import Mixer as Mixer
+    from vitmix._mixer import Switch as Switch
+    from vitmix._mixing import MixedBatch as MixedBatch
+    from vitmix._mixing import Mixing as Mixing
+    from vitmix._registry import register as register
+    from vitmix._sampling import Draw as Draw
+    from vitmix._sampling import generator_for as generator_for
+    from vitmix._text import create as create
+    from vitmix._text import list_methods as list_methods
     from vitmix.attention.tap import AttentionTap as AttentionTap
-    from vitmix.learner import Learner as Learner
-    from vitmix.learner import Output as Output
     from vitmix.methods.basic import cutmix as cutmix
     from vitmix.methods.basic import mixup as mixup
     from vitmix.methods.basic import none as none
@@ -22,12 +33,6 @@ if TYPE_CHECKING:
     from vitmix.methods.tokenmixup import htm as htm
     from vitmix.methods.tokenmixup import vtm as vtm
     from vitmix.methods.transmix import transmix as transmix
-    from vitmix.mix import Frame as Frame
-    from vitmix.mix import Mix as Mix
-    from vitmix.mixer import Mixer as Mixer
-    from vitmix.mixer import Switch as Switch
-    from vitmix.mixing import MixedBatch as MixedBatch
-    from vitmix.mixing import Mixing as Mixing
     from vitmix.parts.base import Actor as Actor
     from vitmix.parts.base import Evidence as Evidence
     from vitmix.parts.base import ExtraLoss as ExtraLoss
@@ -57,26 +62,21 @@ if TYPE_CHECKING:
     from vitmix.parts.shares import AlignedShare as AlignedShare
     from vitmix.parts.shares import AreaShare as AreaShare
     from vitmix.parts.shares import AttentionShare as AttentionShare
-    from vitmix.registry import register as register
-    from vitmix.sampling import Draw as Draw
-    from vitmix.sampling import generator_for as generator_for
-    from vitmix.text import create as create
-    from vitmix.text import list_methods as list_methods
 
 __version__ = "0.2.0.dev0"
 
 _HOMES = {  # module: the public names it has
     "attention.tap": ("AttentionTap",),
-    "learner": ("Learner", "Output"),
+    "_learner": ("Learner", "Output"),
     "methods.basic": ("cutmix", "mixup", "none"),
     "methods.smmix": ("smmix",),
     "methods.tl_align": ("tl_align",),
     "methods.tokenmix": ("tokenmix",),
     "methods.tokenmixup": ("htm", "vtm"),
     "methods.transmix": ("transmix",),
-    "mix": ("Frame", "Mix"),
-    "mixer": ("Mixer", "Switch"),
-    "mixing": ("MixedBatch", "Mixing"),
+    "_mix": ("Frame", "Mix"),
+    "_mixer": ("Mixer", "Switch"),
+    "_mixing": ("MixedBatch", "Mixing"),
     "parts.base": (
         *("Actor", "Evidence", "ExtraLoss", "HiddenMixing", "Mask", "Needs", "Pairing", "Paste", "Share", "Shown"),
         *("Unmixed", "Weights"),
@@ -86,9 +86,9 @@ _HOMES = {  # module: the public names it has
     "parts.masks": ("BlockMask", "BoxMask", "ConstantMask", "NoMask", "SalientMask", "ScatteredMask"),
     "parts.pairing": ("Derangement", "Reversed", "Rolled"),
     "parts.shares": ("ActivationShare", "AlignedShare", "AreaShare", "AttentionShare"),
-    "registry": ("register",),
-    "sampling": ("Draw", "generator_for"),
-    "text": ("create", "list_methods"),
+    "_registry": ("register",),
+    "_sampling": ("Draw", "generator_for"),
+    "_text": ("create", "list_methods"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED = {"Consistency": "ConsistencyLoss", "Region": "RegionLoss", "SalientBox": "SalientMask"}

@@ -7,6 +7,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+__all__ = [
+    "TOO_MANY",
+    "as_blocks",
+    "check_choice",
+    "check_count",
+    "check_fraction",
+    "check_grid",
+    "check_integer",
+    "check_not_negative",
+    "check_output_file",
+    "check_positive",
+    "check_switch",
+    "unknown_name",
+]
+
 TOO_MANY = 2**63  # what torch and numpy count with ends here
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from typing import Any
 
-from vitmix.registry import METHODS
+from vitmix._registry import METHODS
 
 MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # of a text, within each other, of a whole number
 

@@ -1,5 +1,14 @@
 """Every formula of the library as a function of tensors, in one flat namespace."""
 
+from vitmix._mix import area_share as area_share
+from vitmix._mix import expand_mask as expand_mask
+from vitmix._mix import initial_token_share as initial_token_share
+from vitmix._mix import label_rows as label_rows
+from vitmix._mix import mix_images as mix_images
+from vitmix._mix import mix_targets as mix_targets
+from vitmix._mix import mix_tokens as mix_tokens
+from vitmix._mix import resample_mask as resample_mask
+from vitmix._mix import smooth_rows as smooth_rows
 from vitmix.attention.flow import Products as Products
 from vitmix.attention.flow import rollout_saliency as rollout_saliency
 from vitmix.attention.summaries import attention_maps as attention_maps
@@ -7,15 +16,6 @@ from vitmix.attention.summaries import carried_share as carried_share
 from vitmix.attention.summaries import class_row as class_row
 from vitmix.attention.summaries import column_mean as column_mean
 from vitmix.attention.summaries import pulled_weight as pulled_weight
-from vitmix.mix import area_share as area_share
-from vitmix.mix import expand_mask as expand_mask
-from vitmix.mix import initial_token_share as initial_token_share
-from vitmix.mix import label_rows as label_rows
-from vitmix.mix import mix_images as mix_images
-from vitmix.mix import mix_targets as mix_targets
-from vitmix.mix import mix_tokens as mix_tokens
-from vitmix.mix import resample_mask as resample_mask
-from vitmix.mix import smooth_rows as smooth_rows
 from vitmix.parts.assignment import assign_partners as assign_partners
 from vitmix.parts.assignment import saliency_gain as saliency_gain
 from vitmix.parts.hidden import exchange_tokens as exchange_tokens
@@ -51,3 +51,57 @@ from vitmix.parts.shares import activation_targets as activation_targets
 from vitmix.parts.shares import activation_weights as activation_weights
 from vitmix.parts.shares import align_share as align_share
 from vitmix.parts.shares import attention_share as attention_share
+
+__all__ = [
+    "Products",
+    "activation_targets",
+    "activation_weights",
+    "align_share",
+    "area_share",
+    "assign_partners",
+    "attention_maps",
+    "attention_share",
+    "best_assignment",
+    "best_window",
+    "beta_share",
+    "box_mask",
+    "boxes_around",
+    "carried_share",
+    "class_maps",
+    "class_row",
+    "column_mean",
+    "consistency_loss",
+    "crop_maps",
+    "draw_blocks",
+    "draw_boxes",
+    "draw_scattered",
+    "exchange_tokens",
+    "expand_mask",
+    "horizontal_mix",
+    "initial_token_share",
+    "label_rows",
+    "mix_images",
+    "mix_targets",
+    "mix_tokens",
+    "own_weight",
+    "pick_tokens",
+    "pulled_weight",
+    "random_derangement",
+    "random_window",
+    "region_loss",
+    "region_means",
+    "resample_mask",
+    "reversed_pairs",
+    "rolled_pairs",
+    "rollout_saliency",
+    "saliency_gain",
+    "sample_cross_entropy",
+    "sample_difficulty",
+    "smooth_rows",
+    "soft_bce",
+    "soft_cross_entropy",
+    "take_salient",
+    "top_tokens",
+    "window_region",
+    "window_sums",
+]

@@ -1,1 +1,25 @@
 """How a model is read while it runs: attention, shares and tokens of its blocks, from outside."""
+
+from vitmix.attention.flow import ClassOnly, Flow, Given, Matrix, Pooled, Products, Reduced, Steps, Windows
+from vitmix.attention.readers import BlockReader, FusedBlock, Reader, read_model, register
+from vitmix.attention.tap import AttentionTap, Plan, Tape
+
+__all__ = [
+    "AttentionTap",
+    "BlockReader",
+    "ClassOnly",
+    "Flow",
+    "FusedBlock",
+    "Given",
+    "Matrix",
+    "Plan",
+    "Pooled",
+    "Products",
+    "Reader",
+    "Reduced",
+    "Steps",
+    "Tape",
+    "Windows",
+    "read_model",
+    "register",
+]

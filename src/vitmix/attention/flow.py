@@ -9,8 +9,23 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from vitmix._mix import Grid
 from vitmix.attention import summaries
-from vitmix.mix import Grid
+
+__all__ = [
+    "ClassOnly",
+    "Flow",
+    "Given",
+    "Matrix",
+    "Pooled",
+    "Products",
+    "Reduced",
+    "Steps",
+    "Windows",
+    "cut_windows",
+    "join_windows",
+    "rollout_saliency",
+]
 
 
 class Flow:

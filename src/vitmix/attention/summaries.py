@@ -20,7 +20,18 @@ from typing import Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
-from vitmix.attention import kernels
+from vitmix.attention import _kernels as kernels
+
+__all__ = [
+    "P",
+    "attention_maps",
+    "carried_share",
+    "class_row",
+    "column_mean",
+    "exact",
+    "forget_casts",
+    "pulled_weight",
+]
 
 P = ParamSpec("P")
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import BlockReader, Reader, read_model
-from vitmix.mix import Grid
+
+__all__ = ["AttentionTap", "BlockHooks", "Blocks", "Phase", "Plan", "Recorder", "Tape", "recorded"]
 
 Blocks = frozenset[int]
 

@@ -9,9 +9,9 @@ import torch
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import nn
 
-from vitmix.learner import Learner, Output
-from vitmix.registry import METHODS
-from vitmix.text import create
+from vitmix._learner import Learner, Output
+from vitmix._registry import METHODS
+from vitmix._text import create
 
 SIZE = 32  # pixels of most tiny models
 CLASSES = 4

@@ -1,12 +1,12 @@
 """One file per paper: its citation, its deviations from the paper, and a factory that returns a `Mixer`.
 
-`vitmix.registry.METHODS` has one line for each method.
+`vitmix._registry.METHODS` has one line for each method.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from vitmix.registry import METHODS as METHODS
+from vitmix._registry import METHODS as METHODS
 
 __all__ = ["METHODS"]
 

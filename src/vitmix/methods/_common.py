@@ -4,6 +4,8 @@ from typing import Literal, TypedDict
 
 from vitmix.parts.base import Pairing
 
+__all__ = ["Common", "CommonWithLoss"]
+
 
 class Common(TypedDict, total=False):
     """Label smoothing (0 unless given; the papers use 0.1) and who is mixed with whom (the reversed batch)."""

@@ -2,10 +2,12 @@
 
 from typing import Unpack
 
+from vitmix._mix import Grid
+from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.mix import Grid
-from vitmix.mixer import Mixer
 from vitmix.parts.masks import BoxMask, ConstantMask, Per
+
+__all__ = ["cutmix", "mixup", "none"]
 
 
 def none(num_classes: int, **common: Unpack[CommonWithLoss]) -> Mixer:

@@ -6,10 +6,12 @@ averages logits, as the released program does, where the paper says probabilitie
 
 from typing import Literal, Unpack
 
+from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.mixer import Mixer
 from vitmix.parts.losses import ConsistencyLoss, RegionLoss
 from vitmix.parts.masks import Destination, Per, SalientMask, Source
+
+__all__ = ["smmix"]
 
 
 def smmix(

@@ -7,10 +7,12 @@ attention rows sum to one.
 
 from typing import Literal, Unpack
 
+from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.mixer import Mixer
 from vitmix.parts.masks import BoxMask, Per
 from vitmix.parts.shares import AlignedShare
+
+__all__ = ["tl_align"]
 
 
 def tl_align(

@@ -7,11 +7,13 @@ and the blocks apart (`preset` has the paper's and the released settings). Label
 
 from typing import Literal, Unpack
 
+from vitmix._mix import Grid
+from vitmix._mixer import Mixer
 from vitmix.methods._common import Common
-from vitmix.mix import Grid
-from vitmix.mixer import Mixer
 from vitmix.parts.masks import BlockMask, Per
 from vitmix.parts.shares import ActivationShare, AreaShare
+
+__all__ = ["tokenmix"]
 
 
 def tokenmix(

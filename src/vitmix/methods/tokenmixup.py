@@ -6,9 +6,11 @@ reorders the batch, and with a class token picks vertical tokens one place too e
 
 from typing import Literal, Unpack
 
+from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.mixer import Mixer
 from vitmix.parts.hidden import HTM, VTM
+
+__all__ = ["htm", "vtm"]
 
 
 def htm(

@@ -5,10 +5,12 @@ Deviation: on models whose classifier reads no class token, the column mean take
 
 from typing import Unpack
 
+from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.mixer import Mixer
 from vitmix.parts.masks import BoxMask, Per
 from vitmix.parts.shares import AttentionShare
+
+__all__ = ["transmix"]
 
 
 def transmix(

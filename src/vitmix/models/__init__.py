@@ -9,3 +9,15 @@ from vitmix.models.pvt import PvtAttention as PvtAttention
 from vitmix.models.pvt import PvtBlock as PvtBlock
 from vitmix.models.pvt import PvtStage as PvtStage
 from vitmix.models.pvt import PyramidVisionTransformer as PyramidVisionTransformer
+
+__all__ = [
+    "CompactBlock",
+    "CompactTransformer",
+    "ConvTokenizer",
+    "PvtAttention",
+    "PvtBlock",
+    "PvtStage",
+    "PyramidVisionTransformer",
+    "checkpoint_filter_fn",
+    "sine_positions",
+]

@@ -8,8 +8,10 @@ float64, and for batches above `LARGEST_BATCH`, SciPy solves it on the host.
 import torch
 from torch import Tensor
 
-from vitmix.attention.kernels import HAS_TRITON
+from vitmix.attention._kernels import HAS_TRITON
 from vitmix.parts.pairing import best_assignment
+
+__all__ = ["LARGEST_BATCH", "assign_on_host", "assign_partners", "saliency_gain"]
 
 LARGEST_BATCH = 4096  # the kernel keeps a number for every sample in registers
 
@@ -27,7 +29,7 @@ def assign_partners(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
     An operator of its own, which `torch.compile` does not look into: SciPy works on the host.
     """
     if HAS_TRITON and saliency.is_cuda and saliency.dtype == torch.float32 and 0 < len(saliency) <= LARGEST_BATCH:
-        from vitmix.attention.kernels import assignment
+        from vitmix.attention._kernels import assignment
 
         with torch.cuda.device_of(saliency):
             return assignment.assign_partners(saliency, easy, rho)

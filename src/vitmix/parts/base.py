@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Frame, Grid, Mix, area_share, mix_targets, smooth_rows
 from vitmix.attention.tap import Plan, Tape
-from vitmix.mix import Frame, Grid, Mix, area_share, mix_targets, smooth_rows
 
 if TYPE_CHECKING:
+    from vitmix._mixer import Mixer
     from vitmix.attention.readers.base import Reader
-    from vitmix.mixer import Mixer
 
 __all__ = [
     "Actor",

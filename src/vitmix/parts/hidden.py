@@ -13,18 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_integer, check_not_negative, check_switch
+from vitmix._mix import Frame, mix_targets
+from vitmix._registry import register
 from vitmix.attention.flow import Flow, rollout_saliency
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Tape
-from vitmix.mix import Frame, mix_targets
 from vitmix.parts.assignment import assign_partners
 from vitmix.parts.base import Actor, Evidence, Exchange, HiddenMixing, Needs, Shown, Values, on_grid
 from vitmix.parts.losses import sample_cross_entropy, soft_cross_entropy
 from vitmix.parts.pairing import random_derangement
-from vitmix.registry import register
 
 if TYPE_CHECKING:
     from vitmix.attention.readers.base import Reader
+
+__all__ = [
+    "ALWAYS_EASY",
+    "HTM",
+    "Horizontal",
+    "HorizontalMix",
+    "RANDOM_SAMPLES",
+    "ScoreNet",
+    "VTM",
+    "Vertical",
+    "check_replay",
+    "exchange_tokens",
+    "horizontal_mix",
+    "own_weight",
+    "pick_tokens",
+    "sample_difficulty",
+    "take_salient",
+    "top_tokens",
+]
 
 ALWAYS_EASY = 1e9  # as tau
 RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's supplement, table 5, mixes

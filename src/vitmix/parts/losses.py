@@ -11,13 +11,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vitmix._checks import check_choice, check_not_negative
+from vitmix._registry import register
 from vitmix.attention.tap import Plan
 from vitmix.parts.base import Evidence, ExtraLoss, Needs
-from vitmix.registry import register
 
 if TYPE_CHECKING:
+    from vitmix._mixer import Mixer
     from vitmix.attention.readers.base import Reader
-    from vitmix.mixer import Mixer
+
+__all__ = [
+    "ConsistencyLoss",
+    "RegionLoss",
+    "consistency_loss",
+    "region_loss",
+    "region_means",
+    "sample_cross_entropy",
+    "soft_bce",
+    "soft_cross_entropy",
+]
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from vitmix.mix import Grid
+from vitmix._mix import Grid
+
+__all__ = ["class_maps", "crop_maps"]
 
 
 def class_maps(values: Tensor, indices: Tensor, labels: Tensor) -> Tensor:

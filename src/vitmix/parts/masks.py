@@ -13,9 +13,31 @@ import torch
 from torch import Tensor
 
 from vitmix._checks import as_blocks, check_choice, check_fraction, check_grid, check_positive, check_switch
-from vitmix.mix import Frame, Grid
+from vitmix._mix import Frame, Grid
+from vitmix._registry import register
 from vitmix.parts.base import Blocks, Evidence, Mask, Needs, Paste, Shown, Unmixed, Values
-from vitmix.registry import register
+
+__all__ = [
+    "BlockMask",
+    "BoxMask",
+    "ConstantMask",
+    "Destination",
+    "NoMask",
+    "Per",
+    "SalientMask",
+    "ScatteredMask",
+    "Source",
+    "best_window",
+    "beta_share",
+    "box_mask",
+    "boxes_around",
+    "draw_blocks",
+    "draw_boxes",
+    "draw_scattered",
+    "random_window",
+    "window_region",
+    "window_sums",
+]
 
 Per = Literal["batch", "sample"]
 Source = Literal["max", "min", "random"]

@@ -8,8 +8,18 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from vitmix._checks import check_integer
+from vitmix._registry import register
 from vitmix.parts.base import Pairing
-from vitmix.registry import register
+
+__all__ = [
+    "Derangement",
+    "Reversed",
+    "Rolled",
+    "best_assignment",
+    "random_derangement",
+    "reversed_pairs",
+    "rolled_pairs",
+]
 
 
 def reversed_pairs(batch: int) -> Tensor:

@@ -7,13 +7,24 @@ import torch
 from torch import Tensor
 
 from vitmix._checks import as_blocks, check_choice, check_fraction, check_integer, check_switch
+from vitmix._mix import Mix, resample_mask
+from vitmix._registry import register
 from vitmix.attention.tap import Plan, recorded
-from vitmix.mix import Mix, resample_mask
 from vitmix.parts.base import Evidence, Needs, Share, Shown, Weights, on_grid
-from vitmix.registry import register
 
 if TYPE_CHECKING:
     from vitmix.attention.readers.base import Reader
+
+__all__ = [
+    "ActivationShare",
+    "AlignedShare",
+    "AreaShare",
+    "AttentionShare",
+    "activation_targets",
+    "activation_weights",
+    "align_share",
+    "attention_share",
+]
 
 # Formulas
 

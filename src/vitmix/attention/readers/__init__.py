@@ -12,10 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Frame, check_tensor
 from vitmix.attention.readers.base import BlockReader as BlockReader
 from vitmix.attention.readers.base import FusedBlock as FusedBlock
 from vitmix.attention.readers.base import Reader as Reader
-from vitmix.mix import Frame, check_tensor
+
+__all__ = [
+    "BlockReader",
+    "FusedBlock",
+    "READERS",
+    "REFUSED",
+    "Reader",
+    "frame_of",
+    "logits_of",
+    "read_model",
+    "register",
+    "unwrap",
+]
 
 # By the class's path, so that a package is imported only when one of its models comes along.
 READERS: dict[str, str] = {

@@ -10,11 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vitmix._mix import Grid, expand_mask, initial_token_share, resample_mask
 from vitmix.attention.flow import Flow, Products
-from vitmix.mix import Grid, expand_mask, initial_token_share, resample_mask
 
 if TYPE_CHECKING:
     from vitmix.attention.tap import BlockHooks
+
+__all__ = [
+    "BlockReader",
+    "FusedBlock",
+    "Handles",
+    "Reader",
+    "Readout",
+    "ReplacedBlock",
+    "ReplacedForward",
+    "check_divides",
+    "check_size",
+    "one_head_each",
+    "project_heads",
+    "split_heads",
+    "stacked_heads",
+]
 
 Readout = Literal["class", "mean", "sequence", "class and mean"]
 Handles = list[Any]

@@ -5,10 +5,12 @@ from typing import Any
 from timm.models import cait
 from torch import Tensor, nn
 
+from vitmix._mix import Grid, initial_token_share
 from vitmix.attention.flow import ClassOnly, Flow, Given
 from vitmix.attention.readers.base import BlockReader, Handles, Reader, one_head_each, project_heads
 from vitmix.attention.readers.sequence import check_blocks
-from vitmix.mix import Grid, initial_token_share
+
+__all__ = ["CaitReader", "ClassAttentionBlock", "TalkingHeadsBlock", "read_cait"]
 
 
 class TalkingHeadsBlock(BlockReader):

@@ -19,10 +19,35 @@ from transformers.models.dinov2_with_registers import modeling_dinov2_with_regis
 from transformers.models.swin import modeling_swin
 from transformers.models.vit import modeling_vit
 
+from vitmix._mix import Grid
 from vitmix.attention.flow import Flow, Products, Windows, cut_windows
 from vitmix.attention.readers.base import BlockReader, Handles, Reader, check_divides, check_size, one_head_each
 from vitmix.attention.readers.pyramid import PyramidReader
-from vitmix.mix import Grid
+
+__all__ = [
+    "DEIT",
+    "DINOV2",
+    "DINOV2_REGISTERS",
+    "Dinov2Reader",
+    "HuggingFaceReader",
+    "HuggingFaceSwinReader",
+    "LISTENERS",
+    "Listening",
+    "PREFIX",
+    "RegistryBlock",
+    "RegistryWindowBlock",
+    "SWIN",
+    "SwitchedAttention",
+    "TwoHeadedReader",
+    "VIT",
+    "read_deit",
+    "read_deit_teacher",
+    "read_dinov2",
+    "read_dinov2_registers",
+    "read_swin",
+    "read_vit",
+    "tapped",
+]
 
 if int(transformers.__version__.partition(".")[0]) < 5:
     raise ImportError(f"its models are built otherwise before version 5, and it is {transformers.__version__}")

@@ -7,6 +7,7 @@ from timm.models import pvt_v2, swin_transformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitmix._mix import Grid, initial_token_share, resample_mask
 from vitmix.attention.flow import Flow, Products, Reduced, Windows, cut_windows
 from vitmix.attention.readers.base import (
     BlockReader,
@@ -17,8 +18,20 @@ from vitmix.attention.readers.base import (
     project_heads,
     stacked_heads,
 )
-from vitmix.mix import Grid, initial_token_share, resample_mask
 from vitmix.models import pvt
+
+__all__ = [
+    "PVT1Reader",
+    "PVT2Reader",
+    "PyramidReader",
+    "ReducedBlock",
+    "SwinReader",
+    "WindowBlock",
+    "read_pvt1",
+    "read_pvt2",
+    "read_swin",
+    "reduction",
+]
 
 
 class PyramidReader(Reader):

@@ -14,6 +14,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
 from vitmix.attention.flow import Flow, Pooled, Products
 from vitmix.attention.readers.base import (
     FusedBlock,
@@ -26,8 +27,24 @@ from vitmix.attention.readers.base import (
     split_heads,
     stacked_heads,
 )
-from vitmix.mix import Grid
 from vitmix.models.cct import CompactBlock
+
+__all__ = [
+    "BiasedBlock",
+    "CompactReader",
+    "DistilledReader",
+    "EvaReader",
+    "HybridReader",
+    "PoolingBlock",
+    "PostNormBlock",
+    "RotaryBlock",
+    "ViTReader",
+    "check_blocks",
+    "read_beit",
+    "read_compact",
+    "read_eva",
+    "read_vit",
+]
 
 
 class PoolingBlock(FusedBlock):

@@ -15,10 +15,30 @@ from timm.models import convnext, mlp_mixer, resnet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitmix._mix import Grid, resample_mask
 from vitmix.attention.flow import Flow, Matrix, Steps
 from vitmix.attention.readers.base import BlockReader, Handles, Reader, check_size
 from vitmix.attention.readers.pyramid import PyramidReader
-from vitmix.mix import Grid, resample_mask
+
+__all__ = [
+    "ConvNeXtReader",
+    "DepthwiseBlock",
+    "MixerReader",
+    "ResNetReader",
+    "ResidualBlock",
+    "SpatialBlock",
+    "SpatialReader",
+    "Step",
+    "TokenMixingBlock",
+    "aggregate_share",
+    "convolve_share",
+    "pool_share",
+    "read_convnext",
+    "read_mixer",
+    "read_resnet",
+    "same_share",
+    "token_mixing_weights",
+]
 
 Step = Callable[[Tensor], Tensor]
 

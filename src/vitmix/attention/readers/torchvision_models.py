@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torchvision.models import swin_transformer, vision_transformer
 from torchvision.ops.misc import Permute
 
+from vitmix._mix import Grid
 from vitmix.attention.flow import Flow, Products, Windows, cut_windows, join_windows
 from vitmix.attention.readers.base import (
     BlockReader,
@@ -18,7 +19,15 @@ from vitmix.attention.readers.base import (
     split_heads,
 )
 from vitmix.attention.readers.pyramid import PyramidReader
-from vitmix.mix import Grid
+
+__all__ = [
+    "MultiheadBlock",
+    "ShiftedBlock",
+    "TorchvisionSwinReader",
+    "TorchvisionViTReader",
+    "read_swin",
+    "read_vit",
+]
 
 
 class MultiheadBlock(ReplacedBlock):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitmix.attention.kernels import HAS_TRITON
+from vitmix.attention._kernels import HAS_TRITON
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

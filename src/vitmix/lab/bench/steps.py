@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vitmix import create
+from vitmix._learner import Learner
+from vitmix._mixer import AnyMixer, Switch
+from vitmix._registry import METHODS as REGISTERED
+from vitmix._sampling import Draw, generator_for
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
-from vitmix.learner import Learner
-from vitmix.mixer import AnyMixer, Switch
 from vitmix.parts.base import HiddenMixing
-from vitmix.registry import METHODS as REGISTERED
-from vitmix.sampling import Draw, generator_for
 
 BARE = "bare model"  # no library at all: cross-entropy of the model's logits
 

@@ -167,10 +167,10 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
 def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     from vitmix import __version__
     from vitmix._checks import check_count
+    from vitmix._text import create
     from vitmix.lab.evaluation import stored
     from vitmix.lab.studies.objects import object_finder
     from vitmix.lab.studies.studies import Batches, Question
-    from vitmix.text import create
 
     check_count("images", namespace.images, least=2)
     check_count("batch", namespace.batch, least=2)

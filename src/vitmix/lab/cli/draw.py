@@ -69,13 +69,13 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     from vitmix._checks import check_count, check_output_file
+    from vitmix._text import create
     from vitmix.lab.figures import KINDS as DRAWN
     from vitmix.lab.figures import Subjects, draw_sheet
     from vitmix.lab.figures.sights import MANIFOLD
     from vitmix.lab.show.figure import check_suffix
     from vitmix.lab.show.fonts import remarks_on
     from vitmix.lab.training.checkpoints import write_file
-    from vitmix.text import create
 
     kind, output = namespace.kind, check_suffix(namespace.output)
     check_output_file(output)

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import NoReturn
 
 from vitmix import __version__
+from vitmix._registry import PLUGINS, load_plugins
 from vitmix.lab.cli import COMMANDS
 from vitmix.lab.training.output import flush_or_discard
-from vitmix.registry import PLUGINS, load_plugins
 
 BAD_INPUT = 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     warnings.formatwarning = lambda message, *_, **__: f"vitmix: note: {message}\n"
     failure: OSError | None = None
-    code = 1
+    code, plugins = 1, os.environ.get(PLUGINS)
     try:
         code = _main(arguments)
     except KeyboardInterrupt:  # whoever pressed the keys knows; a training that has begun saves its state before
@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         code = CLOSED_PIPE
     finally:  # argparse leaves by SystemExit when it has printed its help
+        if plugins is None:  # what --plugin added was for the processes that this command started
+            os.environ.pop(PLUGINS, None)
+        else:
+            os.environ[PLUGINS] = plugins
         # What is left in the buffers would fail when the interpreter ends, with a traceback.
         failure = flush_or_discard(sys.stdout) or flush_or_discard(sys.stderr)
     if failure is None or code:

@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 import inspect
 
+from vitmix._registry import KINDS, parts
 from vitmix.lab.cli._command import Command, no_arguments
 from vitmix.methods import METHODS
-from vitmix.registry import KINDS, parts
 
 
 def _run(namespace: argparse.Namespace) -> int:

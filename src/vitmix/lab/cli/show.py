@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vitmix._checks import check_output_file
+from vitmix._registry import METHODS
 from vitmix.lab.cli._command import Command
-from vitmix.registry import METHODS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,13 +39,13 @@ def _run(namespace: argparse.Namespace) -> int:
 
     import torch
 
+    from vitmix._text import create
     from vitmix.lab.evaluation.subject import open_subject
     from vitmix.lab.show.figure import check_suffix, draw_figure
     from vitmix.lab.show.fonts import remarks_on
     from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
     from vitmix.lab.show.scene import observe
     from vitmix.lab.training.checkpoints import write_file
-    from vitmix.text import create
 
     output = check_suffix(namespace.output)
     check_output_file(output)
@@ -97,7 +97,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
     """The methods that work on a model, and for each of the others why not."""
-    from vitmix.text import create
+    from vitmix._text import create
 
     allowed, left_out = [], []
     for method in METHODS:

@@ -24,9 +24,9 @@ import yaml
 
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix._grammar import spelled
+from vitmix._text import create
 from vitmix.lab.training.config import TrainConfig, checked_setting, read_yaml, resolve
 from vitmix.lab.training.runs import RunFolder
-from vitmix.text import create
 
 _FOLDER = files("vitmix.lab.comparison") / "matrices"
 KEYS = ("about", "note", "baseline", "settings", "rows", "models", "data", "seeds")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative
-from vitmix.sampling import generator_for
+from vitmix._sampling import generator_for
 
 from .images import as_rgb
 from .policy import fill_color, timm_policy

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitmix._checks import check_count
-from vitmix.mix import Grid, resample_mask
+from vitmix._mix import Grid, resample_mask
 
 from .augment import Augmentation, augment, erase, eval_pixels, global_generators_kept, normalize
 from .images import BrokenImage, ImageSet, NothingReadable, log

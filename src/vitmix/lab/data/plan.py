@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vitmix._checks import check_count, check_integer
-from vitmix.sampling import generator_for
+from vitmix._sampling import generator_for
 
 ORDER = 0x4F524452  # keeps the order's random numbers apart from others made from the same seed
 ROUND = 256  # an epoch of repeated augmentation is cut to a multiple of this, as in DeiT and timm

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitmix._checks import check_count
-from vitmix.mix import Grid, resample_mask
-from vitmix.sampling import generator_for
+from vitmix._mix import Grid, resample_mask
+from vitmix._sampling import generator_for
 
 from .augment import Augmentation, eval_pixels, normalize
 from .batch_augment import augment_batch, augment_maps

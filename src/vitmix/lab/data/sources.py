@@ -23,7 +23,7 @@ import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitmix._checks import check_choice, unknown_name
-from vitmix.sampling import generator_for
+from vitmix._sampling import generator_for
 
 from .hf_sets import hf_splits, parse_place
 from .images import ArrayImages, DatasetImages, FileImages, ImageSet, image_files

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_not_negative
+from vitmix._sampling import generator_for
 from vitmix.lab.data.augment import global_generators_kept
-from vitmix.sampling import generator_for
 
 from .extras import NotPossible, need
 

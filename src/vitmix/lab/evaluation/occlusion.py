@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from vitmix._checks import check_fraction, check_not_negative
+from vitmix._mix import Grid
+from vitmix._sampling import generator_for
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
-from vitmix.mix import Grid
-from vitmix.sampling import generator_for
 
 from .cells import PixelClassifier
 

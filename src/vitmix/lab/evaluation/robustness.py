@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet
-from vitmix.sampling import generator_for
 
 from . import shifts
 from .attacks import AutoAttack, Fgsm, Pgd, check_auto_attack

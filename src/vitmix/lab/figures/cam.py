@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
+from vitmix._mixing import Evaluating
 from vitmix.attention.readers import logits_of, read_model
-from vitmix.mix import Grid
-from vitmix.mixing import Evaluating
 
 
 def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
+from vitmix._mixing import MixedBatch, Mixing
+from vitmix._text import create
 from vitmix.attention.readers import Reader, logits_of, read_model
 from vitmix.lab.show.scene import observe
-from vitmix.mix import Grid
-from vitmix.mixing import MixedBatch, Mixing
 from vitmix.parts.hidden import HTM
-from vitmix.text import create
 
 from .cam import grad_cam
 from .layout import Subjects, banded, columns, heat_panel, picture_panel

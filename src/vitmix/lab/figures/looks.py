@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
+from vitmix._mixing import MixedBatch, Mixing
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import AttentionTap
-from vitmix.mix import Grid
-from vitmix.mixing import MixedBatch, Mixing
 from vitmix.parts.base import on_grid
 
 

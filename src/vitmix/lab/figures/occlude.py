@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
 from vitmix.attention.readers import logits_of
-from vitmix.mix import Grid
 
 PARTS = tuple(number / 10 for number in range(10))
 

@@ -9,14 +9,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitmix._mixer import Mixer
+from vitmix._mixing import MixedBatch, Mixing
+from vitmix._text import create
 from vitmix.attention.readers import logits_of
 from vitmix.lab.data.augment import Augmentation, eval_pixels, normalize
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.show.pictures import Picture
 from vitmix.lab.show.scene import mixed_pixels, mixing_pair, without_dropout
-from vitmix.mixer import Mixer
-from vitmix.mixing import MixedBatch, Mixing
-from vitmix.text import create
 
 MANIFOLD = "manifold"  # the baseline of the picture of heads: hidden tokens blended half and half
 Found = TypeVar("Found")

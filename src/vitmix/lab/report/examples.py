@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitmix._learner import Learner
+from vitmix._mixer import AnyMixer
+from vitmix._mixing import MixedBatch
+from vitmix._sampling import generator_for
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.loader import TrainLoader
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.training import prepare
-from vitmix.learner import Learner
-from vitmix.mixer import AnyMixer
-from vitmix.mixing import MixedBatch
-from vitmix.sampling import generator_for
 
 BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
 TRIES = 64  # batches looked at until every method of a switch was drawn

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from vitmix._mixer import Mixer
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import build_mixer
-from vitmix.mixer import Mixer
 
 from .runs import Group
 

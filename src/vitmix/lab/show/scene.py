@@ -10,14 +10,14 @@ from timm.layers.drop import DropPath
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vitmix._mixer import Mixer
+from vitmix._mixing import MixedBatch, Mixing
+from vitmix._text import create
 from vitmix.attention.tap import AttentionTap
 from vitmix.lab.data.augment import Augmentation, eval_pixels, normalize
 from vitmix.lab.show.pictures import Picture
 from vitmix.lab.teachers import dense_logits
-from vitmix.mixer import Mixer
-from vitmix.mixing import MixedBatch, Mixing
 from vitmix.parts.base import Shown, on_grid
-from vitmix.text import create
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from vitmix._mixer import AnyMixer
 from vitmix.attention.readers import logits_of
-from vitmix.mixer import AnyMixer
 
 from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, need_two_classes, paired, repeatable
 from .results import Table, spread

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from vitmix.mix import Mix
-from vitmix.mixer import AnyMixer
+from vitmix._mix import Mix
+from vitmix._mixer import AnyMixer
 
 from .labels import visible_pixels
 from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, need_objects, paired, repeatable, two_regions

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import mix_targets, smooth_rows
+from vitmix._mixer import AnyMixer
+from vitmix._mixing import MixedBatch, Mixing
 from vitmix.attention.readers import Reader, read_model
 from vitmix.attention.tap import AttentionTap
-from vitmix.mix import mix_targets, smooth_rows
-from vitmix.mixer import AnyMixer
-from vitmix.mixing import MixedBatch, Mixing
 from vitmix.parts.shares import AlignedShare, activation_weights, attention_share
 
 from .labels import assigned_share

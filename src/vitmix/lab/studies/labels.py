@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmix.mix import Mix, expand_mask, mix_images
-from vitmix.mixer import AnyMixer
-from vitmix.mixing import Evaluating
+from vitmix._mix import Mix, expand_mask, mix_images
+from vitmix._mixer import AnyMixer
+from vitmix._mixing import Evaluating
 from vitmix.parts.shares import AreaShare, Weights
 
 from .pairs import activation_maps, couples, joined, need_masks, need_objects, needs_maps, paired

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Grid
+from vitmix._mixer import AnyMixer, Mixer
+from vitmix._mixing import Evaluating, MixedBatch, Mixing
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import Plan, Recorder, Tape
-from vitmix.mix import Grid
-from vitmix.mixer import AnyMixer, Mixer
-from vitmix.mixing import Evaluating, MixedBatch, Mixing
 from vitmix.parts.shares import AreaShare, Share
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from vitmix._mixer import AnyMixer
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
-from vitmix.mixer import AnyMixer
 
 from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, paired, repeatable, two_regions
 from .results import Row, Table, spread

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from vitmix._mixing import Evaluating
 from vitmix.attention.readers import logits_of, read_model
 from vitmix.attention.tap import AttentionTap
-from vitmix.mixing import Evaluating
 
 from .pairs import Pictures
 from .results import Table, spread

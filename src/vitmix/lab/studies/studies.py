@@ -10,14 +10,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from vitmix._mixer import AnyMixer
+from vitmix._sampling import generator_for
+from vitmix._text import create
 from vitmix.attention.readers import read_model
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.training.config import resolve
-from vitmix.mixer import AnyMixer
-from vitmix.sampling import generator_for
-from vitmix.text import create
 
 from . import accuracy, coverage, figures, fluctuation, hidden, labels, regions, saliency
 from .objects import Finder

@@ -328,7 +328,7 @@ def setting_yaml(config: TrainConfig, name: str) -> str:
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """What keeps a run of `old` from being continued as `new`, as `name: old -> new`."""
-    from vitmix.text import same_method
+    from vitmix._text import same_method
 
     return [
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"

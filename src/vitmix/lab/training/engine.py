@@ -10,6 +10,8 @@ import torch
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from vitmix._learner import Learner
+from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.loader import Batch, TrainLoader
 from vitmix.lab.training import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
@@ -20,8 +22,6 @@ from vitmix.lab.training.progress import MetricsFiles, Reporter, Row
 from vitmix.lab.training.state import Position
 from vitmix.lab.training.stepper import Stepper
 from vitmix.lab.training.summary import about, is_better, summarize
-from vitmix.learner import Learner
-from vitmix.sampling import Draw, generator_for
 
 DROPOUT = 1  # names a stream of random numbers
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop

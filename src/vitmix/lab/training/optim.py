@@ -11,8 +11,8 @@ from timm.scheduler.step_lr import StepLRScheduler
 from torch import nn
 
 from vitmix._checks import unknown_name
+from vitmix._learner import Learner
 from vitmix.lab.training.config import TrainConfig
-from vitmix.learner import Learner
 
 
 def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimizer:

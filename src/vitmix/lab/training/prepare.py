@@ -12,6 +12,10 @@ import torch
 from torch import nn
 
 from vitmix import models as models  # its import registers names with timm
+from vitmix._learner import Learner
+from vitmix._mix import expand_mask
+from vitmix._mixer import AnyMixer, Mixer, Switch
+from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.label_maps import read_label_maps
@@ -21,12 +25,8 @@ from vitmix.lab.data.sources import open_images
 from vitmix.lab.network import downloads
 from vitmix.lab.training.checkpoints import load_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig
-from vitmix.learner import Learner
-from vitmix.mix import expand_mask
-from vitmix.mixer import AnyMixer, Mixer, Switch
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
-from vitmix.text import create
 
 
 def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:

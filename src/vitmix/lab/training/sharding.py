@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vitmix._learner import Learner
 from vitmix.lab.training.config import TrainConfig
-from vitmix.learner import Learner
 
 
 def shard(learner: Learner, config: TrainConfig, accelerator: Accelerator) -> None:

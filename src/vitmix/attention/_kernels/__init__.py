@@ -12,6 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = [
+    "DTYPES",
+    "HAS_TRITON",
+    "LARGEST_DEPTH",
+    "attend",
+    "carried_shares",
+    "compile_settings",
+    "fit",
+    "pulled_weight",
+    "takes_attention",
+]
+
 # VITMIX_KERNELS=0 leaves everything to torch: to compare, and for GPUs too old for Triton's bfloat16.
 HAS_TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("VITMIX_KERNELS", "1") != "0"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -37,7 +49,7 @@ def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if not HAS_TRITON or torch.version.cuda is None or not torch.cuda.is_available():
         return settings
     try:
-        from vitmix.attention.kernels.fusion import with_fusion
+        from vitmix.attention._kernels.fusion import with_fusion
 
         return with_fusion(settings)
     except (ImportError, AttributeError):  # Inductor's interface for passes is not promised to stay
@@ -47,7 +59,7 @@ def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
 @torch.library.custom_op("vitmix::carried_shares", mutates_args=())
 def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """`A_h @ share` of every head, `(B, H, N)`; the mean is left to the caller, where a compiler fuses it."""
-    from vitmix.attention.kernels import attention
+    from vitmix.attention._kernels import attention
 
     with torch.cuda.device_of(query):
         return attention.carried_shares(query, key, share, bias, scale)
@@ -69,7 +81,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: floa
 
     For half precision and heads of a depth up to 64. The output lies in memory as `(B, N, H, d)`.
     """
-    from vitmix.attention.kernels import fused_attention
+    from vitmix.attention._kernels import fused_attention
 
     with torch.cuda.device_of(query):
         return fused_attention.attend(query, key, value, share, scale)
@@ -85,7 +97,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) ->
 @torch.library.custom_op("vitmix::pulled_weight", mutates_args=())
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """`weight @ mean_h A_h` `(B, M)`."""
-    from vitmix.attention.kernels import attention
+    from vitmix.attention._kernels import attention
 
     with torch.cuda.device_of(query):
         return attention.pulled_weight(query, key, weight, bias, scale)

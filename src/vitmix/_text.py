@@ -12,8 +12,10 @@ from typing import Any
 
 from vitmix._checks import unknown_name
 from vitmix._grammar import Call, Either, Plus, parse
-from vitmix.mixer import AnyMixer, Mixer, Switch
-from vitmix.registry import KINDS, METHODS, additions, parts
+from vitmix._mixer import AnyMixer, Mixer, Switch
+from vitmix._registry import KINDS, METHODS, additions, parts
+
+__all__ = ["COMMON", "create", "list_methods", "same_method", "to_text"]
 
 COMMON = ("pairing", "smoothing", "loss")  # settings that every method has
 

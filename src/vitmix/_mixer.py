@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix.mix import Frame
+from vitmix._mix import Frame
+from vitmix._sampling import Draw, on_host
 from vitmix.parts.base import ExtraLoss, HiddenMixing, Mask, Needs, Pairing, Part, Share
 from vitmix.parts.masks import NoMask
 from vitmix.parts.pairing import Reversed
 from vitmix.parts.shares import AreaShare
-from vitmix.sampling import Draw, on_host
 
 if TYPE_CHECKING:
-    from vitmix.mixing import Mixing
+    from vitmix._mixing import Mixing
+
+__all__ = ["AnyMixer", "Mixer", "Switch"]
 
 
 class _Method:
@@ -27,7 +29,7 @@ class _Method:
         self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
     ) -> "Mixing":
         """The method at work on a model; hooks live until the returned object is closed or its `with` block ends."""
-        from vitmix.mixing import Mixing
+        from vitmix._mixing import Mixing
 
         assert isinstance(self, Mixer | Switch)
         return Mixing(self, model, guide=guide, seed=seed, rank=rank)
@@ -42,13 +44,13 @@ class _Method:
         draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mixed images and soft targets `(B, K)`, for methods that need no model."""
-        from vitmix.mixing import mix_without_model
+        from vitmix._mixing import mix_without_model
 
         assert isinstance(self, Mixer | Switch)
         return mix_without_model(self, images, labels, maps, generator, draw)
 
     def __str__(self) -> str:
-        from vitmix.text import to_text
+        from vitmix._text import to_text
 
         assert isinstance(self, Mixer | Switch)
         return to_text(self)

@@ -18,7 +18,9 @@ from torch import Tensor, fx
 from torch._inductor import config, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from vitmix.attention import kernels
+from vitmix.attention import _kernels as kernels
+
+__all__ = ["FuseCarriedShares", "with_fusion"]
 
 CUDNN, FLASH = "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"
 _UNDERSTOOD = {"query", "key", "value", "scale", "compute_log_sumexp"}  # what else there is must be as if not given

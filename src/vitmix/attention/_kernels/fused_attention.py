@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitmix.attention.kernels.attention import LOG2_E, _fit, _precision, _product, _row_tile, _unit_depth
+from vitmix.attention._kernels.attention import LOG2_E, _fit, _precision, _product, _row_tile, _unit_depth
+
+__all__ = ["BLOCK_K", "BLOCK_Q", "LAST_TILE", "LOG_2", "STAGES", "WARPS", "attend", "attend_kernel"]
 
 LOG_2 = tl.constexpr(0.6931471805599453)
 BLOCK_Q = 64  # queries of a program
@@ -101,7 +103,7 @@ def _whole_tile(tokens, rows, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl.const
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `vitmix.attention.kernels.attend`."""
+    """See `vitmix.attention._kernels.attend`."""
     query, key, value = _unit_depth(query), _unit_depth(key), _unit_depth(value)
     batch, heads, tokens, depth = query.shape
     out = query.new_empty(batch, tokens, heads, depth).transpose(1, 2)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+__all__ = ["assign_partners", "gain_kernel", "solve_kernel"]
+
 
 @triton.jit
 def gain_kernel(

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from vitmix.attention import kernels
+from vitmix._mix import Frame, check_label_range, check_tensor, label_rows
+from vitmix._mixer import AnyMixer
+from vitmix._sampling import Draw
+from vitmix.attention import _kernels as kernels
 from vitmix.attention.readers import logits_of
-from vitmix.mix import Frame, check_label_range, check_tensor, label_rows
-from vitmix.mixer import AnyMixer
 from vitmix.parts.losses import soft_cross_entropy
-from vitmix.sampling import Draw
+
+__all__ = ["Learner", "Output"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ _pytree.register_pytree_node(
     lambda output: ([value for _, value in _named_parts(output)[0]], None),
     lambda values, _: Output(*values),
     flatten_with_keys_fn=_named_parts,
-    serialized_type_name="vitmix.learner.Output",
+    serialized_type_name="vitmix._learner.Output",
 )
 
 

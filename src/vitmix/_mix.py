@@ -7,6 +7,23 @@ from torch import Tensor
 
 from vitmix._checks import check_choice
 
+__all__ = [
+    "Frame",
+    "Grid",
+    "Mix",
+    "area_share",
+    "check_label_range",
+    "check_tensor",
+    "expand_mask",
+    "initial_token_share",
+    "label_rows",
+    "mix_images",
+    "mix_targets",
+    "mix_tokens",
+    "resample_mask",
+    "smooth_rows",
+]
+
 Grid = tuple[int, int]
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from vitmix._mix import Frame, Grid, Mix, label_rows, mix_images
+from vitmix._mixer import AnyMixer, Mixer
+from vitmix._sampling import Draw, generator_for
 from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.mix import Frame, Grid, Mix, label_rows, mix_images
-from vitmix.mixer import AnyMixer, Mixer
 from vitmix.parts.base import Actor, Evidence, Guidance, Part, Unmixed
 from vitmix.parts.losses import sample_cross_entropy, soft_bce, soft_cross_entropy
 from vitmix.parts.masks import box_mask
-from vitmix.sampling import Draw, generator_for
 
 __all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
 

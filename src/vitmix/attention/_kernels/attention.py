@@ -20,6 +20,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+__all__ = [
+    "LOG2_E",
+    "SHORT",
+    "TILE",
+    "carried_shares",
+    "long_kernel",
+    "one_query_kernel",
+    "pulled_weight",
+    "short_kernel",
+]
+
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 SHORT = 256  # columns that stay in shared memory
 TILE = 64  # rows of a tile, and columns of one that passes by
@@ -207,12 +218,12 @@ def one_query_kernel(
 
 
 def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.attention.kernels.carried_shares`."""
+    """See `vitmix.attention._kernels.carried_shares`."""
     return _rows("carry", query, key, share, None, bias, scale)
 
 
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """See `vitmix.attention.kernels.pulled_weight`."""
+    """See `vitmix.attention._kernels.pulled_weight`."""
     block_k, block_d = triton.next_power_of_2(key.shape[2]), triton.next_power_of_2(key.shape[3])
     if query.shape[2] == 1 and block_k * block_d <= 32768:  # numbers that 256 threads hold
         return _one_query(query, key, weight, bias, scale, block_k, block_d)

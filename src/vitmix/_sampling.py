@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = ["ALIGNMENT", "Draw", "generator_for", "on_host", "pack", "unpack"]
+
 
 def generator_for(*numbers: int) -> torch.Generator:
     """A CPU generator that is a function of some whole numbers, such as (seed, step, rank)."""
