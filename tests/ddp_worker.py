@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -133,6 +134,26 @@ def stopped(folder: Path, rank: int) -> list[Any]:
     return found
 
 
+def lost_worker(folder: Path, rank: int) -> list[Any]:
+    """The loader workers of one process are killed."""
+    trainer = Trainer(tiny(folder / "lost", workers=2, **WHOLE))
+    said: list[str] = []
+    trainer.reporter.say = said.append
+    learn = trainer._learn
+
+    def learn_and_lose(*arguments: Any) -> None:
+        learn(*arguments)
+        if trainer.update == 2 and rank == 1:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+                worker.join()
+
+    trainer._learn = learn_and_lose
+    found = [trainer.run(), trainer.update, said[-1]]
+    train(folder / "lost", **WHOLE)
+    return found
+
+
 def own_disks(folder: Path, rank: int) -> list[str]:
     """Each process has a run folder of its own, and the second one holds something old."""
     output = folder / f"disk{rank}" / "run"
@@ -214,7 +235,20 @@ def turns(folder: Path, rank: int) -> list[bool]:
     return found
 
 
-PARTS = (gradients, accumulation, static_graph, whole, resumed, stopped, own_disks, nonfinite, skipped, refusals, turns)
+PARTS = (
+    gradients,
+    accumulation,
+    static_graph,
+    whole,
+    resumed,
+    stopped,
+    lost_worker,
+    own_disks,
+    nonfinite,
+    skipped,
+    refusals,
+    turns,
+)
 
 
 def main(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_whole_training_equals_that_of_one_process(pair: Path, tmp_path: Path) -
     assert len(table(pair / "plain")) == 2 and same_tables(tmp_path / "one", pair / "plain")
 
 
-@pytest.mark.parametrize("run", ["resumed", "stopped", "disk0/run"])
+@pytest.mark.parametrize("run", ["resumed", "stopped", "lost", "disk0/run"])
 def test_interrupted_training_equals_the_uninterrupted(pair: Path, run: str) -> None:
     for name in ("last", "best"):
         assert same_weights(weights(pair / "two", name), weights(pair / run, name))
@@ -124,6 +124,12 @@ def test_interrupted_training_equals_the_uninterrupted(pair: Path, run: str) -> 
 
 def test_a_signal_to_one_process_stops_both(pair: Path) -> None:
     assert found(pair, "stopped") == [[143, 3], [143, 3]]
+
+
+def test_a_lost_loader_worker_stops_both(pair: Path) -> None:
+    first, second = found(pair, "lost_worker")
+    assert first[:2] == second[:2] and first[0] == 1 and 3 <= first[1] <= 6
+    assert " of process 1; " in first[2] and f"Checkpoint of update {first[1]} is written" in first[2]
 
 
 def test_only_the_first_process_has_a_run_folder(pair: Path) -> None:

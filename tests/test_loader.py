@@ -1,5 +1,6 @@
 """Loaders: the same batches whatever the number of workers, from wherever an epoch is entered."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -17,10 +18,10 @@ import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from training import one_thread  # noqa: F401
+from training import look_often, one_thread  # noqa: F401
 from vitmix.lab.data.augment import Augmentation, eval_sample, train_sample
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, _started
+from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost, _started
 from vitmix.lab.data.plan import EpochPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -341,6 +342,33 @@ def test_workers_end_with_the_program(tmp_path):
         for program in programs.values():
             program.kill()
             program.wait()
+
+
+@pytest.mark.parametrize("forgiven", [False, True])
+def test_the_loss_of_a_worker(reference, monkeypatch, forgiven):
+    """It is an error that says what happened; if it is forgiven, the rest is read in this process, and is the same."""
+    look_often(monkeypatch)
+    losses = []
+    loader = TrainLoader(some_images(), FULL, batch=8, seed=3, workers=2)
+    evaluation = EvalLoader(some_images(), PLAIN, batch=4, workers=2)
+    if forgiven:
+        loader.when_lost = evaluation.when_lost = losses.append
+    cases = [(loader.epoch(0), reference[0]), (iter(evaluation), list(EvalLoader(some_images(), PLAIN, batch=4)))]
+    for batches, expected in cases:
+        found = [next(batches)]
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        if forgiven:
+            found += batches
+            assert [same(*pair) for pair in zip(found, expected, strict=True)] == [True] * len(expected)
+        else:
+            with pytest.raises(WorkerLost, match=r"loader worker \d+ was ended by SIGKILL, as when memory runs out"):
+                list(batches)
+    assert len(losses) == (2 if forgiven else 0)
+    assert all(map(same, loader.epoch(1), reference[1]))  # with new workers
+    loader.close()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL  # nothing raises an error out of place
 
 
 def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:

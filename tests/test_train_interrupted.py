@@ -1,18 +1,24 @@
 """Trainings that are stopped, killed or run out of disk: what was written is complete, and they go on bit for bit."""
 
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from training import one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
+from training import look_often, one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
+from vitmix.lab.data import loader
+from vitmix.lab.data.loader import Batch
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
 
@@ -253,7 +259,7 @@ def test_signal_saves_and_exits(finished: Path, tmp_path: Path, capsys: pytest.C
 def test_signal_to_the_whole_job(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The loader's workers end first, as when a scheduler signals every process."""
     trainer = Trainer(tiny(tmp_path / "run", ema=0.9, workers=2))
-    learn = trainer._learn
+    learn, check = trainer._learn, trainer.stopper.check
 
     def learn_and_stop(*arguments: object) -> None:
         learn(*arguments)
@@ -263,12 +269,79 @@ def test_signal_to_the_whole_job(finished: Path, tmp_path: Path, capsys: pytest.
             for worker in workers:
                 os.kill(worker.pid or 0, signal.SIGKILL)
             time.sleep(0.2)
-            trainer.stopper.check = lambda accelerator: None  # as if it had come while waiting for a batch
+            # As if it had come while waiting for a batch.
+            trainer.stopper.check = lambda accelerator: check(accelerator) if trainer.stopper.lost else None
 
     trainer._learn = learn_and_stop
     assert trainer.run() == 143
     assert "is written" in capsys.readouterr().out
     train(tmp_path / "run", ema=0.9)
+    assert same_weights(weights(finished), weights(tmp_path / "run"))
+
+
+def lose_workers_at(trainer: Trainer, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills the loader's workers when the trainer has a batch after this many updates."""
+    look_often(monkeypatch)
+    to = Batch.to
+
+    def kill_and_move(self: Batch, device: object) -> Batch:
+        if trainer.update == update:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid or 0, signal.SIGKILL)
+                worker.join()
+        return to(self, device)  # pyright: ignore
+
+    monkeypatch.setattr(Batch, "to", kill_and_move)
+
+
+LONGER = {"ema": 0.9, "data": "shapes(size=16, length=160, test_length=24)", "epochs": 1}
+
+
+def test_a_killed_loader_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint is written, the sentence says why, and the same command goes on."""
+    train(tmp_path / "whole", **LONGER)
+    trainer = Trainer(tiny(tmp_path / "run", workers=2, **LONGER))
+    with monkeypatch.context() as patch:
+        lose_workers_at(trainer, 1, patch)
+        assert trainer.run() == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(r"Stopped because loader worker \d+ was ended by SIGKILL, as when memory runs out", said), said
+    assert f"Checkpoint of update {trainer.update} is written" in said and "lower --workers" in said
+    assert 2 <= trainer.update < 20
+    train(tmp_path / "run", **LONGER)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_worker_lost_between_the_parts_of_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half an update cannot be saved, so the rest of it is read without workers."""
+    train(tmp_path / "whole", accumulate=2, **LONGER)
+    watched = loader._watched
+
+    def lost_after_five(torch_loader: Any) -> Iterator[Any]:
+        yield from itertools.islice(watched(torch_loader), 5)
+        raise loader.WorkerLost("loader worker 7 was ended by SIGKILL")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_watched", lost_after_five)
+        assert Trainer(tiny(tmp_path / "run", accumulate=2, **LONGER)).run() == 1
+    assert "Checkpoint of update 3 is written" in capsys.readouterr().out
+    train(tmp_path / "run", accumulate=2, **LONGER)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_killed_worker_of_the_evaluation(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", ema=0.9, workers=2, eval_batch=1))
+    with monkeypatch.context() as patch:
+        lose_workers_at(trainer, 6, patch)
+        assert trainer.run() == 1
+    assert "Checkpoint of update 6 is written" in capsys.readouterr().out
+    train(tmp_path / "run", ema=0.9, eval_batch=1)
     assert same_weights(weights(finished), weights(tmp_path / "run"))
 
 

@@ -9,8 +9,8 @@ import multiprocessing.util  # noqa: F401  its own exit handler must be register
 import os
 import signal
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,14 @@ class Batch:
 
 
 Key = tuple[int, int, int]  # epoch, index, repeat: all that a worker must know, so that workers can outlive an epoch
+
+
+class WorkerLost(RuntimeError):
+    """A worker process ended, as when the kernel takes its memory back; the text says which one and how."""
+
+
+def _raise(lost: WorkerLost) -> None:
+    raise lost
 
 
 class _EpochSampler(Sampler[list[Key]]):
@@ -167,6 +175,10 @@ class TrainLoader:
         maps: `(N, h, w)` activation map of each picture's label over the whole picture, to be augmented with it; see
             `vitmix.lab.data.label_maps`. They leave the picture's own random choices as they are.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
+
+    Attributes:
+        when_lost: called when a worker process is gone. It raises, as it does by default; if it returns, the rest of
+            the epoch is read in this process.
     """
 
     def __init__(
@@ -189,13 +201,11 @@ class TrainLoader:
         check_maps(maps, images, augmentation)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
+        self.when_lost: Callable[[WorkerLost], None] = _raise
         self._sampler = _EpochSampler(self.plan)
+        self._fetch = _TrainFetch(images, augmentation, seed, maps, map_grid)
         self._loader: DataLoader | None = _torch_loader(
-            _TrainFetch(images, augmentation, seed, maps, map_grid),
-            self._sampler,
-            workers,
-            pin_memory,
-            persistent=True,
+            self._fetch, self._sampler, workers, pin_memory, persistent=True
         )
 
     def __len__(self) -> int:
@@ -210,11 +220,22 @@ class TrainLoader:
         if self._loader is None:
             raise RuntimeError("this loader was closed; make a new one")
         self._sampler.epoch, self._sampler.start = number, start
-        for fetched in _started(self._loader):
+        for fetched in self._fetched(self._loader):
             self.images.note_broken(fetched.broken)
             if fetched.batch is None:
                 raise self.images.nothing_readable()
             yield fetched.batch
+
+    def _fetched(self, loader: DataLoader) -> Iterator[_Fetched]:
+        try:
+            for fetched in _watched(loader):
+                self._sampler.start += 1
+                yield fetched
+        except WorkerLost as lost:
+            _end_workers(loader._iterator)
+            loader._iterator = None  # the next epoch has new workers
+            self.when_lost(lost)
+            yield from map(self._fetch.__getitems__, self._sampler)
 
     def close(self) -> None:
         """Ends the worker processes; they also end with the loader and with the program."""
@@ -231,6 +252,9 @@ class EvalLoader:
 
     Args:
         start: how many of this rank's first samples are left out, for an evaluation that goes on.
+
+    Attributes:
+        when_lost: as in `TrainLoader`.
     """
 
     def __init__(
@@ -250,20 +274,29 @@ class EvalLoader:
         self.images = images
         rows = rows_of_rank(len(images), rank, world)[start:]
         self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-        self._loader = _torch_loader(_EvalFetch(images, augmentation), self._rows, workers, pin_memory)
+        self.when_lost: Callable[[WorkerLost], None] = _raise
+        self._fetch = _EvalFetch(images, augmentation)
+        self._loader = _torch_loader(self._fetch, self._rows, workers, pin_memory)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        fetching = _started(self._loader)
+        for fetched in self._fetched():
+            self.images.note_broken(fetched.broken)
+            if fetched.batch is not None:
+                yield fetched.batch
+
+    def _fetched(self) -> Iterator[_Fetched]:
+        done = 0
         try:
-            for fetched in fetching:
-                self.images.note_broken(fetched.broken)
-                if fetched.batch is not None:
-                    yield fetched.batch
-        finally:
-            _end_workers(fetching)
+            with closing(_watched(self._loader)) as fetching:
+                for fetched in fetching:
+                    done += 1
+                    yield fetched
+        except WorkerLost as lost:
+            self.when_lost(lost)
+            yield from map(self._fetch.__getitems__, self._rows[done:])
 
 
 def _passed(images: ImageSet, index: int, found: int) -> dict[int, str]:
@@ -300,10 +333,40 @@ WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _started(loader: DataLoader) -> Iterator[Any]:
+def _watched(loader: DataLoader) -> Generator[_Fetched]:
+    """What torch's loader fetches; the end of a worker is an error of its own."""
+    iterator = loader._iterator  # of the epochs before
+    try:
+        iterator = _started(loader)
+        yield from iterator
+    except RuntimeError as error:
+        ended = [worker for worker in getattr(iterator, "_workers", ()) if not worker.is_alive()]
+        if not ended:
+            raise
+        raise WorkerLost(_how_it_ended(ended[0])) from error
+    finally:
+        if not loader.persistent_workers:
+            _end_workers(iterator)
+
+
+def _how_it_ended(worker: Any) -> str:
+    code = worker.exitcode
+    if code >= 0:
+        return f"loader worker {worker.pid} ended with exit code {code}"
+    hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+    return f"loader worker {worker.pid} was ended by {signal.Signals(-code).name}{hint}"
+
+
+def _started(loader: DataLoader) -> Any:
+    child_ended = getattr(signal, "SIGCHLD", None)  # Windows has none
+    before = child_ended and signal.getsignal(child_ended)
     with _held_signals():
         iterator = iter(loader)
         _iterators.add(iterator)
+    if child_ended and before is not None and signal.getsignal(child_ended) is not before:
+        # Torch's handler would raise an error for a lost worker anywhere, as in the middle of an update; asked for a
+        # batch, its iterator finds out by itself.
+        signal.signal(child_ended, before)
     return iterator
 
 

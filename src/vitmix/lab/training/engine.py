@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitmix._learner import Learner
 from vitmix._sampling import Draw, generator_for
-from vitmix.lab.data.loader import Batch, TrainLoader
+from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
 from vitmix.lab.training import checkpoints, prepare, processes, runs, sharding, state
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
 from vitmix.lab.training.measure import MEASURES, LossTally, in_step, score
@@ -72,7 +72,9 @@ class Trainer:
             updates=self.total_updates,
             columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
-        self.stopper = processes.Stopper()
+        self.stopper, self._part = processes.Stopper(), 0
+        if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
+            self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
         processes.on_main(accelerator, lambda: self.folder.open(config))
 
     def _build(self, model: nn.Module, part: int) -> None:
@@ -149,7 +151,7 @@ class Trainer:
                     self._finish_epoch(epoch)
             except processes.Stopped as stopped:
                 saved = self._save()  # in here, where a second SIGTERM does not end it half-way
-                self.reporter.say(f"Stopped by {stopped}. {saved}.")
+                self.reporter.say(f"Stopped {stopped}. {saved}.")
                 return stopped.exit_code
         code = self._finish()
         # Told to stop when nothing was left to train: whoever goes on after a training must know.
@@ -179,7 +181,8 @@ class Trainer:
         accumulate = self.config.accumulate
         values = []
         for part in range(accumulate):
-            batch = self._next(batches).to(self.device)
+            self._part = part
+            batch = next(batches).to(self.device)
             draw = self._draw(batch.images, epoch, self.update * accumulate + part)
             erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
@@ -194,17 +197,15 @@ class Trainer:
             self.position.skipped += 1
             self.stepper.leave_out()
         self.optimizer.zero_grad()
-        self.position.step += 1
+        self.position.step, self._part = self.position.step + 1, 0
         if self.ema is not None:
             self.ema.update(self.core.model, step=self.update)
 
-    def _next(self, batches: Iterator[Batch]) -> Batch:
-        try:
-            return next(batches)
-        except RuntimeError:  # a worker is gone
-            if self.stopper.received and self.world == 1:  # several processes would stop at different updates
-                raise processes.Stopped(self.stopper.received) from None
-            raise
+    def _lose_worker(self, lost: WorkerLost) -> None:
+        """Stops the training where its state is whole: at once, or after this update, read without workers."""
+        self.stopper.lost = str(lost)
+        if self.world == 1 and self._part == 0:  # several processes would stop at different updates
+            self.stopper.check(self.accelerator)
 
     def _draw(self, images: Tensor, epoch: int, step: int) -> Draw:
         """The batch's choices: a function of (seed, step, rank), the choice of the mixer one of (seed, step)."""

@@ -177,24 +177,31 @@ def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -
 
 
 class Stopped(Exception):
-    """A signal asked the training to stop; `exit_code` is what a shell reports for a process that it ended."""
+    """The training has to stop after an update; the text says why, and `exit_code` is that of the program."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
 
 
 class Stopper:
-    """Remembers SIGTERM and SIGINT until the training can stop; a SIGINT after either acts at once."""
+    """Remembers SIGTERM, SIGINT and lost loader workers until the training can stop; a second SIGINT acts at once.
+
+    Attributes:
+        received: the signal, or 0.
+        lost: how a worker of this process ended, or nothing.
+    """
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received, self.lost = 0, ""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopper":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
+            if hasattr(signal, "SIGCHLD"):  # torch's handler raises an error for a lost worker anywhere in an update
+                self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -208,10 +215,15 @@ class Stopper:
         self.received = number
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
-        # Whoever stops a whole job stops its loader workers too; torch would raise an error for them anywhere.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def check(self, accelerator: Accelerator) -> None:
-        """Raises `Stopped` if any process received a signal."""
-        if any_process(accelerator, bool(self.received)):
-            raise Stopped(self.received or signal.SIGTERM)
+        """Raises `Stopped` if any process has a reason to stop."""
+        if not any_process(accelerator, bool(self.received or self.lost)):
+            return
+        found = gather(accelerator, (self.received, self.lost))
+        if any(received for received, _ in found):  # whoever stops a whole job stops its loader workers too
+            number = self.received or signal.SIGTERM
+            raise Stopped(f"by {signal.Signals(number).name}", 128 + number)
+        rank, lost = next((rank, lost) for rank, (_, lost) in enumerate(found) if lost)
+        where = f" of process {rank}" if rank else ""
+        raise Stopped(f"because {lost}{where}; if that happens again, lower --workers", 1)
