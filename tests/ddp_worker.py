@@ -1,6 +1,8 @@
 """One of two processes of the distributed tests. Run by test_ddp.py; what each part finds goes to a file of its own."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -14,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from support import tiny_batch, tiny_vit
 from training import TINY, poison, tiny, train, train_until
-from vitmix import Learner, create
+from vitmix import Learner, cli, create
 from vitmix.lab.training import prepare, processes
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.engine import Trainer
@@ -235,6 +238,25 @@ def turns(folder: Path, rank: int) -> list[bool]:
     return found
 
 
+def failing(folder: Path, rank: int) -> list[Any]:
+    """The command where one process has an error of its own."""
+    if rank == 1:
+        learn = Trainer._learn
+
+        def learn_and_fail(self: Trainer, *arguments: Any) -> None:
+            learn(self, *arguments)
+            if self.update == 2:
+                raise OSError(5, "Input/output error", "image.png")
+
+        Trainer._learn = learn_and_fail
+    (folder / f"failing{rank}.yaml").write_text(yaml.safe_dump({**TINY, **WHOLE}))
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        arguments = ["--config", str(folder / f"failing{rank}.yaml"), "--output", str(folder / "failing")]
+        code = cli.main(["train", *arguments])
+    return [code, said.getvalue()]
+
+
 PARTS = (
     gradients,
     accumulation,
@@ -248,6 +270,7 @@ PARTS = (
     skipped,
     refusals,
     turns,
+    failing,  # the last one: the processes are not connected after it
 )
 
 
@@ -257,7 +280,6 @@ def main(folder: Path) -> None:
     for part in PARTS:
         found = part(folder, rank)
         (folder / f"{part.__name__}-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

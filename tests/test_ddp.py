@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,15 @@ def test_refusals_are_the_same_everywhere(pair: Path) -> None:
     assert first["disk"].startswith("cannot write to the run folder")
 
 
+def test_the_process_that_failed_says_why(pair: Path) -> None:
+    first, second = found(pair, "failing")
+    assert first == [1, ""]
+    code, said = second
+    assert code == 1 and "Traceback" in said and "learn_and_fail" in said
+    last = said.splitlines()[-1]
+    assert last == "vitmix: error: process 1: OSError: [Errno 5] Input/output error: 'image.png'"
+
+
 def test_the_first_process_downloads(pair: Path) -> None:
     assert found(pair, "turns") == [[False, False], [True, True]]
 
@@ -193,3 +203,41 @@ def test_launchers(pair: Path, tmp_path: Path, launcher: str) -> None:
     assert done.returncode != 0 and done.stderr.count("vitmix: error: imagefolder: 'nowhere' is not a folder") == 1
     done = launch("--epocs", "3")
     assert done.returncode != 0 and done.stderr.count("vitmix: error: unknown argument") == 1
+
+
+FAILURES = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "process 0: another process ended without a word"),
+    "unreadable": ("raise NothingReadable('no image could be read')", "process 1: no image could be read"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_sentence_for_the_process_that_failed(tmp_path: Path, failure: str) -> None:
+    act, sentence = FAILURES[failure]
+    script = f"""
+        import os, signal, sys
+        from vitmix import cli
+        from vitmix.lab.data.images import NothingReadable
+        from vitmix.lab.training.engine import Trainer
+
+        learn = Trainer._learn
+
+        def learn_and_fail(self, *arguments):
+            learn(self, *arguments)
+            if self.update == 2:
+                {act}
+
+        if os.environ["RANK"] == "1":
+            Trainer._learn = learn_and_fail
+        sys.exit(cli.main(sys.argv[1:]))
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**TINY, **WHOLE}))
+    command = [sys.executable, "-m", *LAUNCHERS["torchrun"], str(tmp_path / "script.py"), "train"]
+    command += ["--config", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("vitmix: error: ")]
+    assert len(said) == 1 and sentence in said[0], done.stderr
+    assert done.stderr.count("Traceback") == 1  # of the launcher

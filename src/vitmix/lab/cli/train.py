@@ -1,6 +1,7 @@
 """`vitmix train`: its flags are the fields of `TrainConfig`."""
 
 import argparse
+import sys
 import traceback
 import typing
 from pathlib import Path
@@ -76,25 +77,48 @@ def _train(settings: config.TrainConfig) -> int:
     from vitmix.lab.training import processes
     from vitmix.lab.training.engine import Trainer
 
+    checked = False
     try:
         trainer = Trainer(settings)
-        try:
-            code = trainer.run()
-            if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
-                _keep_evaluation(trainer.folder.path, trainer.eval_images)
-            return code
-        except NothingReadable:
-            raise
-        except (ValueError, OSError):  # input was checked before; what comes now needs its whole traceback
-            traceback.print_exc()
-            return 1
+        checked = True
+        code = trainer.run()
+        if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
+            _keep_evaluation(trainer.folder.path, trainer.eval_images)
+        return code
     except processes.Refused:
         if torch.distributed.get_rank() == 0:  # it speaks for all
             raise
         return 2
+    except Exception as error:
+        # Input was checked before; what comes later needs its whole traceback.
+        wrong_input = isinstance(error, (ValueError, OSError)) and (not checked or isinstance(error, NothingReadable))
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            _tell_failure(error, with_traceback=not wrong_input)
+            return 2 if wrong_input else 1
+        if wrong_input or not isinstance(error, (ValueError, OSError)):
+            raise
+        traceback.print_exc()
+        return 1
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _tell_failure(error: Exception, *, with_traceback: bool) -> None:
+    """Says in one of several processes why the training failed, and where."""
+    import torch
+
+    from vitmix.lab.training import processes
+
+    if not processes.fails_first():
+        return
+    said = " ".join(str(error).split()) or type(error).__name__
+    if processes.is_lost_connection(error):
+        said = f"another process ended without a word, as when memory runs out ({said})"
+    elif with_traceback:
+        traceback.print_exception(error)
+        said = f"{type(error).__name__}: {said}"
+    print(f"vitmix: error: process {torch.distributed.get_rank()}: {said}", file=sys.stderr)
 
 
 def _keep_evaluation(folder: Path, images: "ImageSet") -> None:

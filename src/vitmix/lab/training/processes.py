@@ -2,6 +2,8 @@
 
 import importlib.util
 import math
+import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -125,6 +127,24 @@ def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, An
     for rank, each in enumerate(values):
         if each != values[0]:
             raise Refused(f"process {rank} does not fit process 0: {problem(values[0], each)}")
+
+
+def fails_first() -> bool:
+    """Whether this process is to say why the training failed: the first one to ask; the others fail because of it."""
+    if not torch.distributed.is_initialized():
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    own = str(torch.distributed.get_rank())
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        return store.compare_set("vitmix/failed", "", own).decode() == own
+    except RuntimeError:  # the store was the first process's, which is gone
+        return False
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether an error says that another process is gone."""
+    backend = isinstance(error, torch.distributed.DistError)
+    return backend or (isinstance(error, RuntimeError) and re.search("by peer|Socket closed", str(error)) is not None)
 
 
 def gather(accelerator: Accelerator, value: Any) -> list[Any]:
