@@ -56,7 +56,7 @@ class Reporter:
     def __init__(self, *, enabled: bool, epochs: int, updates: int, columns: Iterable[str]) -> None:
         self.enabled, self.epochs, self.updates = enabled, epochs, updates
         self.columns = tuple(columns)
-        self.console = Console(file=sys.stdout and Unfailing(sys.stdout), highlight=False, soft_wrap=True)
+        self.console = Console(file=sys.stdout and Unfailing(sys.stdout), highlight=False, soft_wrap=True)  # pyright: ignore[reportArgumentType]
         self.progress: Progress | None = None
         self._task = TaskID(0)
         self._header_shown = False
