@@ -90,6 +90,6 @@ def _fits_part(row: Mapping[str, Any], parts: Mapping[str, Any]) -> bool:
         return False
     if of.get("attack", "none") != "none" and "epsilon" not in of:
         return False
-    facts = parts.get(part_of(row))
+    facts: Any = parts.get(part_of(row))
     needed = {"attack_limit", "epsilons"} if "attack" in of else {"reference"} if row["name"] == "mCE" else set()
     return fits(facts, PART) and facts["settings"].keys() >= needed

@@ -160,7 +160,9 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         blocks = sum(value) if isinstance(value, list) else value
         if blocks > max(tensors, SPARE_BLOCKS):
             raise ValueError(f"{name} is {blocks}, and the file holds {tensors} tensors")
-    settings = header.model_args | ({} if header.num_classes is None else {"num_classes": header.num_classes})
+    settings: dict[str, Any] = dict(header.model_args)
+    if header.num_classes is not None:
+        settings["num_classes"] = header.num_classes
     try:
         with torch.device("meta"):  # shapes without memory
             model = timm.create_model(header.model, **settings)
