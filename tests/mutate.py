@@ -187,7 +187,7 @@ def faults(node: ast.AST, parents: list[ast.AST], choices: dict[str, str]) -> It
                     yield node, with_changes(node, keywords=without(node.keywords, index))
             if isinstance(node.func, ast.Attribute) and node.func.attr in SWAP:
                 yield node.func, with_changes(node.func, attr=SWAP[node.func.attr])
-            if isinstance(node.func, ast.Name) and node.func.id in SWAP:
+            if isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
                 yield node.func, SWAP[node.func.id]
         case ast.Slice():
             for name in ("lower", "upper", "step"):

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 import vitmix
 from vitmix._registry import KINDS, parts
@@ -111,3 +112,82 @@ def test_settings_of_methods_reach_their_parts(name: str) -> None:
     assert vitmix.create(f"{name}({settings})", 7) == vitmix.Mixer(7, **parts)
     common = vitmix.create(f"{name}({settings}, smoothing=0.1, pairing=rolled(by=2))", 7)
     assert common == vitmix.Mixer(7, **parts, smoothing=0.1, pairing=vitmix.Rolled(2))
+
+
+INSIDE = {
+    "mixup": (False, True),
+    "tokenmix(label=activation)": (False, True),
+    "cutmix + consistency": (False, False),
+    "cutmix + region": (True, False),
+    "cutmix + consistency + region": (True, False),
+    "mix(mask=salient_box)": (True, False),
+    "mix(mask=salient_box(blocks=[]))": (False, True),
+    "transmix": (True, False),
+    "tl_align": (True, False),
+    "cutmix + vtm": (True, False),
+    "htm": (True, False),
+    "mixup | tl_align": (True, False),
+    "mixup | cutmix": (False, True),
+}
+
+
+@pytest.mark.parametrize("text", INSIDE)
+def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> None:
+    mixer = vitmix.create(text, 7)
+    assert (mixer.looks_inside, mixer.input_only) == INSIDE[text] and mixer.num_classes == 7
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: vitmix.Mixer(7, extra=[vitmix.Region()]), "extra must be a tuple of extra parts"),
+        (lambda: vitmix.Mixer(7, extra=(vitmix.Region(), vitmix.HTM())), "extra must be a tuple of extra parts"),
+        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.Region())), "inner must be a tuple of inner parts"),
+        (lambda: vitmix.Mixer(7, extra=(vitmix.Region(), vitmix.Region(2.0))), "region is there twice"),
+        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.VTM())), "vtm is there twice"),
+        (lambda: vitmix.Mixer(7, share=3), "share must be one of the library's share settings"),
+        (lambda: vitmix.Mixer(7, loss="mse"), "unknown loss"),
+        (lambda: vitmix.Region(head="other"), "unknown head"),
+        (lambda: vitmix.Consistency(-1.0), "weight must be zero or a positive"),
+        (lambda: vitmix.Consistency(average="all"), "unknown average"),
+        (lambda: vitmix.HTM(block=0.5), "block must be an integer"),
+        (lambda: vitmix.HTM(score_weight=-1), "score_weight must be zero or a positive"),
+        (lambda: vitmix.HTM(choose="all"), "unknown choose"),
+        (lambda: vitmix.HTM(score_at="first"), "unknown score_at"),
+        (lambda: vitmix.HTM(rollout=-1), "rollout must be an integer of at least 0"),
+        (lambda: vitmix.VTM(block=0.5), "block must be an integer"),
+        (lambda: vitmix.VTM(choose="all"), "unknown choose"),
+        (lambda: vitmix.VTM(rollout=-1), "rollout must be an integer of at least 0"),
+        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0,)), "two mixers or more and as many weights"),
+        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0, 0.0)), "each of weights must be a positive"),
+    ],
+)
+def test_bad_settings_of_parts(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_parts_that_go_together() -> None:
+    """Two of a kind at other places, and the consistency loss beside HTM."""
+    vitmix.Mixer(7, inner=(vitmix.VTM(1), vitmix.VTM(2), vitmix.HTM(1), vitmix.HTM(2)))
+    vitmix.Mixer(7, extra=(vitmix.Consistency(),), inner=(vitmix.HTM(),))
+    vitmix.Mixer(7, share=vitmix.AlignedShare(), extra=(vitmix.Region(),), inner=(vitmix.VTM(),))
+    for score_at in ("block", "last"):
+        for choose in ("salient", "random_samples", "random_tokens"):
+            vitmix.HTM(0, 0, 0, 0, choose=choose, score_at=score_at)
+
+
+def test_a_switch_draws_by_its_weights_then_draws_of_its_choice() -> None:
+    switch, frame = (
+        vitmix.create("1*mixup | 5*cutmix(per=sample) | 2*none(pairing=derangement)", 7),
+        vitmix.Frame(4, (8, 8)),
+    )
+    for seed in range(40):
+        one, two = (torch.Generator().manual_seed(seed) for _ in range(2))
+        uniform = float(torch.rand((), generator=two, dtype=torch.float64))
+        choice = 0 if uniform < 1 / 8 else 1 if uniform < 6 / 8 else 2
+        drawn, expected = switch.draw(frame, one), switch.mixers[choice].draw(frame, two)
+        assert drawn.choice == choice and drawn.values.keys() == expected.values.keys()
+        assert all(torch.equal(value, expected.values[name]) for name, value in drawn.values.items())
+        shared = switch.draw(frame, torch.Generator().manual_seed(99), shared=torch.Generator().manual_seed(seed))
+        assert shared.choice == choice

@@ -63,6 +63,14 @@ def test_numbers_of_ones_own_leave_the_step_alone() -> None:
     assert learner.step == 0
 
 
+def test_the_rank_of_a_process_is_asked_for_at_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer, frame = vitmix.create("cutmix(per=sample)", 10), vitmix.Frame(8, (16, 16))
+    with mixer.attach(tiny_vit()) as mixing, mixer.attach(tiny_vit(), rank=3) as third:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+        assert as_text(mixing.draw(frame).values) == as_text(third.draw(frame).values)
+
+
 # Losses
 
 
@@ -79,22 +87,26 @@ def test_the_main_loss_is_the_one_asked_for(text: str, loss: str) -> None:
     same(output.parts["main"], output.loss)
 
 
-def test_extra_losses_enter_with_their_weights() -> None:
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+@pytest.mark.parametrize("head", ["shared", "separate"])
+def test_extra_losses_enter_with_their_weights(average: str, head: str) -> None:
     """Region and consistency against slow twins on the model's own tokens and logits, each with a weight of its own."""
     model = tiny_vit().double()
     images, labels = tiny_batch(5)
     images = images.double()
-    text = "mix(mask=salient_box, smoothing=0.2) + region(weight=0.3) + consistency(weight=0.7)"
-    with vitmix.create(text, 10).attach(model) as mixing:
+    extra = f"region(weight=0.3, head={head}) + consistency(weight=0.7, average={average})"
+    with vitmix.create(f"mix(mask=salient_box, smoothing=0.2) + {extra}", 10).attach(model) as mixing:
         batch = mixing.mix(images, labels)
         logits = model(batch.images)
         parts = {name: part.detach() for name, part in mixing.losses(logits, batch).items()}
+        classify = mixing.modules["token_head"].requires_grad_(False) if head == "separate" else model.head
+        assert list(mixing.modules) == (["token_head"] if head == "separate" else [])
     model.requires_grad_(False)
     tokens, mask = model.forward_features(batch.images)[:, 1:], batch.mix.mask.flatten(1)
     rows = reference.one_hot(labels, 10, 0.2)
-    region = reference.region_loss(tokens, mask, model.head, rows, batch.mix.partner)
+    region = reference.region_loss(tokens, mask, classify, rows, batch.mix.partner)
     share, clean = mask.double().mean(1), model.eval()(images)
-    consistency = reference.kl_consistency(logits.detach(), clean, batch.mix.partner, share, "logits")
+    consistency = reference.kl_consistency(logits.detach(), clean, batch.mix.partner, share, average)
     targets = F.mix_targets(rows, batch.mix.partner, share)
     main = reference.soft_cross_entropy(logits.detach(), targets)
     for name, expected in (("main", main), ("region", 0.3 * region), ("consistency", 0.7 * consistency)):
@@ -245,6 +257,29 @@ def test_vertical_mixing_attends_to_the_most_salient_tokens(rollout: int) -> Non
         picked = attention[:, 0, 1:].topk(3).indices + 1
         expected.append(torch.stack([each[places] for each, places in zip(tokens, picked, strict=True)]))
     close(normed[0], torch.cat(expected, dim=1), 1e-12)
+
+
+def test_targets_of_vertical_mixing_may_be_asked_for_before_the_model_runs() -> None:
+    images, labels = tiny_batch()
+    with vitmix.create("cutmix + vtm", 10).attach(model := tiny_vit()) as mixing:
+        batch = mixing.mix(images, labels)
+        targets = mixing.targets(batch)
+        with pytest.raises(RuntimeError, match="vtm mixed nothing"):
+            mixing.loss(torch.zeros(6, 10), batch)
+        mixing.loss(model(batch.images), batch)
+
+
+def test_what_is_no_tensor_of_logits_is_told() -> None:
+    images, labels = tiny_batch()
+    with vitmix.create("cutmix", 10).attach(tiny_vit()) as mixing:
+        batch = mixing.mix(images, labels)
+        for wrong, words in (
+            ([1, 2], "got list"),
+            (torch.zeros(6, 9), "got \\(6, 9\\)"),
+            (torch.zeros(5, 10), "\\(5, 10\\)"),
+        ):
+            with pytest.raises(ValueError, match=f"must return logits of shape \\(6, 10\\).*{words}"):
+                mixing.loss(wrong, batch)
 
 
 # Guides
