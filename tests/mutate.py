@@ -288,8 +288,12 @@ def seen_at(node: Any, parents: list[ast.AST]) -> Iterator[tuple[int, int]]:
 # Which test runs which line
 
 
-def too_slow(*_: object) -> None:
-    raise TimeoutError
+class TooSlow(BaseException):
+    """Not an `Exception`, which compilers would catch to try something else."""
+
+
+def give_up(*_: object) -> None:
+    raise TooSlow
 
 
 class Tracer:
@@ -318,7 +322,7 @@ class Tracer:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.lines, self.passed = defaultdict(set), False
         began = time.monotonic()
-        signal.signal(signal.SIGALRM, too_slow)  # compilers run for minutes where their lines are watched
+        signal.signal(signal.SIGALRM, give_up)  # compilers run for minutes where their lines are watched
         signal.alarm(PATIENCE)
         sys.settrace(self._enter)
         threading.settrace(self._enter)

@@ -3,15 +3,16 @@
 import math
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 import reference
 import vitmix
-from support import close, same, tiny_batch, tiny_cct, tiny_vit
+from support import SMALL_SWIN, close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
 from vitmix.attention.readers import read_model
-from vitmix.parts.hidden import ScoreNet
+from vitmix.parts.hidden import ScoreNet, check_replay
 
 MODELS = {
     "class token": lambda: tiny_vit(),
@@ -187,3 +188,37 @@ def test_tokens_of_a_sample_are_gathered_from_it() -> None:
     same(F.top_tokens(saliency, 7).sort().values, torch.arange(7).expand(3, 7))
     with pytest.raises(ValueError, match="cannot pick 8 tokens out of 7"):
         F.top_tokens(saliency, 8)
+
+
+def test_a_replay_is_of_the_same_tokens_up_to_rounding() -> None:
+    """Half a percent, or half a hundredth, is what another order of additions may do in half precision."""
+    entered = torch.tensor([[100.0, 0.0, 1.0]])
+    check_replay(entered + 100, None)
+    for change in ([0.0, 0.0, 0.0], [0.9, 0.0, 0.0], [0.0, 0.009, 0.0], [0.0, 0.0, -0.018]):
+        check_replay(entered + torch.tensor(change), entered)
+    for change in ([1.5, 0.0, 0.0], [0.0, 0.015, 0.0], [0.0, 0.0, 0.03]):
+        with pytest.raises(RuntimeError, match="reran a block of an earlier batch"):
+            check_replay(entered + torch.tensor(change), entered)
+    with pytest.raises(RuntimeError, match="reran a block of an earlier batch"):
+        check_replay(entered.repeat(2, 1), entered)
+    check_replay(entered, entered[:, :2])  # the same memory: not run again
+
+
+def test_hidden_mixing_checks_its_blocks() -> None:
+    model = tiny_vit()
+    for text, words in (
+        ("htm(block=1, rollout=2)", "saliency at block 1 cannot be rolled out through 2 earlier blocks"),
+        ("vtm(block=0)", "no earlier block to take tokens from"),
+        ("vtm(block=-3)", "no earlier block to take tokens from"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            vitmix.create(text, 10).attach(model)
+    for text in ("htm(block=1, rollout=1)", "htm(block=0)", "vtm(block=1)", "vtm(block=-2)", "vtm(block=1, rollout=5)"):
+        vitmix.create(text, 10).attach(model).close()
+    swin = timm.create_model("swin_tiny_patch4_window7_224", **SMALL_SWIN)
+    with pytest.raises(ValueError, match="cannot be rolled out through 1 earlier blocks of the same stage"):
+        vitmix.create("htm(block=2, rollout=1)", 10).attach(swin)
+    resnet = timm.create_model("resnet18")
+    for name in ("htm", "vtm"):
+        with pytest.raises(ValueError, match=f"{name} needs attention, and this ResNet has none"):
+            vitmix.create(name, 10).attach(resnet)

@@ -10,6 +10,7 @@ import dense
 import reference
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
+from test_mixers import EVERY
 from vitmix import functional as F
 
 # Draws
@@ -26,6 +27,18 @@ def test_every_batch_draws_anew(text: str) -> None:
         draws = {as_text(mixing.draw(frame).values) for _ in range(12)}
         assert mixing.step == 12
     assert len(draws) > 9  # two of a few boxes may be alike by chance
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_draws_come_from_their_generator_alone(text: str) -> None:
+    mixer = vitmix.create(text, 10)
+    with mixer.attach(tiny_vit()) as mixing:
+        frame = mixing.frame(torch.zeros(8, 3, 16, 16))
+    state = torch.get_rng_state()
+    one, two = (mixer.draw(frame, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert one.choice == two.choice and as_text(one.values) == as_text(two.values)
+    same(torch.get_rng_state(), state)
+    assert list(one.values)[0] == "partner" and len(one.values["partner"]) == 8
 
 
 def test_every_step_of_a_learner_is_mixed_anew() -> None:
@@ -263,7 +276,7 @@ def test_targets_of_vertical_mixing_may_be_asked_for_before_the_model_runs() -> 
     images, labels = tiny_batch()
     with vitmix.create("cutmix + vtm", 10).attach(model := tiny_vit()) as mixing:
         batch = mixing.mix(images, labels)
-        targets = mixing.targets(batch)
+        mixing.targets(batch)
         with pytest.raises(RuntimeError, match="vtm mixed nothing"):
             mixing.loss(torch.zeros(6, 10), batch)
         mixing.loss(model(batch.images), batch)
