@@ -12,7 +12,6 @@ Each fault has a forked process of its own that has torch and timm but not vitmi
 import argparse
 import ast
 import compileall
-import copy
 import hashlib
 import importlib
 import json
@@ -26,264 +25,25 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mutants import CORE, SOURCES, Mutant, mutants_of
+
 TESTS = Path(__file__).resolve().parent
-ROOT, SOURCES, KEPT = TESTS.parent, TESTS.parent / "src", TESTS.parent / "build" / "mutants"
-# What is mutated, under src/; nothing else here names these files.
-CORE = tuple(
-    f"vitmix/{name}.py"
-    for name in (
-        *("parts/masks", "parts/shares", "attention/flow", "attention/summaries", "parts/hidden", "parts/losses"),
-        *("_mixing", "_mixer", "attention/tap", "_learner", "parts/assignment", "parts/pairing", "_mix"),
-    )
-)
+ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
 # Test files that are about the core; with little time only the first of them are looked at.
-ABOUT_CORE = (
-    *("parts", "masks", "shares", "flow", "mixing", "inner", "mixers", "tap", "methods"),
-    *("golden_tokens", "golden_images", "readers", "misuse", "spatial", "geometry", "changed_models", "learner"),
-    *("families", "pvt"),
-)
+ABOUT_CORE = """
+    parts masks pairing shares flow mixing inner mixers tap methods golden_tokens golden_images readers misuse spatial
+    geometry changed_models learner families pvt
+""".split()
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
-HEAVY = 6 * 2**30  # bytes of memory that a fault may ask for
-
+HEAVY = 6 * 2**30  # bytes of memory that a mutant may ask for
 PATIENCE = 12  # seconds after which a test is too slow to be run against mutants
-
-# Faults
-
-COMPARISONS = {
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-}
-ARITHMETIC = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
-SWAPS = [
-    *(("min", "max"), ("minimum", "maximum"), ("clamp_min", "clamp_max"), ("argmin", "argmax"), ("any", "all")),
-    *(("floor", "ceil"), ("rint", "floor"), ("sum", "mean"), ("zeros", "ones"), ("new_zeros", "new_ones")),
-    *(("zeros_like", "ones_like"), ("log_softmax", "softmax")),
-]
-SWAP = {b: a for a, b in SWAPS} | {a: b for a, b in SWAPS}
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A fault: `new` in place of the bytes `start` to `end` of a file.
-
-    `spans` are lines, first and last; the tests of the first span that any test runs may see it.
-    """
-
-    path: str
-    scope: str
-    start: int
-    end: int
-    new: str
-    spans: tuple[tuple[int, int], ...]
-
-    @property
-    def module(self) -> str:
-        return Path(self.path).stem
-
-    def source(self) -> str:
-        old = read(self.path).encode()
-        return (old[: self.start] + self.new.encode() + old[self.end :]).decode()
-
-    def __str__(self) -> str:
-        """The lines that differ, without their numbers, so that it stays the same when other lines change."""
-        old, text = read(self.path).encode(), self.source().encode()
-        begin = old.rfind(b"\n", 0, self.start) + 1
-        tail = old.find(b"\n", self.end) % (len(old) + 1) - self.end
-        sides = (old[begin : self.end + tail], text[begin : self.start + len(self.new.encode()) + tail])
-        lines = [
-            f"{sign} {line.strip()}"
-            for sign, side in zip("-+", sides, strict=True)
-            for line in str(side, "utf8").split("\n")
-        ]
-        return "\n".join([f"{self.module}.{self.scope}", *lines])
-
-
-@cache
-def read(path: str) -> str:
-    return (SOURCES / path).read_text()
-
-
-def with_changes(node: Any, **changes: Any) -> str:
-    """The text of a node some fields of which are others."""
-    twin = copy.copy(node)
-    for name, value in changes.items():
-        setattr(twin, name, value)
-    return f"({ast.unparse(twin)})"
-
-
-def without(items: list[Any], index: int) -> list[Any]:
-    return items[:index] + items[index + 1 :]
-
-
-def other_numbers(value: float | int) -> list[float | int]:
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value - 1]
-    return [0.0] if 0 < abs(value) < 1e-6 else [2 * value, 0.0] if value else [1.0]
-
-
-def faults(node: ast.AST, parents: list[ast.AST], choices: dict[str, str]) -> Iterator[tuple[Any, str]]:
-    """What may be wrong about a node: which part of it, and the text in its place."""
-    parent = parents[-1]
-    match node:
-        case ast.Compare():
-            for index, op in enumerate(node.ops):
-                for other in COMPARISONS[type(op)]:
-                    yield node, with_changes(node, ops=[*node.ops[:index], other(), *node.ops[index + 1 :]])
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
-            yield node, with_changes(node, op=ARITHMETIC[type(node.op)]())
-        case ast.BoolOp():
-            yield node, with_changes(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
-            for index in range(len(node.values)):
-                rest = without(node.values, index)
-                yield node, with_changes(node, values=rest) if len(rest) > 1 else f"({ast.unparse(rest[0])})"
-        case ast.UnaryOp():
-            yield node, f"({ast.unparse(node.operand)})"
-        case ast.Constant(value=bool() | int() | float() as value):
-            for other in other_numbers(value):
-                yield node, repr(other)
-        case ast.Constant(value=str() as value) if is_choice(node, parents):
-            yield node, repr(choices.get(value, "mutant"))
-        case ast.If() | ast.IfExp():
-            yield node.test, "True"
-            yield node.test, "False"
-        case ast.While():
-            yield node.test, "False"
-        case ast.comprehension():
-            for test in node.ifs:
-                yield test, "True"
-                yield test, "False"
-        case ast.Call():
-            for index, keyword in enumerate(node.keywords):
-                if keyword.arg not in (None, "device"):  # which only another device would tell
-                    yield node, with_changes(node, keywords=without(node.keywords, index))
-            if isinstance(node.func, ast.Attribute) and node.func.attr in SWAP:
-                yield node.func, with_changes(node.func, attr=SWAP[node.func.attr])
-            if isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
-                yield node.func, SWAP[node.func.id]
-        case ast.Slice():
-            for name in ("lower", "upper", "step"):
-                if getattr(node, name) is not None:
-                    yield node, with_changes(node, **{name: None})[1:-1]
-        case ast.Return(value=ast.expr() as value):
-            function = next(each for each in reversed(parents) if isinstance(each, ast.FunctionDef))
-            names = [each.arg for each in function.args.args if each.arg not in ("self", "ctx")]
-            if names and ast.unparse(value) != names[0]:
-                yield value, names[0]
-        case ast.AugAssign():
-            yield node, "pass"
-            if type(node.op) in ARITHMETIC:
-                yield node, with_changes(node, op=ARITHMETIC[type(node.op)]())[1:-1]
-        case ast.Expr(value=ast.Call()):
-            yield node, "pass"
-        case ast.Assign() if not isinstance(parent, ast.Module | ast.ClassDef):
-            targets = [each for target in node.targets for each in getattr(target, "elts", [target])]
-            if all(isinstance(each, ast.Attribute | ast.Subscript) for each in targets):
-                yield node, "pass"
-
-
-def is_choice(node: ast.AST, parents: list[ast.AST]) -> bool:
-    """Whether a text decides something, rather than being read by a person."""
-    parent = parents[-1]
-    if isinstance(parent, ast.Tuple):
-        return "check_choice" in ast.unparse(parents[-2])
-    return isinstance(
-        parent, ast.Compare | ast.Subscript | ast.Dict | ast.Set | ast.keyword | ast.arguments | ast.AnnAssign
-    )
-
-
-def literal_choices(tree: ast.AST) -> dict[str, str]:
-    """For each choice of a `Literal` the next one."""
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
-            values = [each.value for each in getattr(node.slice, "elts", []) if isinstance(each, ast.Constant)]
-            found |= dict(zip(values, values[1:] + values[:1], strict=True))
-    return found
-
-
-def is_skipped(node: ast.AST, parents: list[ast.AST]) -> bool:
-    """Types, words for people, and what only narrows types: not behavior, or seen by other tools."""
-    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.arg | ast.Import | ast.ImportFrom):
-        return True
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return True
-    parent = parents[-1] if parents else None
-    if isinstance(parent, ast.Module) and isinstance(node, ast.Assign):
-        return not isinstance(node.value, ast.Constant)  # an alias of types
-    if isinstance(parent, ast.FunctionDef | ast.ClassDef) and node in parent.decorator_list:
-        return True
-    return node is getattr(parent, "annotation", None) or node is getattr(parent, "returns", None)
-
-
-def mutants_of(path: str) -> list[Mutant]:
-    text = read(path)
-    tree = ast.parse(text)
-    choices, starts = literal_choices(tree), [0]
-    found: dict[str, Mutant] = {}
-    for line in text.encode().split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
-
-    def visit(node: ast.AST, parents: list[ast.AST]) -> None:
-        if is_skipped(node, parents):
-            return
-        if parents:
-            scope = ".".join(each.name for each in parents if isinstance(each, ast.FunctionDef | ast.ClassDef))
-            spans = tuple(seen_at(node, parents))
-            for target, new in faults(node, parents, choices):
-                start = starts[target.lineno - 1] + target.col_offset
-                end = starts[target.end_lineno - 1] + target.end_col_offset
-                mutant = Mutant(path, scope or "module", start, end, new, spans)
-                found.setdefault(mutant.source(), mutant)
-        for child in ast.iter_child_nodes(node):
-            visit(child, [*parents, node])
-
-    visit(tree, [])
-    return list(found.values())
-
-
-def seen_at(node: Any, parents: list[ast.AST]) -> Iterator[tuple[int, int]]:
-    """The lines that run when a node does: its statement, else what it is a part, a default or a field of.
-
-    Code that is compiled runs unseen, and so do the fields of a class when it is made.
-    """
-    around = [each for each in [*parents, node] if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-    statement = next((each for each in [node, *reversed(parents)] if isinstance(each, ast.stmt)), None)
-    if around and statement is not None and isinstance(around[-1], ast.FunctionDef) and statement is not around[-1]:
-        body = getattr(statement, "body", None)
-        yield statement.lineno, body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
-    for scope in reversed(around):
-        yield scope.lineno, scope.end_lineno or scope.lineno
-    yield 1, 10**9
-
 
 # Which test runs which line
 
@@ -478,8 +238,10 @@ def copy_to(place: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", place)
 
 
-def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, place: Path, end: float) -> None:
-    counts, survivors, running = defaultdict(int), [], {}
+def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace, place: Path, end: float) -> float:
+    """Tries the mutants as long as there is time; prints survivors and the percentage that was found."""
+    counts: Counter[str] = Counter()
+    running: dict[int, tuple[Mutant, Path]] = {}
     waiting = list(reversed(mutants))
     while waiting or running:
         while waiting and len(running) < args.jobs and time.monotonic() < end:
@@ -494,26 +256,17 @@ def judge(mutants: list[Mutant], tests: dict[str, Any], args: Any, place: Path, 
             break
         child, status = os.waitpid(-1, 0)
         mutant, sources = running.pop(child)
-        shutil.rmtree(sources, ignore_errors=True)
+        shutil.rmtree(sources)
         code = os.waitstatus_to_exitcode(status)
-        result = "survived" if code == 0 else "timed out" if code == -signal.SIGALRM else "killed"
-        counts[result] += 1
-        if result == "survived":
-            survivors.append(mutant)
+        counts["survived" if code == 0 else "timed out" if code == -signal.SIGALRM else "killed"] += 1
+        if code == 0:
             print(f"{mutant}\n", flush=True)
-    tried = counts["survived"] + counts["timed out"] + counts["killed"]
-    rate = 100 * (1 - counts["survived"] / max(tried, 1))
-    by_module = defaultdict(int)
-    for mutant in survivors:
-        by_module[mutant.module] += 1
-    for module, count in sorted(by_module.items()):
-        print(f"{module}: {count} survived")
+    found = 100 * (1 - counts["survived"] / max(counts.total(), 1))
     print(
-        f"{tried} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
-        f"{counts['survived']} survived; {rate:.1f} % found"
+        f"{counts.total()} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
+        f"{counts['survived']} survived; {found:.1f} % found"
     )
-    if rate < args.least:
-        raise SystemExit(1)
+    return found
 
 
 def equivalents() -> set[str]:
@@ -566,7 +319,8 @@ def main() -> None:
         some = covering(Mutant(CORE[0], "", 0, 0, "", ((1, 10**9),)), tests, 5)
         if not some or finish(fork(lambda: run_pytest(some, place, place / "src", Limits(tests)))):
             raise SystemExit("tests fail without a mutant; make them pass first")
-        judge(mutants, tests, args, place, began + 60 * args.minutes)
+        found = judge(mutants, tests, args, place, began + 60 * args.minutes)
+    raise SystemExit(found < args.least)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 import vitmix
 from support import same, unmixed
 from vitmix import functional as F
 
+sides = st.integers(2, 9)
+seeds = st.integers(0, 10_000)
 FRAME = vitmix.Frame(5, (56, 84), (14, 21))
 
 
@@ -134,11 +137,13 @@ def test_guides_are_asked_where_scores_decide() -> None:
         for destination in ("max", "min", "random", "same"):
             scored = source != "random" or destination in ("max", "min")
             mask = vitmix.SalientMask(source=source, destination=destination, blocks=[1, -1])
-            assert mask.needs.guide_blocks == ((1, -1) if scored else None)
-            assert vitmix.SalientMask(source=source, destination=destination, blocks=()).needs.guide_blocks is None
+            assert mask.needs.needs.guide_blocks == ((1, -1) if scored else None)
+            assert (
+                vitmix.SalientMask(source=source, destination=destination, blocks=()).needs.needs.guide_blocks is None
+            )
     for mask in (vitmix.NoMask(), vitmix.ConstantMask(), vitmix.BoxMask(), vitmix.BlockMask(), vitmix.ScatteredMask()):
-        assert mask.needs.guide_blocks is None
-    assert vitmix.SalientMask(blocks="all").needs.guide_blocks == "all"
+        assert mask.needs.needs.guide_blocks is None
+    assert vitmix.SalientMask(blocks="all").needs.needs.guide_blocks == "all"
 
 
 def test_sums_of_windows_are_exact() -> None:
@@ -201,3 +206,40 @@ def test_salient_boxes_need_images_that_divide_into_tokens() -> None:
     assert vitmix.BlockMask(grid=(2, 2)).draw(vitmix.Frame(1, (8, 8), (4, 4)), gen())["mask"].shape == (1, 2, 2)
     frame = vitmix.Frame(1, (8, 8), (4, 4), grids=((4, 4), (2, 2)))
     assert vitmix.SalientMask(blocks=()).draw(frame, gen())["scores"].shape == (1, 2, 2)
+
+
+def test_aspects_of_blocks_are_log_uniform() -> None:
+    """Blocks of one size on a large grid; of those that came out whole, the sides tell the aspect up to rounding."""
+    masks = F.draw_blocks((60, 60), torch.full((4000,), 400), smallest=400, generator=gen(0))
+    heights, widths = masks.any(2).sum(1), masks.any(1).sum(1)
+    whole = (masks.sum((1, 2)) == heights * widths) & (heights * widths > 370)
+    aspect = (heights[whole] / widths[whole]).log() / math.log(1 / 0.3)
+    assert len(aspect) > 1000 and aspect.abs().max() < 1.05
+    expected = torch.linspace(-1, 1, len(aspect))
+    assert (aspect.sort().values - expected).abs().max() < 0.2  # sides are whole; a uniform aspect is off by 0.5
+
+
+@given(st.tuples(sides, sides), st.floats(0, 1), st.integers(1, 9), seeds)
+def test_blocks_are_the_slow_ones(grid: tuple[int, int], share: float, smallest: int, seed: int) -> None:
+    wanted = (torch.tensor([1, share, share / 2]) * grid[0] * grid[1]).long()
+    masks = F.draw_blocks(grid, wanted, smallest=smallest, generator=gen(seed))
+    rounds = torch.cat([torch.rand(8, 3, 4, generator=g, dtype=torch.float64) for g in [gen(seed)] for _ in range(60)])
+    for each, count, uniform in zip(masks, wanted.tolist(), rounds.unbind(1), strict=True):
+        same(each, reference.blocks(grid, count, smallest, uniform.tolist()))
+
+
+def test_blocks_may_be_single_tokens_unless_told_otherwise() -> None:
+    wanted = torch.full((20,), 30)
+    same(F.draw_blocks((8, 8), wanted, generator=gen()), F.draw_blocks((8, 8), wanted, smallest=1, generator=gen()))
+
+
+@given(st.tuples(sides, sides), st.data())
+def test_random_windows_have_equal_odds_at_every_place(grid: tuple[int, int], data: st.DataObject) -> None:
+    height, width = data.draw(st.integers(1, grid[0])), data.draw(st.integers(1, grid[1]))
+    rows, columns = grid[0] - height + 1, grid[1] - width + 1
+    # The middle of each of rows x columns cells of the unit square, and its far corner, where rounding may lead.
+    middles = torch.cartesian_prod((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns)
+    found = F.random_window(middles, grid, torch.tensor([height]), torch.tensor([width]))
+    same(found, torch.cartesian_prod(torch.arange(rows), torch.arange(columns)))
+    corner = F.random_window(torch.ones(1, 2), grid, torch.tensor([height]), torch.tensor([width]))
+    assert corner.tolist() == [[rows - 1, columns - 1]]

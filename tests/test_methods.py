@@ -140,16 +140,16 @@ def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> Non
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: vitmix.Mixer(7, extra=[vitmix.Region()]), "extra must be a tuple of extra parts"),
-        (lambda: vitmix.Mixer(7, extra=(vitmix.Region(), vitmix.HTM())), "extra must be a tuple of extra parts"),
-        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.Region())), "inner must be a tuple of inner parts"),
-        (lambda: vitmix.Mixer(7, extra=(vitmix.Region(), vitmix.Region(2.0))), "region is there twice"),
+        (lambda: vitmix.Mixer(7, extra=[vitmix.RegionLoss()]), "extra must be a tuple of extra parts"),
+        (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.HTM())), "extra must be a tuple of extra parts"),
+        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.RegionLoss())), "inner must be a tuple of inner parts"),
+        (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.RegionLoss(2.0))), "region is there twice"),
         (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.VTM())), "vtm is there twice"),
         (lambda: vitmix.Mixer(7, share=3), "share must be one of the library's share settings"),
         (lambda: vitmix.Mixer(7, loss="mse"), "unknown loss"),
-        (lambda: vitmix.Region(head="other"), "unknown head"),
-        (lambda: vitmix.Consistency(-1.0), "weight must be zero or a positive"),
-        (lambda: vitmix.Consistency(average="all"), "unknown average"),
+        (lambda: vitmix.RegionLoss(head="other"), "unknown head"),
+        (lambda: vitmix.ConsistencyLoss(-1.0), "weight must be zero or a positive"),
+        (lambda: vitmix.ConsistencyLoss(average="all"), "unknown average"),
         (lambda: vitmix.HTM(block=0.5), "block must be an integer"),
         (lambda: vitmix.HTM(score_weight=-1), "score_weight must be zero or a positive"),
         (lambda: vitmix.HTM(choose="all"), "unknown choose"),
@@ -170,8 +170,8 @@ def test_bad_settings_of_parts(make, words: str) -> None:
 def test_parts_that_go_together() -> None:
     """Two of a kind at other places, and the consistency loss beside HTM."""
     vitmix.Mixer(7, inner=(vitmix.VTM(1), vitmix.VTM(2), vitmix.HTM(1), vitmix.HTM(2)))
-    vitmix.Mixer(7, extra=(vitmix.Consistency(),), inner=(vitmix.HTM(),))
-    vitmix.Mixer(7, share=vitmix.AlignedShare(), extra=(vitmix.Region(),), inner=(vitmix.VTM(),))
+    vitmix.Mixer(7, extra=(vitmix.ConsistencyLoss(),), inner=(vitmix.HTM(),))
+    vitmix.Mixer(7, share=vitmix.AlignedShare(), extra=(vitmix.RegionLoss(),), inner=(vitmix.VTM(),))
     for score_at in ("block", "last"):
         for choose in ("salient", "random_samples", "random_tokens"):
             vitmix.HTM(0, 0, 0, 0, choose=choose, score_at=score_at)

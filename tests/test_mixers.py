@@ -421,7 +421,9 @@ def test_five_lines_train() -> None:
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
 
-@pytest.mark.parametrize("text", ["tl_align", "transmix", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])
+@pytest.mark.parametrize(
+    "text", ["tl_align", "transmix", "smmix", "cutmix + region", "cutmix + vtm", "cutmix + htm(tau=9)"]
+)
 def test_other_passes_between_mixing_and_loss(text: str) -> None:
     """One in evaluation mode changes nothing; one in training mode might be the mixed batch's, and is refused."""
     images, labels = tiny_batch(4)

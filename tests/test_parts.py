@@ -42,36 +42,6 @@ def test_pairings_give_everyone_one_partner(batch: int, seed: int) -> None:
     same(F.rolled_pairs(batch, by=1), torch.arange(batch).roll(-1))
 
 
-def test_pairings_by_hand() -> None:
-    assert F.rolled_pairs(4).tolist() == vitmix.Rolled().draw(4, None).tolist() == [1, 2, 3, 0]
-    assert vitmix.Rolled(by=-1).draw(4, None).tolist() == [3, 0, 1, 2]
-    assert F.random_derangement(1).tolist() == [0] and F.random_derangement(2).tolist() == [1, 0]
-    assert F.random_derangement(0).tolist() == []
-    for pairing in (vitmix.Derangement().draw(40, gen(3)), F.random_derangement(40, generator=gen(3))):
-        same(pairing, F.random_derangement(40, generator=gen(3)))
-    assert len({tuple(F.random_derangement(3, generator=gen(seed)).tolist()) for seed in range(20)}) == 2
-    best = F.best_assignment(torch.tensor([[1.0, 5.0, 4.0], [0.0, 5.0, 1.0]]))
-    assert best.tolist() == [2, 1] and best.dtype == torch.long
-    with pytest.raises(ValueError, match="by must be an integer"):
-        vitmix.Rolled(by=0.5)
-
-
-def test_gains_of_many_samples_and_of_none() -> None:
-    saliency = torch.rand(70, 4, dtype=torch.float64)
-    gain = F.saliency_gain(saliency[:67], saliency, 0.1)
-    assert gain.shape == (67, 70)
-    close(gain[66, 3], (saliency[3] - saliency[66] - 0.1).clamp_min(0).sum(), 1e-12)
-    none = F.saliency_gain(saliency[:0], saliency, 0.1)
-    assert none.shape == (0, 70)
-    same(F.assign_partners(saliency, torch.zeros(70, dtype=torch.bool), 0.1), torch.arange(70))
-
-
-def test_samples_that_are_not_finite_attract_nobody() -> None:
-    saliency = torch.tensor([[0.1, 0.1], [torch.nan, 0.2], [torch.inf, 0.1], [0.2, 0.3]])
-    partner = F.assign_partners(saliency, torch.tensor([True, False, False, False]), 0.05)
-    assert partner.tolist() == [3, 1, 2, 3]
-
-
 # Masks
 
 
@@ -145,26 +115,6 @@ def test_default_blocks_keep_the_share_and_the_parts_apart() -> None:
     assert 1.1 < parts["paper"] < 1.6 and 2.1 < parts["released"] < 2.8 and parts["separate"] > 2.1
 
 
-def test_aspects_of_blocks_are_log_uniform() -> None:
-    """Blocks of one size on a large grid; of those that came out whole, the sides tell the aspect up to rounding."""
-    masks = F.draw_blocks((60, 60), torch.full((4000,), 400), smallest=400, generator=gen(0))
-    heights, widths = masks.any(2).sum(1), masks.any(1).sum(1)
-    whole = (masks.sum((1, 2)) == heights * widths) & (heights * widths > 370)
-    aspect = (heights[whole] / widths[whole]).log() / math.log(1 / 0.3)
-    assert len(aspect) > 1000 and aspect.abs().max() < 1.05
-    expected = torch.linspace(-1, 1, len(aspect))
-    assert (aspect.sort().values - expected).abs().max() < 0.2  # sides are whole; a uniform aspect is off by 0.5
-
-
-@given(st.tuples(sides, sides), st.floats(0, 1), st.integers(1, 9), seeds)
-def test_blocks_are_the_slow_ones(grid: tuple[int, int], share: float, smallest: int, seed: int) -> None:
-    wanted = (torch.tensor([1, share, share / 2]) * grid[0] * grid[1]).long()
-    masks = F.draw_blocks(grid, wanted, smallest=smallest, generator=gen(seed))
-    rounds = torch.cat([torch.rand(8, 3, 4, generator=g, dtype=torch.float64) for g in [gen(seed)] for _ in range(60)])
-    for each, count, uniform in zip(masks, wanted.tolist(), rounds.unbind(1), strict=True):
-        same(each, reference.blocks(grid, count, smallest, uniform.tolist()))
-
-
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (7, 1), (2, 2), (3, 20)])
 def test_blocks_on_narrow_grids(grid: tuple[int, int]) -> None:
     masks = F.draw_blocks(grid, torch.full((4,), grid[0] * grid[1] // 2), generator=gen(0))
@@ -189,18 +139,6 @@ def test_best_window_is_the_slow_one(grid: tuple[int, int], seed: int, data: st.
         assert found == [list(reference.best_window(each, height, width, largest)) for each in scores]
     sums = F.window_sums(scores, *sizes)
     assert int(torch.isfinite(sums[0]).sum()) == (grid[0] - height + 1) * (grid[1] - width + 1)
-
-
-@given(st.tuples(sides, sides), st.data())
-def test_random_windows_have_equal_odds_at_every_place(grid: tuple[int, int], data: st.DataObject) -> None:
-    height, width = data.draw(st.integers(1, grid[0])), data.draw(st.integers(1, grid[1]))
-    rows, columns = grid[0] - height + 1, grid[1] - width + 1
-    # The middle of each of rows x columns cells of the unit square, and its far corner, where rounding may lead.
-    middles = torch.cartesian_prod((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns)
-    found = F.random_window(middles, grid, torch.tensor([height]), torch.tensor([width]))
-    same(found, torch.cartesian_prod(torch.arange(rows), torch.arange(columns)))
-    corner = F.random_window(torch.ones(1, 2), grid, torch.tensor([height]), torch.tensor([width]))
-    assert corner.tolist() == [[rows - 1, columns - 1]]
 
 
 @pytest.mark.parametrize("source", ["max", "min", "random"])
@@ -441,7 +379,8 @@ def test_region_loss_of_an_empty_side_is_the_other_side() -> None:
     own, theirs = F.region_means(tokens, mask)
     loss = F.region_loss(head(own), head(theirs), rows, partner, mask)
     close(loss, F.soft_cross_entropy(head(tokens.mean(1)), rows) / 2, 1e-6)
-    assert torch.isfinite(F.region_loss(head(theirs), head(own), rows, partner, ~mask))
+    full = F.region_loss(head(theirs), head(own), rows, partner, ~mask)
+    close(full, F.soft_cross_entropy(head(tokens.mean(1)), rows[partner]) / 2, 1e-6)
 
 
 def test_half_precision_logits_are_lifted() -> None:
