@@ -137,13 +137,11 @@ def test_guides_are_asked_where_scores_decide() -> None:
         for destination in ("max", "min", "random", "same"):
             scored = source != "random" or destination in ("max", "min")
             mask = vitmix.SalientMask(source=source, destination=destination, blocks=[1, -1])
-            assert mask.needs.needs.guide_blocks == ((1, -1) if scored else None)
-            assert (
-                vitmix.SalientMask(source=source, destination=destination, blocks=()).needs.needs.guide_blocks is None
-            )
+            assert mask.needs.guide_blocks == ((1, -1) if scored else None)
+            assert vitmix.SalientMask(source=source, destination=destination, blocks=()).needs.guide_blocks is None
     for mask in (vitmix.NoMask(), vitmix.ConstantMask(), vitmix.BoxMask(), vitmix.BlockMask(), vitmix.ScatteredMask()):
-        assert mask.needs.needs.guide_blocks is None
-    assert vitmix.SalientMask(blocks="all").needs.needs.guide_blocks == "all"
+        assert mask.needs.guide_blocks is None
+    assert vitmix.SalientMask(blocks="all").needs.guide_blocks == "all"
 
 
 def test_sums_of_windows_are_exact() -> None:

@@ -11,7 +11,7 @@ from vitmix._registry import KINDS, parts
 from vitmix.methods import METHODS
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "nothing": {},
+    "none": {},
     "constant": dict(alpha=0.8, per="batch"),
     "box": dict(alpha=1.0, per="batch", aligned=False, grid=None),
     "block": dict(share=0.5, alpha=None, preset="separate", per="batch", grid=None),
@@ -66,7 +66,7 @@ def test_defaults_of_parts(name: str, part: type) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_of_methods(name: str) -> None:
-    plain = dict(mask=NOTHING, share=AREA, extra=(), inner=(), pairing=vitmix.Reversed(), smoothing=0.0, loss="ce")
+    plain = dict(mask=NOTHING, share=AREA, extra=(), inner=(), pairing=vitmix.Reversed(), smoothing=0.0, loss=None)
     assert METHODS[name](7) == vitmix.Mixer(7, **(plain | COMPOSED[name]))
     bare = vitmix.Mixer(7)
     assert {name: getattr(bare, name) for name in plain} == plain
@@ -80,7 +80,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "tokenmix": (
         "share=0.3, alpha=2.0, preset=paper, per=sample, grid=[3, 5], label=activation, loss=ce",
-        dict(mask=vitmix.BlockMask(0.3, 2.0, "paper", "sample", (3, 5)), share=vitmix.ActivationShare()),
+        dict(mask=vitmix.BlockMask(0.3, 2.0, "paper", "sample", (3, 5)), share=vitmix.ActivationShare(), loss="ce"),
     ),
     "transmix": (
         "alpha=2.0, per=sample, blend=0.1, block=0",
@@ -145,7 +145,7 @@ def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> Non
         (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.RegionLoss())), "inner must be a tuple of inner parts"),
         (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.RegionLoss(2.0))), "region is there twice"),
         (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.VTM())), "vtm is there twice"),
-        (lambda: vitmix.Mixer(7, share=3), "share must be one of the library's share settings"),
+        (lambda: vitmix.Mixer(7, share=3), "share must be a vitmix.Share"),
         (lambda: vitmix.Mixer(7, loss="mse"), "unknown loss"),
         (lambda: vitmix.RegionLoss(head="other"), "unknown head"),
         (lambda: vitmix.ConsistencyLoss(-1.0), "weight must be zero or a positive"),

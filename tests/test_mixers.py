@@ -265,7 +265,7 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("cutmix(aligned=no)", "aligned must be True or False, got 'no'"),
         ("htm(stop_gradient=off)", "stop_gradient must be True or False"),
         ("mix(mask=3)", "mask must be a vitmix.Mask"),
-        ("cutmix(pairing=3)", "pairing must be one of the library's pairing settings"),
+        ("cutmix(pairing=3)", "pairing must be a vitmix.Pairing"),
         ("mix(extra=region)", "extra must be a tuple of extra parts"),
         ("TL-Align", "did you mean 'tl_align'"),
         ("mixup + cutmix", "'|' switches between methods"),
