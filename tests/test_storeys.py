@@ -1,6 +1,8 @@
 """The library stands alone: it never imports the laboratory, names load lazily, help texts need no torch."""
 
 import ast
+import inspect
+import re
 import resource
 import subprocess
 import sys
@@ -119,6 +121,9 @@ def test_old_names_work_and_say_the_new_one(old: str, new: str) -> None:
         assert getattr(vitmix, old) is getattr(vitmix, new)
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    for name in vitmix.__all__:
-        assert (getattr(vitmix, name).__doc__ or "").strip(), f"{name} has no docstring"
+@pytest.mark.parametrize("name", sorted(set(vitmix.__all__) - {"functional", "models"}))
+def test_docstrings_name_every_setting(name: str) -> None:
+    thing = getattr(vitmix, name)
+    said = inspect.getdoc(thing) or ""
+    named = [each.name for each in inspect.signature(thing).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    assert said and not [each for each in named if each != "num_classes" and not re.search(rf"\b{each}\b", said)]

@@ -54,6 +54,7 @@ class Learner(nn.Module):
     model that was given, with the state-dict keys it had; parameters that the method adds are in `learner.added`.
 
     Args:
+        mixer: the method.
         guide: another model for the guide pass of SMMix; the default is the model itself.
         seed: with `step`, which counts training batches, and the process rank it determines every draw.
     """

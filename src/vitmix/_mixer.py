@@ -61,6 +61,12 @@ class Mixer(_Method):
     """One mixing method: where (mask), what label (share), extra losses, and mixing inside the network.
 
     Attributes:
+        num_classes: of the classifier.
+        mask: which cells come from the partner; none, unless given.
+        share: how much of the label is the partner's; by area, unless given.
+        extra: losses that are added to the main one.
+        inner: mixing inside the network.
+        pairing: who is mixed with whom; the reversed batch, unless given.
         smoothing: label smoothing, applied before mixing.
         loss: the main loss: soft cross-entropy ("ce") or binary cross-entropy per class ("bce"). None is cross-entropy,
             or in a switch the loss that the other mixers state.
@@ -156,7 +162,7 @@ class Mixer(_Method):
 
 @dataclass(frozen=True)
 class Switch(_Method):
-    """One of several mixers for each batch, drawn with odds proportional to `weights`.
+    """One of several mixers, `choices`, for each batch, drawn with odds proportional to `weights`.
 
     All of them are trained with one main loss: a mixer that states none takes that of the others, so MixUp switched
     with TokenMix has binary cross-entropy as in TokenMix's paper. Two different stated losses are refused.

@@ -25,6 +25,12 @@ class MixedBatch:
 
     Attributes:
         images: the mixed images to give to the model.
+        mix: partner, mask and source.
+        mixer: which mixer of a switch it was.
+        frame: batch size, image size and token grids.
+        tape: what is recorded while the model runs.
+        draw: the random choices.
+        maps: the activation maps that were given with the batch.
         rows: unmixed targets `(B, K)`, without smoothing.
         guidance: what the guide pass found on the unmixed images, as far as a part asked for it.
     """
@@ -58,6 +64,10 @@ class Mixing:
 
     Parameters that a method adds (a score net, a token head) are in `modules`, and `parameters()` lists them for the
     optimizer; the model's own state is never touched.
+
+    Args:
+        guide: another model for the guide pass; the model itself, unless given.
+        seed, rank: with `step`, which counts batches, they determine every draw; the process's rank, unless given.
     """
 
     def __init__(

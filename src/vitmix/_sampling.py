@@ -45,7 +45,7 @@ def unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Draw:
-    """The choices of one batch: which mixer of a switch, and the numbers its parts drew."""
+    """The random choices of one batch: `choice`, the mixer of a switch, and `values`, the numbers its parts drew."""
 
     choice: int = 0
     values: dict[str, Tensor] = field(default_factory=dict)

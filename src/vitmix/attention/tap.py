@@ -312,6 +312,7 @@ class AttentionTap:
     Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
 
     Args:
+        class_row, column_mean: blocks whose statistic is wanted.
         saliency: blocks whose class row is wanted or, where no class token is read, whose column mean.
         attention: blocks whose whole softmaxed maps, or flow, are wanted, for analysis; computed when asked for.
     """

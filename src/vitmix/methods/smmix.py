@@ -26,6 +26,16 @@ def smmix(
     per: Per = "batch",
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """SMMix: the partner's most attended window over the least attended one, with region and consistency losses."""
+    """SMMix: the partner's most attended window over the least attended one, with region and consistency losses.
+
+    Args:
+        source: where the window is cut from the partner: "max", "min" or "random".
+        destination: where it lands: "max", "min", "random" or "same".
+        low, high: range of the window's sides, as parts of the grid's.
+        sizes: "paper" draws the side from the range, "discrete" one of its integer heights.
+        blocks: whose attention scores are averaged, numbers or "all".
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     mask = SalientMask(source, destination, low, high, sizes, blocks, per)
     return Mixer(num_classes, mask=mask, extra=(RegionLoss(), ConsistencyLoss()), **common)

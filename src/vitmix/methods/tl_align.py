@@ -25,5 +25,14 @@ def tl_align(
     normalize: bool = True,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TL-Align: a CutMix box, labels carried through every block by its attention."""
+    """TL-Align: a CutMix box, labels carried through every block by its attention.
+
+    Args:
+        alpha: of the Beta distribution that the box's area follows.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        aligned: draws the box on the token grid, as the released program does, instead of on pixels.
+        blocks: limits the alignment to these blocks; the others pass shares on unchanged.
+        normalize: averages carried shares with those of the residual connection.
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     return Mixer(num_classes, mask=BoxMask(alpha, per, aligned), share=AlignedShare(blocks, normalize), **common)

@@ -28,7 +28,18 @@ def tokenmix(
     loss: Literal["ce", "bce"] = "bce",
     **common: Unpack[Common],
 ) -> Mixer:
-    """TokenMix: several blocks of the partner's tokens, labels by area or by what a teacher's maps show of each."""
+    """TokenMix: several blocks of the partner's tokens, labels by area or by what a teacher's maps show of each.
+
+    Args:
+        share: part of the tokens that comes from the partner.
+        alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
+        preset: how blocks are drawn: "separate", "paper" or "released", see `BlockMask`.
+        label: "area", or "activation" for a teacher's maps, which come with every batch.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        grid: rows and columns of tokens; the attached model's, unless given.
+        loss: the main loss, "bce" or "ce".
+        common: `smoothing` and `pairing` of `Mixer`.
+    """
     labels = {"area": AreaShare(), "activation": ActivationShare()}
     if label not in labels:
         raise ValueError(f"label must be 'area' or 'activation', got {label!r}")

@@ -26,7 +26,18 @@ def htm(
     rollout: int = 0,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """Horizontal TokenMixup alone: inside one block, easy samples take a partner's more salient tokens."""
+    """Horizontal TokenMixup alone: inside one block, easy samples take a partner's more salient tokens.
+
+    Args:
+        block: at whose input tokens are exchanged.
+        tau: a sample is easy if its difficulty (a tenth of the score net's cross-entropy) is at most this.
+        rho: how much more salient the partner's token must be.
+        score_weight: weight of the score net's loss; `stop_gradient` keeps it from reaching the tokens.
+        choose: "salient" is the method, "random_samples" and "random_tokens" are the paper's baselines.
+        score_at: "block", or "last" to judge difficulty by the last block of an extra, unmixed pass.
+        rollout: how many earlier blocks the saliency is rolled out through.
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     part = HTM(block, tau, rho, score_weight, stop_gradient, choose, score_at, rollout)
     return Mixer(num_classes, inner=(part,), **common)
 
@@ -40,5 +51,13 @@ def vtm(
     rollout: int = 0,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """Vertical TokenMixup alone: one block also attends to the most salient tokens of every earlier block."""
+    """Vertical TokenMixup alone: one block also attends to the most salient tokens of every earlier block.
+
+    Args:
+        block: whose keys and values are added to.
+        tokens: how many are taken from each earlier block (the paper's kappa).
+        choose: "salient" is the method; "random" takes tokens at random.
+        rollout: how many earlier blocks each saliency is rolled out through.
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     return Mixer(num_classes, inner=(VTM(block, tokens, choose, rollout),), **common)

@@ -22,5 +22,13 @@ def transmix(
     block: int = -1,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TransMix: a CutMix box, labels half by its area and half by the class token's attention to it."""
+    """TransMix: a CutMix box, labels half by its area and half by the class token's attention to it.
+
+    Args:
+        alpha: of the Beta distribution that the box's area follows.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        blend: weight of the attention in the label; the rest is the area's.
+        block: whose attention is read.
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     return Mixer(num_classes, mask=BoxMask(alpha, per), share=AttentionShare(blend, block), **common)

@@ -92,6 +92,9 @@ class Unmixed:
     """A batch before it is mixed, as masks see it.
 
     Attributes:
+        images: `(B, C, H, W)`.
+        frame: batch size, image size and token grids.
+        guidance: what the guide pass found, as far as a part needs it.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         partner: `(B,)` the batch row each image will be mixed with.
         module: what the mask's `module` returned.
@@ -110,6 +113,11 @@ class Evidence:
     """A mixed batch, as shares, extra losses and figures see it.
 
     Attributes:
+        mix: partner, mask and source.
+        frame: batch size, image size and token grids.
+        smoothing: of the labels.
+        reader: of the model; None where it cannot be read.
+        guidance: what the guide pass found, as far as a part needs it.
         tape: what was recorded while the model ran on the mixed images.
         maps: `(B, h, w)` activation map of each image's label, where given.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
@@ -158,7 +166,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Shown:
-    """A grid `(h, w)` of numbers for a figure; `kind` says what they are: "attention", or "share" in 0..1."""
+    """A `grid` `(h, w)` of numbers with a `caption`; `kind` says what they are: "attention", or "share" in 0..1."""
 
     caption: str
     grid: Tensor
@@ -203,7 +211,7 @@ class Part:
 
 
 class Paste(NamedTuple):
-    """Where the partner is pasted: a mask as in `Mix`, and which of its cells lands in each one, if not the same."""
+    """Where the partner is pasted: `mask` and `source` as in `Mix`; None as source pastes each cell in its own place."""
 
     mask: Tensor
     source: Tensor | None = None
@@ -221,7 +229,7 @@ class Mask(Part):
 
 
 class Weights(NamedTuple):
-    """The weights `(B,)` of the original and the partner's label; they add up to one, except by activation shares."""
+    """The weights `(B,)` of the own and of the partner's label; they add up to one, except by activation shares."""
 
     own: Tensor
     partner: Tensor
@@ -309,7 +317,14 @@ class Exchange(NamedTuple):
 
 
 class Actor:
-    """One hidden mixing on one batch. It remembers its decision: activation checkpointing runs a block twice."""
+    """One hidden mixing on one batch. It remembers its decision: activation checkpointing runs a block twice.
+
+    Args:
+        settings: the `HiddenMixing` it carries out.
+        reader: of the model.
+        values: the numbers that `settings` drew for this batch, on the device.
+        module: what `settings.module` returned.
+    """
 
     def __init__(self, settings: Any, reader: "Reader", values: Values, module: nn.Module | None = None) -> None:
         self.settings, self.reader, self.values, self.module = settings, reader, values, module

@@ -101,7 +101,13 @@ def _at_least_float(logits: Tensor) -> Tensor:
 @register
 @dataclass(frozen=True)
 class RegionLoss(ExtraLoss):
-    """The fine-grained loss of SMMix, through the model's classifier or through a head of its own."""
+    """The fine-grained loss of SMMix: the tokens of each region predict that region's class.
+
+    Args:
+        weight: of the loss beside the main one.
+        head: "shared" sends the regions' mean tokens through the model's classifier, "separate" through a linear layer
+            that is added.
+    """
 
     name: ClassVar[str] = "region"
     weight: float = 1.0
@@ -142,7 +148,12 @@ class RegionLoss(ExtraLoss):
 @register
 @dataclass(frozen=True)
 class ConsistencyLoss(ExtraLoss):
-    """The consistency loss of SMMix; needs one more forward pass, on the unmixed images."""
+    """The consistency loss of SMMix: KL to the averaged predictions of a pass over the unmixed images.
+
+    Args:
+        weight: of the loss beside the main one.
+        average: whether "logits" are averaged, as in the authors' program, or "probabilities", as in the paper's words.
+    """
 
     name: ClassVar[str] = "consistency"
     weight: float = 1.0

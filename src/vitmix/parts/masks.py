@@ -193,7 +193,12 @@ class NoMask(Mask):
 @register
 @dataclass(frozen=True)
 class ConstantMask(Mask):
-    """The whole image blended with a share from Beta(alpha, alpha): MixUp."""
+    """The whole image blended with a share from Beta(alpha, alpha): MixUp.
+
+    Args:
+        alpha: of the Beta distribution; small values blend less.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+    """
 
     name: ClassVar[str] = "constant"
     alpha: float = 0.8
@@ -215,7 +220,11 @@ class ConstantMask(Mask):
 class BoxMask(Mask):
     """One rectangle whose area follows Beta(alpha, alpha): CutMix.
 
-    `aligned` draws it on the token grid (`grid`, or the attached model's) instead of on pixels.
+    Args:
+        alpha: of the Beta distribution; 1 is uniform.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        aligned: draws the box on the token grid instead of on pixels.
+        grid: rows and columns of that grid; the attached model's, unless given.
     """
 
     name: ClassVar[str] = "box"
@@ -246,9 +255,14 @@ class BoxMask(Mask):
 class BlockMask(Mask):
     """Several rectangles of tokens: TokenMix.
 
-    `share` of the tokens are wanted, or a share from Beta(alpha, alpha) when `alpha` is given. `preset`: "separate"
-    lets blocks be as small as one token; "paper" draws them from a fourteenth of the tokens up; "released" is
-    "separate" with a fourteenth of the tokens added to the wanted count, as the authors' program runs.
+    Args:
+        share: part of the tokens that is wanted from the partner.
+        alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
+        preset: "separate" lets blocks be as small as one token; "paper" draws them from a fourteenth of the tokens up;
+            "released" is "separate" with a fourteenth of the tokens added to the wanted count, as the authors' program
+            runs.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        grid: rows and columns of tokens; the attached model's, unless given.
     """
 
     name: ClassVar[str] = "block"
@@ -279,7 +293,14 @@ class BlockMask(Mask):
 @register
 @dataclass(frozen=True)
 class ScatteredMask(Mask):
-    """Single tokens at random places, exactly `share` of them (or a share from Beta(alpha, alpha))."""
+    """Single tokens at random places, exactly as many as wanted.
+
+    Args:
+        share: part of the tokens that is wanted from the partner.
+        alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
+        per: "batch" draws once for the whole batch, "sample" for each image.
+        grid: rows and columns of tokens; the attached model's, unless given.
+    """
 
     name: ClassVar[str] = "scattered"
     share: float = 0.5
@@ -304,10 +325,13 @@ class ScatteredMask(Mask):
 class SalientMask(Mask):
     """A window of the partner pasted over a window of the sample, both chosen by attention scores: SMMix.
 
-    The window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high], or with
-    `sizes="discrete"` one of the integer heights in that range with equal odds. `source` is where it is cut from the
-    partner, `destination` where it lands ("same": the source's place). `blocks` are those whose scores are averaged; an
-    empty tuple draws the scores at random. The size is drawn once for a batch, or for each sample.
+    Args:
+        source: where the window is cut from the partner: the "max" or "min" of the summed scores, or "random".
+        destination: where it lands: "max", "min", "random", or "same", the source's place.
+        low, high: the window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high].
+        sizes: "paper" for that rule, "discrete" for one of the integer heights in that range with equal odds.
+        blocks: whose attention scores are averaged, numbers or "all"; an empty tuple draws the scores at random.
+        per: "batch" draws the size once for the whole batch, "sample" for each image.
     """
 
     name: ClassVar[str] = "salient_box"

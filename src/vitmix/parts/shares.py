@@ -99,8 +99,9 @@ class AreaShare(Share):
 class AttentionShare(Share):
     """The partner's part of the class token's attention in one block: TransMix.
 
-    `blend` is the weight of that attention share; the rest is the area share. Where no class token is read, the column
-    mean takes the place of its row.
+    Args:
+        blend: weight of the attention share; the rest is the area share.
+        block: whose attention is read. Where no class token is read, the column mean takes the place of its row.
     """
 
     name: ClassVar[str] = "attention"
@@ -140,8 +141,10 @@ class AttentionShare(Share):
 class AlignedShare(Share):
     """The share carried by the attention of every block to what the classifier reads: TL-Align.
 
-    `blocks` limits the alignment to some blocks; the others pass shares on unchanged. Without `normalize` the residual
-    connection is ignored: a block's shares are the carried ones alone.
+    Args:
+        blocks: limits the alignment to these; the others pass shares on unchanged.
+        normalize: averages carried shares with those of the residual connection; without it a block's shares are the
+            carried ones alone.
     """
 
     name: ClassVar[str] = "aligned"
@@ -185,7 +188,9 @@ class AlignedShare(Share):
 class ActivationShare(Share):
     """The mass of each image's activation map that is visible: TokenMix. The maps come with the batch.
 
-    `empty` says what a map without mass is worth: nothing ("zero"), or its visible area ("area").
+    Args:
+        clamp: sets targets below zero to zero, which smoothing can cause.
+        empty: what a map without mass is worth: nothing ("zero"), or its visible area ("area").
     """
 
     name: ClassVar[str] = "activation"
