@@ -1,6 +1,8 @@
 """Shared by all tests: a seed per test, a tiny model, a batch whose labels all differ."""
 
 import os
+import runpy
+from collections.abc import Iterator
 
 # bfloat16 matrix products raise an illegal instruction on some CPUs unless oneDNN is held to AVX2.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -10,6 +12,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import settings
+
+from support import OWN_PARTS
+from vitmix._registry import KINDS, METHODS
+from vitmix._registry import parts as registered
 
 if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, which must be known before it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,3 +34,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def own_parts() -> Iterator[None]:
+    """The parts and the method that `examples/own_parts.py` registers, for one test."""
+    methods, parts = dict(METHODS.entries), {kind: dict(registered(kind)) for kind in KINDS}
+    try:
+        runpy.run_path(str(OWN_PARTS), run_name="own_parts")
+        yield
+    finally:
+        METHODS.entries.clear()
+        METHODS.entries.update(methods)
+        for kind in KINDS:
+            registered(kind).clear()
+            registered(kind).update(parts[kind])

@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -21,9 +22,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from support import tiny_batch, tiny_vit
+from support import OWN_PARTS, tiny_batch, tiny_vit
 from training import TINY, poison, tiny, train, train_until
-from vitmix import Learner, cli, create
+from vitmix import Learner, create
+from vitmix.lab.cli import main as cli
 from vitmix.lab.training import prepare, processes
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.engine import Trainer
@@ -47,6 +49,8 @@ METHODS = [
 ]
 # Here partners are assigned among all samples that a process sees at once.
 ASSIGNING = ["htm(block=1)", "mixup | cutmix + htm(block=1)"]
+OWN = ["stripes(width=1)", "cutmix + confidence + blend(block=1)"]  # of the example that registers parts
+EVERY = METHODS + ASSIGNING + OWN
 EXACT = {"drop": 0.0, "drop_path": 0.0, "optimizer": "momentum", "lr": 0.1}
 WHOLE = {**EXACT, "method": "mixup | smmix", "ema": 0.9, "erasing": 0.5, "erase_after_mixing": True}
 
@@ -71,7 +75,8 @@ def first_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def gradients(folder: Path, rank: int) -> None:
-    for number, method in enumerate(METHODS + ASSIGNING):
+    runpy.run_path(str(OWN_PARTS), run_name="own_parts")
+    for number, method in enumerate(EVERY):
         trainer = Trainer(tiny(folder / f"gradient{number}", **gradient_settings(method)))
         assert trainer.world == 2
         save_file(first_gradients(trainer), folder / f"gradients{number}-{rank}.safetensors")

@@ -18,6 +18,7 @@ import vitmix
 from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn
 from vitmix.parts.base import Guidance
 
+OWN_PARTS = Path(__file__).parents[1] / "examples" / "own_parts.py"
 GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
 DTYPES = [torch.float64, torch.float32]
 Arrays = dict[str, np.ndarray]

@@ -1,42 +1,23 @@
 """Parts and methods of one's own: registered with one call, they are everywhere."""
 
 import dataclasses
-import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import vitmix
-from support import close, tiny_batch, tiny_vit
+from support import OWN_PARTS, close, tiny_batch, tiny_vit
 from vitmix import _registry as registry
-from vitmix._registry import KINDS, METHODS
 from vitmix.lab.bench.steps import methods as benched
 from vitmix.lab.cli.main import main
 from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.families import columns
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own_parts.py"
 TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weight=0.5)", "cutmix + blend(block=2)"]
 
 
-@pytest.fixture
-def own() -> Iterator[None]:
-    """The parts and the method of the example, for one test."""
-    methods, parts = dict(METHODS.entries), {kind: dict(registry.parts(kind)) for kind in KINDS}
-    try:
-        runpy.run_path(str(EXAMPLE), run_name="own_parts")
-        yield
-    finally:
-        METHODS.entries.clear()
-        METHODS.entries.update(methods)
-        for kind in KINDS:
-            registry.parts(kind).clear()
-            registry.parts(kind).update(parts[kind])
-
-
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_parts")
 def test_a_method_of_ones_own_is_in_every_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stripes" in vitmix.list_methods() and "stripes" in benched() and "stripes" in columns()
     assert "stripes" in allowed_methods(tiny_vit())[0]
@@ -45,14 +26,14 @@ def test_a_method_of_ones_own_is_in_every_listing(capsys: pytest.CaptureFixture[
     assert "stripes" in said and all(name in said for name in ("stripe(width=2)", "squared", "confidence", "blend("))
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_parts")
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_of_ones_own_parts_go_there_and_back(text: str) -> None:
     mixer = vitmix.create(text, 10)
     assert vitmix.create(str(mixer), 10) == mixer
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_parts")
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_compiled_learner_of_ones_own_parts_equals_an_eager_one(text: str) -> None:
     model = tiny_vit()
@@ -72,7 +53,7 @@ def test_a_compiled_learner_of_ones_own_parts_equals_an_eager_one(text: str) -> 
         close(ours, theirs, 1e-6)
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_parts")
 def test_ones_own_parts_compute_what_they_say() -> None:
     model = tiny_vit()
     images, labels = tiny_batch(4)
@@ -91,7 +72,7 @@ def test_ones_own_parts_compute_what_they_say() -> None:
     close(parts["confidence"].detach(), -0.5 * entropy, 1e-6)
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_parts")
 def test_hidden_mixing_of_ones_own_survives_activation_checkpointing() -> None:
     images, labels = tiny_batch(4)
     found = []
@@ -106,9 +87,9 @@ def test_hidden_mixing_of_ones_own_survives_activation_checkpointing() -> None:
     close(found[0][1], found[1][1], 1e-6)
 
 
-def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: None) -> None:
+def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_parts: None) -> None:
     monkeypatch.setenv(registry.PLUGINS, "")
-    command = ["--plugin", str(EXAMPLE), "train", "--method", "stripes(width=1) | cutmix", "--epochs", "1"]
+    command = ["--plugin", str(OWN_PARTS), "train", "--method", "stripes(width=1) | cutmix", "--epochs", "1"]
     small = [
         "--model",
         "vit_tiny_patch16_224",

@@ -211,7 +211,7 @@ class Part:
 
 
 class Paste(NamedTuple):
-    """Where the partner is pasted: `mask` and `source` as in `Mix`; None as source pastes each cell in its own place."""
+    """Where the partner is pasted: `mask` and `source` as in `Mix`; without source, cells stay in their place."""
 
     mask: Tensor
     source: Tensor | None = None
