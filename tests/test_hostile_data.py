@@ -21,10 +21,13 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.data import open_images
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.hf_sets import ArrowImages
-from vitmix.lab.data.images import BrokenImage
+from vitmix.lab.data.images import ArrayImages, BrokenImage
+from vitmix.lab.data.label_maps import read_label_maps
 from vitmix.lab.data.npz import MOST_COMPRESSED
 from vitmix.lab.evaluation.shifts import open_class_folders
+from vitmix.lab.make_maps import make_maps
 from vitmix.lab.reading import open_regular, read_bytes
+from vitmix.lab.teachers import saliency_teacher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -403,3 +406,30 @@ def test_any_bytes_are_arrays_or_a_sentence(tmp_path: Path) -> None:
             open_images(f"npz:{path}", "train")
         except ValueError:
             pass
+
+
+# Activation maps
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "a device as shard": {"shards": [{"file": "/dev/zero", "rows": [0, 4], "sha256": ""}]},
+    "a shard that is none": {"shards": [3]},
+    "rows that are none": {"shards": [{"file": "x", "rows": ["0", 4], "sha256": ""}]},
+    "a grid of terabytes": {"grid": [10**6, 10**6]},
+    "a grid that is none": {"grid": "x"},
+    "another grid": {"grid": [3, 3]},
+    "no classes": {"classes": []},
+    "classes that are none": {"classes": ["a", "b"]},
+    "looks that are none": {"data": []},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_hostile_maps_are_one_sentence(tmp_path: Path, name: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), np.uint8)
+    images = ArrayImages(pixels, [0, 1, 0, 1], ["a", "b"], "four")
+    make_maps(images, saliency_teacher("spectral"), tmp_path)
+    assert read_label_maps(tmp_path, images).shape == (4, 16, 16)
+    index = json.loads((tmp_path / "index.json").read_text())
+    (tmp_path / "index.json").write_text(json.dumps(index | CHANGES[name]))
+    with pytest.raises(ValueError):
+        read_label_maps(tmp_path, images)

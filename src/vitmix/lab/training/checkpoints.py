@@ -23,6 +23,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from vitmix.lab.training.header import read_header
+
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
 PREFIX, PARTIAL, OLD, DAMAGED = "update-", ".partial", ".old", "damaged-"
@@ -350,7 +352,7 @@ def load_weights(model: nn.Module, path: str | Path) -> Changed:
     problems += [f"{key} is not in the model" for key in weights if key not in own]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        said = model_in(path)
+        said = _said_of_model(path)
         hint = f"; it says that it is of {said['model']} with model_args {said['model_args']}" if said else ""
         raise ValueError(
             f"the weights in {path} are not of this {type(model).__name__}: {', '.join(problems[:3])}{more}{hint}"
@@ -360,31 +362,16 @@ def load_weights(model: nn.Module, path: str | Path) -> Changed:
     return Changed(sorted(replaced), resampled)
 
 
+def _said_of_model(path: Path) -> dict[str, Any]:
+    try:
+        return read_header(path).as_settings()
+    except ValueError:  # it says what no header may say
+        return {}
+
+
 def weights_file(path: str | Path) -> Path:
     """The file that a path to start from means: of a run folder its best weights."""
     return Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
-
-
-def model_in(path: str | Path) -> dict[str, Any]:
-    """The settings `model`, `model_args` and `size` of a training from weights that `vitmix train` wrote."""
-    facts = weights_facts(weights_file(path))
-    if not facts.get("model"):
-        return {}
-    settings, size = facts.get("model_settings", {}), facts.get("preprocessing", {}).get("size")
-    own = {key: value for key, value in settings.items() if key not in ("num_classes", "img_size")}
-    return {"model": facts["model"], "model_args": own} | ({"size": size} if isinstance(size, int) else {})
-
-
-def weights_facts(path: Path) -> dict[str, Any]:
-    """What a file of weights that `vitmix train` wrote says about itself; nothing of other files."""
-    if path.suffix != ".safetensors":
-        return {}
-    try:
-        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
-            facts = json.loads((file.metadata() or {}).get("vitmix", "{}"))
-    except (safetensors.SafetensorError, OSError, ValueError):
-        return {}  # reading the weights will say what is wrong
-    return facts if isinstance(facts, dict) else {}
 
 
 def read_weights(path: Path) -> Tensors:
@@ -408,7 +395,8 @@ def read_weights(path: Path) -> Tensors:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
             break
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    named = isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)
+    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
     return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
 
