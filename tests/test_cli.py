@@ -1,5 +1,6 @@
 """The command: lists, help, and one sentence with exit code 2 for every kind of wrong input."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from training import TINY, one_thread, train  # noqa: F401
-from vitmix._registry import KINDS, parts
+from vitmix._registry import KINDS, METHODS, parts
 from vitmix.lab.cli import main as cli
 from vitmix.lab.training import prepare
 from vitmix.lab.training.config import FIELDS
@@ -275,3 +276,16 @@ def test_ctrl_c_before_a_training_began_is_quiet(
     monkeypatch.setattr(prepare, "open_data", interrupted)
     assert cli.main(["train", "--config", tiny_file, "--output", str(Path(tiny_file).parent / "run")]) == 130
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", [*METHODS, *(name for kind in KINDS for name in parts(kind))])
+def test_methods_and_parts_are_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["methods", name]) == 0
+    said = capsys.readouterr().out
+    known = [METHODS[name]] if name in METHODS else []
+    for thing in (*known, *(parts(kind)[name] for kind in KINDS if name in parts(kind))):
+        assert all(setting in said for setting in inspect.signature(thing).parameters if setting != "num_classes")
+
+
+def test_an_unknown_method_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown method or part 'cutmx'" in refused(capsys, "methods", "cutmx")

@@ -11,7 +11,11 @@ __all__ = ["cutmix", "mixup", "none"]
 
 
 def none(num_classes: int, **common: Unpack[CommonWithLoss]) -> Mixer:
-    """No mixing."""
+    """No mixing.
+
+    Args:
+        common: `smoothing`, `pairing` and `loss` of `Mixer`.
+    """
     return Mixer(num_classes, **common)
 
 

@@ -191,7 +191,7 @@ class Part:
     @property
     def module_name(self) -> str:
         """Under which name the part's module is kept; parts of a switch with one name share one module."""
-        return self.name
+        return f"{self.kind}_{self.name}"
 
     def module(self, reader: "Reader | None", num_classes: int) -> nn.Module | None:
         """Parameters and buffers of the part's own: they are trained, saved and moved with the model."""

@@ -3,20 +3,23 @@
 import argparse
 import dataclasses
 import inspect
+from typing import Any
 
-from vitmix._registry import KINDS, parts
-from vitmix.lab.cli._command import Command, no_arguments
-from vitmix.methods import METHODS
+from vitmix._checks import unknown_name
+from vitmix._registry import KINDS, METHODS, parts
+from vitmix.lab.cli._command import Command
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this method or part and its settings")
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    if namespace.name is not None:
+        return _explain(namespace.name)
     for name, method in METHODS.items():
-        print(f"{name:<9} {inspect.getdoc(method)}")
-        settings = [
-            f"{key}={parameter.default}"
-            for key, parameter in inspect.signature(method).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        ]
+        print(f"{name:<9} {_first_line(method)}")
+        settings = [f"{key}={default}" for key, default in _settings(method).items()]
         if settings:
             print(f"{'':<9} {', '.join(settings)}")
     print("\nMethods combine: 'mixup | cutmix' takes either, '0.2*mixup | 0.8*transmix' with these odds,")
@@ -25,12 +28,37 @@ def _run(namespace: argparse.Namespace) -> int:
     for kind in KINDS:
         for number, (name, part) in enumerate(parts(kind).items()):
             print(f"{'' if number else kind:<9} {_call(name, part)}")
+    print("\n'vitmix methods NAME' explains the settings of a method or a part.")
     return 0
 
 
+def _explain(name: str) -> int:
+    found: dict[str, Any] = {name: METHODS[name]} if name in METHODS else {}
+    found |= {f"{name}, {kind}": parts(kind)[name] for kind in KINDS if name in parts(kind)}
+    if not found:
+        raise unknown_name("method or part", name, [*METHODS, *(each for kind in KINDS for each in parts(kind))])
+    for number, (title, thing) in enumerate(found.items()):
+        print(f"{'' if not number else chr(10)}{title}: {inspect.getdoc(thing)}")
+        settings = [f"{key}={default}" for key, default in _settings(thing).items()]
+        if settings:
+            print(f"Defaults: {', '.join(settings)}")
+    return 0
+
+
+def _settings(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, type):
+        return {field.name: field.default for field in dataclasses.fields(thing)}
+    parameters = inspect.signature(thing).parameters.items()
+    return {key: each.default for key, each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
 def _call(name: str, part: type) -> str:
-    settings = [f"{field.name}={field.default}" for field in dataclasses.fields(part)]
+    settings = [f"{key}={default}" for key, default in _settings(part).items()]
     return f"{name}({', '.join(settings)})" if settings else name
 
 
-COMMAND = Command("List the mixing methods and their settings.", no_arguments, _run)
+COMMAND = Command("List the mixing methods and parts, or explain one.", _add_arguments, _run)
