@@ -1,4 +1,4 @@
-"""One part of each kind: a mask, a label rule, an extra loss, a mixing inside the network; and a method made of them.
+"""Parts of each kind: a mask, a label rule, extra losses, a mixing inside the network; and a method made of them.
 
 python examples/own_parts.py
 vitmix --plugin examples/own_parts.py train --method "stripes | cutmix"
@@ -59,10 +59,30 @@ class ConfidencePenalty(vitmix.ExtraLoss):
 
 @vitmix.register
 @dataclass(frozen=True)
+class CompactTokens(vitmix.ExtraLoss):
+    """The variance of the final patch tokens of an image. It reads the model, so it says what it needs of it."""
+
+    name: ClassVar[str] = "compact"
+    weight: float = 0.01
+
+    @property
+    def needs(self):
+        return vitmix.Needs(model=True)
+
+    def plan(self, reader):
+        return vitmix.Plan(final=True)
+
+    def value(self, logits, targets, evidence):
+        return evidence.final_tokens[:, evidence.model.prefix :].float().var(dim=1).mean()
+
+
+@vitmix.register
+@dataclass(frozen=True)
 class Blend(vitmix.HiddenMixing):
     """The tokens of every sample blended with those of the next one, at the input of a block."""
 
     name: ClassVar[str] = "blend"
+    moves_tokens: ClassVar[bool] = True
     sets_targets: ClassVar[bool] = True
     block: int = 1
     most: float = 0.5
@@ -103,7 +123,7 @@ if __name__ == "__main__":
     for text in (
         "stripes(width=3)",
         "mix(mask=stripe, share=aligned) + confidence",
-        "cutmix + blend(block=2) + region",
+        "cutmix + blend(block=2) + compact",
     ):
         output = vitmix.Learner(model, vitmix.create(text, num_classes=10))(images, labels)
         output.loss.backward()

@@ -37,11 +37,10 @@ def _seed() -> None:
 
 
 @pytest.fixture
-def own_parts() -> Iterator[None]:
-    """The parts and the method that `examples/own_parts.py` registers, for one test."""
+def registry_kept() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
     methods, parts = dict(METHODS.entries), {kind: dict(registered(kind)) for kind in KINDS}
     try:
-        runpy.run_path(str(OWN_PARTS), run_name="own_parts")
         yield
     finally:
         METHODS.entries.clear()
@@ -49,3 +48,9 @@ def own_parts() -> Iterator[None]:
         for kind in KINDS:
             registered(kind).clear()
             registered(kind).update(parts[kind])
+
+
+@pytest.fixture
+def own_parts(registry_kept: None) -> None:
+    """The parts and the method that `examples/own_parts.py` registers, for one test."""
+    runpy.run_path(str(OWN_PARTS), run_name="own_parts")

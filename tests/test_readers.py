@@ -148,7 +148,7 @@ def test_ones_own_reader_comes_first() -> None:
     from vitmix.attention import readers as adapters
 
     try:
-        adapters.register(VisionTransformer, lambda model: pytest.fail("asked for"))
+        adapters.register_reader(VisionTransformer, lambda model: pytest.fail("asked for"))
         read_model(FAMILIES["torchvision Swin"].build())
         with pytest.raises(pytest.fail.Exception):
             read_model(FAMILIES["torchvision ViT"].build())

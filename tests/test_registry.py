@@ -87,7 +87,7 @@ def test_hidden_mixing_of_ones_own_survives_activation_checkpointing() -> None:
     close(found[0][1], found[1][1], 1e-6)
 
 
-def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_parts: None) -> None:
+def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_kept: None) -> None:
     monkeypatch.setenv(registry.PLUGINS, "")
     command = ["--plugin", str(OWN_PARTS), "train", "--method", "stripes(width=1) | cutmix", "--epochs", "1"]
     small = [
@@ -109,9 +109,8 @@ def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (type("Odd", (), {"kind": "mask", "name": "two words"}), "a name that is one word"),
         (type("Plain", (), {"kind": None, "name": None}), "derive it from vitmix.Mask"),
-        (type("Loose", (vitmix.Mask,), {"name": "loose"}), "must be a dataclass"),
+        (type("Loose", (vitmix.Mask,), {"name": "loose"}), "must be a frozen dataclass"),
         (lambda classes: None, "a name that is one word"),
-        (dataclasses.make_dataclass("Other", [], bases=(vitmix.Mask,), namespace={"name": "box"}), "another one"),
     ],
 )
 def test_what_cannot_be_registered_says_why(thing: object, words: str) -> None:
@@ -151,3 +150,149 @@ def test_input_gradients_reach_a_mask() -> None:
     torch.nn.functional.cross_entropy(model(asked), labels, reduction="sum").backward()
     assert asked.grad is not None
     close(seen[0], asked.grad.square().mean(1).sqrt(), 1e-5)
+
+
+# What a part of one's own can get wrong
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(vitmix.ExtraLoss):
+    name = "odd"
+
+    def value(self, logits, targets, evidence):
+        return logits.mean(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(vitmix.ExtraLoss):
+    """Reads the tokens that enter a block, and nothing else."""
+
+    name = "tokens"
+
+    @property
+    def needs(self) -> vitmix.Needs:
+        return vitmix.Needs(model=True)
+
+    def plan(self, reader):
+        return vitmix.Plan(tokens=frozenset([1]))
+
+    def value(self, logits, targets, evidence):
+        return evidence.tape.tokens[1].square().mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class LooseMask(vitmix.Mask):
+    name = "loose"
+
+    def where(self, values, batch):
+        return torch.zeros(1, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LooseShare(vitmix.Share):
+    name = "loose"
+
+    def weights(self, evidence):
+        return evidence.area
+
+
+@dataclasses.dataclass(frozen=True)
+class Mover(vitmix.HiddenMixing):
+    name, moves_tokens, block = "mover", True, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking(vitmix.ExtraLoss):
+    name = "asking"
+
+    @property
+    def needs(self) -> vitmix.Needs:
+        return vitmix.Needs(model=True, guide_blocks=(0,))
+
+
+def frozen(base: type, name: str) -> type:
+    return dataclasses.make_dataclass("Other", [], bases=(base,), frozen=True, namespace={"name": name})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(extra=(Odd(),)), "the loss odd must be a single number, got shape"),
+        (dict(mask=LooseMask()), "must return a vitmix.Paste, got Tensor"),
+        (dict(share=LooseShare()), "must return vitmix.Weights, got Tensor"),
+        (dict(share=vitmix.AlignedShare(), inner=(Mover(),)), "aligned shares follow tokens.*mover moves them"),
+        (dict(mask=vitmix.SalientMask(), extra=(Asking(),)), "different blocks"),
+        (dict(extra=(frozen(Odd, "main")(),)), "'main' is the name of a loss"),
+    ],
+)
+def test_a_part_that_is_wrong_says_how(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vitmix.Learner(tiny_vit(), vitmix.Mixer(10, **settings))(*tiny_batch())
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (frozen(vitmix.Mask, "box"), "another one"),
+        (frozen(vitmix.ExtraLoss, "htm"), "another one"),
+        (frozen(vitmix.ExtraLoss, "main"), "a meaning of its own"),
+        (vitmix.BoxMask(), "register the class or the function itself"),
+    ],
+)
+def test_names_that_are_taken_are_refused(thing: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vitmix.register(thing)  # pyright: ignore
+
+
+def test_a_pass_between_model_and_loss_leaves_recorded_tokens_alone() -> None:
+    model, (images, labels) = tiny_vit(), tiny_batch()
+    with vitmix.Mixer(10, extra=(Tokens(),)).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        logits = model(batch.images)
+        expected = batch.tape.tokens[1].square().mean()
+        model.eval()(100 * images)
+        close(mixing.losses(logits, batch)["tokens"].detach(), expected.detach(), 0)
+
+
+def test_a_share_that_draws_works_without_a_model() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Drawn(vitmix.Share):
+        name = "drawn"
+
+        def draw(self, frame, generator):
+            return {"share": torch.rand(frame.batch, generator=generator)}
+
+        def weights(self, evidence):
+            return vitmix.Weights(1 - evidence.values["share"], evidence.values["share"])
+
+    images, labels = tiny_batch(4)
+    _, targets = vitmix.Mixer(10, mask=vitmix.BoxMask(), share=Drawn())(images, labels)
+    close(targets.sum(1), torch.ones(4), 1e-6)
+
+
+def test_a_decorator_with_settings(own_parts: None) -> None:
+    @vitmix.register(small="tiny_stripes(width=1)")
+    def tiny_stripes(num_classes: int, *, width: int = 3, **common) -> vitmix.Mixer:
+        return vitmix.create("stripes", num_classes, width=width, **common)
+
+    assert registry.METHODS.small()["tiny_stripes"] == "tiny_stripes(width=1)"
+
+
+PLUGIN = """import vitmix
+
+@vitmix.register
+def plugged_{name}(num_classes, **common):
+    return vitmix.none(num_classes, **common)
+"""
+
+
+def test_files_of_one_name_are_different_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_kept: None
+) -> None:
+    files = [tmp_path / name / "json.py" for name in ("one", "two")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(PLUGIN.format(name=file.parent.name))
+    monkeypatch.setenv(registry.PLUGINS, ",".join(map(str, files)))
+    registry.load_plugins()
+    assert {"plugged_one", "plugged_two"} <= set(vitmix.list_methods())

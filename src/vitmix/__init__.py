@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitmix._text import create as create
     from vitmix._text import list_methods as list_methods
     from vitmix.attention.tap import AttentionTap as AttentionTap
+    from vitmix.attention.tap import Plan as Plan
     from vitmix.methods.basic import cutmix as cutmix
     from vitmix.methods.basic import mixup as mixup
     from vitmix.methods.basic import none as none
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 _HOMES = {  # module: the public names it has
-    "attention.tap": ("AttentionTap",),
+    "attention.tap": ("AttentionTap", "Plan"),
     "_learner": ("Learner", "Output"),
     "methods.basic": ("cutmix", "mixup", "none"),
     "methods.smmix": ("smmix",),
@@ -97,11 +98,11 @@ __all__ = [*sorted(_HOME), "functional", "models"]  # pyright: ignore[reportUnsu
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "models"):
+    if name in ("attention", "functional", "methods", "models", "parts"):
         return import_module(f"vitmix.{name}")
     if name in _RENAMED:
         new = _RENAMED[name]
-        warnings.warn(f"vitmix.{name} is now vitmix.{new}; the old name goes with version 0.3", FutureWarning, 2)
+        warnings.warn(f"vitmix.{name} is now vitmix.{new}; the old name will be removed in 0.3", FutureWarning, 2)
         return __getattr__(new)
     if name not in _HOME:
         raise AttributeError(f"module 'vitmix' has no attribute {name!r}")

@@ -98,6 +98,9 @@ class Mixer(_Method):
                     f"got {parts!r}"
                 )
         names = [part.name for part in self.extra]
+        if taken := {"main", "loss"} & set(names):
+            raise ValueError(f"{taken.pop()!r} is the name of a loss that every method has; give the extra one another")
+        _ = self.needs  # two parts may ask for what cannot be had together
         for part in (*self.extra, *self.inner):
             if names.count(part.name) > 1 or self.inner.count(part) > 1:
                 raise ValueError(f"{part.name} is there twice; a method has each addition once")
@@ -124,6 +127,7 @@ class Mixer(_Method):
 
     @property
     def mixers(self) -> tuple["Mixer", ...]:
+        """Itself, as the only choice."""
         return (self,)
 
     @property
@@ -201,6 +205,7 @@ class Switch(_Method):
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
+        """The choices."""
         return self.choices
 
     @property

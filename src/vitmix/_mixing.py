@@ -12,7 +12,7 @@ from vitmix._sampling import Draw, generator_for
 from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.parts.base import Actor, Evidence, Guidance, Part, Unmixed
+from vitmix.parts.base import Actor, Evidence, Guidance, Part, Paste, Unmixed, Weights
 from vitmix.parts.losses import sample_cross_entropy, soft_bce, soft_cross_entropy
 from vitmix.parts.masks import box_mask
 
@@ -218,9 +218,10 @@ class Mixing:
         mixer.share.start(evidence)
         if mixer.share.before_forward:
             tape.targets = _share_targets(mixer, evidence)
-        for actor in actors:
-            if actor.settings.needs.preview:
-                actor.preview = self._preview(mixed)
+        if mixer.needs.preview:
+            preview = self._preview(mixed)
+            for actor in actors:
+                actor.preview = preview if actor.settings.needs.preview else None
         if self._recorder is not None:
             self._recorder.tape = tape
         return batch
@@ -257,8 +258,12 @@ class Mixing:
         main = soft_bce if batch.mixer.loss == "bce" else soft_cross_entropy
         parts = {"main": main(logits, targets)}
         for number, part in enumerate(batch.mixer.extra):
-            evidence = self.evidence(batch, f"extra{number}")
-            parts[part.name] = part.weight * part.value(logits, targets, evidence)
+            value = part.value(logits, targets, self.evidence(batch, f"extra{number}", part))
+            if value.ndim:
+                raise ValueError(
+                    f"the loss {part.name} must be a single number, got shape {tuple(value.shape)}; take its mean"
+                )
+            parts[part.name] = part.weight * value
         for actor in batch.tape.actors:
             for name, value in actor.losses().items():
                 parts[name] = parts.get(name, 0) + value
@@ -285,19 +290,19 @@ class Mixing:
             found |= actor.counts()
         return found
 
-    def evidence(self, batch: MixedBatch, place: str = "share") -> Evidence:
-        """What a share, or the part at another place of the mixer (`extra0`), may look at of a mixed batch."""
+    def evidence(self, batch: MixedBatch, place: str = "share", part: Part | None = None) -> Evidence:
+        """What the share may look at of a mixed batch, or another part at a place such as `extra0`."""
         return Evidence(
-            batch.mix,
-            batch.frame,
-            batch.tape,
-            batch.rows,
-            batch.mixer.smoothing,
-            self.reader,
-            batch.maps,
-            batch.guidance,
-            batch.draw.part(place),
-            self.modules,
+            mix=batch.mix,
+            frame=batch.frame,
+            tape=batch.tape,
+            rows=batch.rows,
+            smoothing=batch.mixer.smoothing,
+            reader=self.reader,
+            maps=batch.maps,
+            guidance=batch.guidance,
+            values=batch.draw.part(place),
+            module=self._module(part or batch.mixer.share),
         )
 
     def _module(self, part: Part) -> nn.Module | None:
@@ -367,7 +372,9 @@ def mix_without_model(
     chosen = mixer.mixers[draw.choice]
     rows = _rows(labels, chosen, images, frame)
     mixed, mix = _apply_mask(chosen, Unmixed(images, rows, draw.values["partner"], frame), draw)
-    return mixed, _share_targets(chosen, Evidence(mix, frame, Tape(Plan()), rows, chosen.smoothing, maps=maps))
+    values = draw.part("share")
+    evidence = Evidence(mix, frame, Tape(Plan()), rows, smoothing=chosen.smoothing, maps=maps, values=values)
+    return mixed, _share_targets(chosen, evidence)
 
 
 def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
@@ -378,13 +385,21 @@ def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
 
 
 def _apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
-    mask, source = mixer.mask.where(draw.part("mask"), batch)
+    placed = mixer.mask.where(draw.part("mask"), batch)
+    if not isinstance(placed, Paste):
+        raise ValueError(
+            f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
+        )
+    mask, source = placed
     mix = Mix(batch.partner, mask, source)
     return mix_images(batch.images, mask, batch.partner, source) if mixer.mask.mixes else batch.images, mix
 
 
 def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
     weights = mixer.share.weights(evidence)
+    if not isinstance(weights, Weights):
+        got = type(weights).__name__
+        raise ValueError(f"`weights` of the share {mixer.share.name} must return vitmix.Weights, got {got}")
     return mixer.share.targets(evidence.rows, evidence.mix.partner, weights, evidence.smoothing)
 
 
@@ -398,7 +413,7 @@ def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tupl
 
 
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
-    """Where no method depends on reading the model, its grid is still welcome to block masks."""
+    """The model's reader, whose grid masks may use; None if it cannot be read and `needed` is False."""
     try:
         return read_model(model)
     except ValueError:
@@ -413,7 +428,7 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
         return plan
     for part in mixer.parts:
         plan = plan | part.plan(reader)
-    return plan
+    return plan | Plan(final=mixer.needs.preview)
 
 
 def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
@@ -423,7 +438,8 @@ def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
         return None
     if reader is None or blocks is None:
         return Plan()
-    reader.need_attention("a salient box", "give a guide that has it, attach(model, guide=...)")
+    asking = next(part.name for part in mixer.parts if part.needs.guide_blocks is not None)
+    reader.need_attention(asking, "give a guide that has it, attach(model, guide=...)")
     if blocks == "all":
         blocks = tuple(range(reader.patch_depth))
     return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))

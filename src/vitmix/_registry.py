@@ -7,10 +7,12 @@ import dataclasses
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module, metadata, util
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 __all__ = ["KINDS", "METHODS", "PLUGINS", "Method", "additions", "load_plugins", "parts", "register"]
 
@@ -89,7 +91,15 @@ def additions() -> dict[str, type]:
     return {**parts("inner"), **parts("extra")}
 
 
-def register(thing: Registered, *, small: str | None = None, bench: str | None = None) -> Registered:
+@overload
+def register(thing: Registered, *, small: str | None = None, bench: str | None = None) -> Registered: ...
+
+
+@overload
+def register(*, small: str | None = None, bench: str | None = None) -> Callable[[Registered], Registered]: ...
+
+
+def register(thing: Any = None, *, small: str | None = None, bench: str | None = None) -> Any:
     """Makes a part or a method known by its name: in texts, listings, figures and benchmarks. Also a decorator.
 
     Args:
@@ -98,18 +108,31 @@ def register(thing: Registered, *, small: str | None = None, bench: str | None =
         small: of a method: a text that fits tiny models, if its defaults do not.
         bench: of a method: a text by which its cost is measured, if not alone.
     """
+    if thing is None:
+        return partial(register, small=small, bench=bench)
     kind = getattr(thing, "kind", None)
     name = getattr(thing, "name", None) if kind is not None else getattr(thing, "__name__", None)
-    if not isinstance(name, str) or not name.isidentifier() or name == "mix":
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a part or method needs a name that is one word, got {name!r}; set its `name`")
+    if name in ("mix", "main", "loss"):
+        raise ValueError(f"{name!r} has a meaning of its own; choose another name")
     if isinstance(thing, type):
         _add_part(thing, kind, name)
-    elif next(iter(inspect.signature(thing).parameters), None) != "num_classes":
-        raise ValueError(f"the method {name} must take num_classes as its first argument")
     else:
-        _check_free(name, thing, {key: entry.factory for key, entry in METHODS.entries.items()})
-        METHODS.entries[name] = Method(thing, small, bench)
+        _add_method(thing, name, small, bench)
     return thing
+
+
+def _add_method(method: Any, name: str, small: str | None, bench: str | None) -> None:
+    if not inspect.isfunction(method):
+        raise ValueError(f"register the class or the function itself, got {method!r}")
+    parameters = inspect.signature(method).parameters
+    if next(iter(parameters), None) != "num_classes":
+        raise ValueError(f"the method {name} must take num_classes as its first argument")
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        raise ValueError(f"the method {name} must take **common, smoothing for example, and give it to its Mixer")
+    _check_free(name, method, {key: entry.factory for key, entry in METHODS.entries.items()})
+    METHODS.entries[name] = Method(method, small, bench)
 
 
 def _add_part(part: type, kind: Any, name: str) -> None:
@@ -117,9 +140,13 @@ def _add_part(part: type, kind: Any, name: str) -> None:
         raise ValueError(
             f"{part.__name__} is no part; derive it from vitmix.Mask, Share, ExtraLoss, HiddenMixing or Pairing"
         )
-    if not dataclasses.is_dataclass(part):
-        raise ValueError(f"{part.__name__} must be a dataclass, so that its settings can be written in a text")
-    _check_free(name, part, _PARTS[kind])
+    if not dataclasses.is_dataclass(part) or not part.__dataclass_params__.frozen:  # pyright: ignore
+        raise ValueError(
+            f"{part.__name__} must be a frozen dataclass, so that its settings can be written in a text; put "
+            "@dataclass(frozen=True) above it"
+        )
+    beside = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' adds either
+    _check_free(name, part, {key: each for other in beside for key, each in _PARTS[other].items()})
     _PARTS[kind][name] = part
 
 
@@ -137,20 +164,25 @@ def load_plugins() -> None:
     for name in filter(None, (each.strip() for each in os.environ.get(PLUGINS, "").split(","))):
         try:
             _import_plugin(name)
-        except (ImportError, OSError, SyntaxError) as error:
-            raise ValueError(f"the plugin {name!r} cannot be imported: {error}") from None
+        except Exception as error:  # a plugin is anybody's program
+            raise ValueError(f"the plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _import_plugin(name: str) -> None:
     if not name.endswith(".py"):
         import_module(name)
         return
-    module_name = Path(name).stem
+    path = Path(name).resolve()
+    module_name = f"vitmix_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"  # files of one name may differ
     if module_name in sys.modules:
         return
-    found = util.spec_from_file_location(module_name, Path(name).resolve())
+    found = util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None:
-        raise ImportError("it is no Python file")
+        raise ImportError("it is not a Python file")
     module = util.module_from_spec(found)
     sys.modules[module_name] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise

@@ -1,7 +1,7 @@
 """How a model is read while it runs: attention, shares and tokens of its blocks, from outside."""
 
 from vitmix.attention.flow import ClassOnly, Flow, Given, Matrix, Pooled, Products, Reduced, Steps, Windows
-from vitmix.attention.readers import BlockReader, FusedBlock, Reader, read_model, register
+from vitmix.attention.readers import BlockReader, FusedBlock, Reader, read_model, register_reader
 from vitmix.attention.tap import AttentionTap, Plan, Tape
 
 __all__ = [
@@ -21,5 +21,5 @@ __all__ = [
     "Tape",
     "Windows",
     "read_model",
-    "register",
+    "register_reader",
 ]

@@ -16,9 +16,9 @@ from vitmix._mix import Grid
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import BlockReader, Reader, read_model
 
-__all__ = ["AttentionTap", "BlockHooks", "Blocks", "Phase", "Plan", "Recorder", "Tape", "recorded"]
+__all__ = ["AttentionTap", "BlockHooks", "BlockSet", "Phase", "Plan", "Recorder", "Tape", "recorded"]
 
-Blocks = frozenset[int]
+BlockSet = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Plan:
 
     Attributes:
         class_row, column_mean: blocks whose statistic is kept.
-        saliency: blocks of which the one of the two is kept that is the block's saliency, see `BlockReader.saliency`.
+        saliency: blocks whose saliency is kept: the class row, or the column mean where no class token is read.
         carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
         layers: blocks whose flow is kept, for roll-out.
         tokens: blocks whose input tokens are kept.
@@ -36,23 +36,23 @@ class Plan:
         mixed: blocks whose input tokens may be replaced (horizontal TokenMixup).
     """
 
-    class_row: Blocks = frozenset()
-    column_mean: Blocks = frozenset()
-    saliency: Blocks = frozenset()
-    carry: Blocks = frozenset()
+    class_row: BlockSet = frozenset()
+    column_mean: BlockSet = frozenset()
+    saliency: BlockSet = frozenset()
+    carry: BlockSet = frozenset()
     residual: bool = True
-    layers: Blocks = frozenset()
-    tokens: Blocks = frozenset()
+    layers: BlockSet = frozenset()
+    tokens: BlockSet = frozenset()
     final: bool = False
-    bank: Blocks = frozenset()
-    mixed: Blocks = frozenset()
+    bank: BlockSet = frozenset()
+    mixed: BlockSet = frozenset()
 
     def __or__(self, other: "Plan") -> "Plan":
         merged = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self) if f.name != "residual"}
         return Plan(residual=self.residual and other.residual, **merged)
 
     @property
-    def attention(self) -> Blocks:
+    def attention(self) -> BlockSet:
         """The blocks whose flow is needed at all."""
         return self.class_row | self.column_mean | self.saliency | self.carry | self.layers
 
@@ -77,8 +77,8 @@ class Tape:
 
     `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
     whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A `brief` tape keeps of the
-    last block's shares only what the classifier reads. A tape for `one_pass` does not take a second one for the
-    batch's, nor one of another number of images than `batch`; `entered` is the last block that ran.
+    last block's shares only what the classifier reads. A `one_pass` tape refuses a second pass and
+    a pass with another number of images than `batch`; `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -116,7 +116,7 @@ class Tape:
     def asks(self) -> bool:
         """Whether anything is wanted of the pass."""
         # By length: torch.compile up to 2.11 does not ask a tuple whether it is empty.
-        return len(self.actors) > 0 or len(self.plan.attention) > 0 or self.plan.final
+        return len(self.actors) > 0 or len(self.plan.attention | self.plan.tokens) > 0 or self.plan.final
 
     def is_other(self, images: int | None) -> bool:
         """Whether a pass cannot be the batch's by its number of images, where that is known."""
@@ -246,6 +246,7 @@ class BlockHooks:
         if self.training:
             for actor in tape.actors:
                 tokens = actor.at_input(self.index, tokens, tape, args, kwargs)
+                actor.acted = actor.acted or actor.block == self.index
         if self.index in tape.plan.tokens and not tape.closed:
             tape.tokens[self.index] = tokens
         return (tokens.view(args[0].shape), *args[1:]), kwargs

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 Values = Mapping[str, Tensor]
-Blocks = tuple[int, ...] | Literal["all"]
+Blocks = tuple[int, ...] | Literal["all"]  # as a setting
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,12 @@ class Needs:
     preview: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
+        asked = [each.guide_blocks for each in (self, other) if each.guide_blocks is not None]
+        if len(set(asked)) > 1:
+            raise ValueError(
+                f"two parts ask the guide for the attention of different blocks, {asked[0]} and {asked[1]}; "
+                "give both the same blocks"
+            )
         return Needs(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
 
     @property
@@ -122,7 +128,7 @@ class Evidence:
         maps: `(B, h, w)` activation map of each image's label, where given.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         values: the random numbers that the part drew.
-        modules: what the parts' `module` returned, by `module_name`.
+        module: what the part's `module` returned.
     """
 
     mix: Mix
@@ -134,10 +140,11 @@ class Evidence:
     maps: Tensor | None = None
     guidance: Guidance = field(default_factory=Guidance)
     values: Values = field(default_factory=dict)
-    modules: "Mapping[str, nn.Module] | nn.ModuleDict" = field(default_factory=dict)
+    module: nn.Module | None = None
 
     @property
     def model(self) -> "Reader":
+        """The model's reader, for parts that need a model."""
         assert self.reader is not None
         return self.reader
 
@@ -155,7 +162,10 @@ class Evidence:
     def final_tokens(self) -> Tensor:
         """The tokens `(B, N, d)` after the final norm, for parts whose plan asks for them."""
         if self.tape.final is None:
-            raise RuntimeError("the final tokens were not recorded: run the model on the mixed batch before its loss")
+            raise RuntimeError(
+                "the final tokens were not recorded: a part that reads them returns Plan(final=True) from `plan` and "
+                "Needs(model=True) from `needs`, and the model must run on the mixed batch before its loss"
+            )
         return self.tape.final
 
     @property
@@ -245,7 +255,17 @@ class Share(Part):
         """Called before the model runs, for rules that put something on the tape."""
 
     def weights(self, evidence: Evidence) -> Weights:
+        """The weights of the two labels of each sample."""
         raise NotImplementedError
+
+    def conflict(self, mixer: "Mixer") -> str | None:
+        movers = [part.name for part in mixer.inner if part.moves_tokens and not part.sets_targets]
+        if self.before_forward or not movers:
+            return None
+        return (
+            f"{self.name} shares follow tokens from where the mask put them, and {movers[0]} moves them inside the "
+            "network; use area or activation shares"
+        )
 
     def targets(self, rows: Tensor, partner: Tensor, weights: Weights, smoothing: float) -> Tensor:
         """Soft targets `(B, K)` of rows `(B, K)`; this one is for weights that add up to one."""
@@ -253,7 +273,7 @@ class Share(Part):
 
 
 class ExtraLoss(Part):
-    """A loss that is added to the main one, times its `weight`."""
+    """A loss that is added to the main one, times its `weight`; a part that declares the field makes it a setting."""
 
     kind: ClassVar[str] = "extra"
     weight: float = 1.0
@@ -269,7 +289,7 @@ class HiddenMixing(Part):
     Attributes:
         moves_tokens: tokens change places, so that the input mask no longer says whose they are.
         adds_tokens: keys and values are added, which have no place in the image.
-        sets_targets: the targets are known only after the model ran, and must be known before it otherwise.
+        sets_targets: it changes the targets during the forward pass, so the share must be known before it.
         count_names: what its actors count, for the log.
     """
 
@@ -289,8 +309,17 @@ class HiddenMixing(Part):
         """The names of the losses that its actors add, with their weights."""
         return {}
 
+    @property
+    def module_name(self) -> str:
+        return f"{self.name}_{self.block}".replace("-", "last")
+
     def plan(self, reader: "Reader") -> Plan:
-        return Plan(mixed=frozenset([reader.resolve_patches(self.block)]))
+        """Its block's input may change and, if it adds tokens, its keys and values grow."""
+        block = reader.resolve_patches(self.block)
+        if self.adds_tokens and (reason := reader.block(block).no_bank) is not None:
+            raise ValueError(f"{self.name} cannot act at block {block} of this {reader.name}: {reason}")
+        at = frozenset([block])
+        return Plan(mixed=at, bank=at if self.adds_tokens else frozenset())
 
     def conflict(self, mixer: "Mixer") -> str | None:
         if self.sets_targets and not mixer.share.before_forward:
@@ -334,20 +363,18 @@ class Actor:
 
     def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The tokens `(B, N, d)` that a block gets; `args` and `kwargs` are its arguments as they were."""
-        if index != self.block:
-            return tokens
-        self.acted = True
-        return self.change(tokens, tape)
+        return self.change(tokens, tape) if index == self.block else tokens
 
     def change(self, tokens: Tensor, tape: Tape) -> Tensor:
         """The changed tokens `(B, N, d)` of the mixing's block; may set `tape.targets`."""
         return tokens
 
     def bank(self, index: int, tape: Tape) -> Tensor | None:
-        """Tokens `(B, k, d)` that a block's keys and values also see."""
+        """Tokens `(B, k, d)` that a block's keys and values also see; `bank_length` says how many, k."""
         return None
 
     def bank_length(self, index: int, tape: Tape) -> int:
+        """How many tokens `bank` returns for a block."""
         return 0
 
     def losses(self) -> dict[str, Tensor]:

@@ -190,8 +190,7 @@ class HTM(HiddenMixing):
         reader.need_attention("htm")
         block = reader.resolve_patches(self.block)
         _check_rollout(self.rollout, block, reader)
-        plan = Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
-        return plan | Plan(final=self.score_at == "last")
+        return Plan(mixed=frozenset([block]), layers=frozenset(range(block - self.rollout, block)))
 
     @property
     def needs(self) -> Needs:
@@ -337,7 +336,7 @@ class Horizontal(Actor):
                 self.decision = self._random_tokens(saliency, easy)
             else:
                 self.decision = horizontal_mix(saliency, easy, rho=settings.rho)
-            self.saliency, self.acted = saliency, True
+            self.saliency = saliency
             share = 1 - self.decision.own
             tape.targets = mix_targets(self.incoming, self.decision.partner, share)
         forget_casts()
@@ -403,7 +402,6 @@ class Vertical(Actor):
         if index != self.block:
             return None
         if self.positions is None:
-            self.acted = True
             with torch.no_grad():
                 self.positions = [
                     top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.block(b).prefix
@@ -457,7 +455,7 @@ def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
 
 def _check_picked(count: int, patches: int) -> None:
     if count > patches:
-        raise ValueError(f"cannot pick {count} tokens out of {patches} patches; choose tokens lower")
+        raise ValueError(f"cannot pick {count} tokens out of {patches} patches; reduce tokens")
 
 
 def _check_rollout(rollout: int, block: int, reader: "Reader") -> None:

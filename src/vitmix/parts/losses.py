@@ -141,7 +141,8 @@ class RegionLoss(ExtraLoss):
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
         reader, mask = evidence.model, evidence.final_share
         own, theirs = region_means(evidence.final_tokens[:, reader.prefix :], mask)
-        head = evidence.modules[self.module_name] if self.head == "separate" else reader.classify
+        head = reader.classify if self.head == "shared" else evidence.module
+        assert head is not None
         return region_loss(head(own), head(theirs), evidence.smooth_rows, evidence.mix.partner, mask)
 
 

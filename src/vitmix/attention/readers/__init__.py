@@ -2,7 +2,7 @@
 
 A reader is chosen by the model's exact class, its blocks and its attention. Subclasses and look-alikes may add terms
 after the place where queries and keys are read, which would make the statistics wrong without a word, so they are
-refused. `register` adds a reader for a class of one's own.
+refused. `register_reader` adds a reader for a class of one's own.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ __all__ = [
     "frame_of",
     "logits_of",
     "read_model",
-    "register",
+    "register_reader",
     "unwrap",
 ]
 
@@ -62,7 +62,7 @@ REFUSED: dict[str, str] = {
 _REGISTERED: dict[type[nn.Module], Callable[[Any], Reader]] = {}
 
 
-def register(kind: type[nn.Module], reader: Callable[[Any], Reader]) -> None:
+def register_reader(kind: type[nn.Module], reader: Callable[[Any], Reader]) -> None:
     """Makes models of exactly this class readable by `reader(model)`."""
     _REGISTERED[kind] = reader
 

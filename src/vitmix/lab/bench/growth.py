@@ -7,7 +7,8 @@ import torch
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from vitmix.attention import kernels, summaries
+from vitmix.attention import _kernels as kernels
+from vitmix.attention import summaries
 from vitmix.lab.bench.clock import median_time, peak_memory
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, depth of a head

@@ -113,9 +113,17 @@ class Suite:
             self._report(name, self._before + done, self._total)
 
     def _built(self, name: str) -> list[Part]:
-        build: Callable[[], list[Part]] = getattr(self, f"_{name}")
+        builders: dict[str, Callable[[], list[Part]]] = {
+            "clean": self._clean,
+            "noise": self._noise,
+            "occlusion": self._occlusion,
+            "corruptions": self._corruptions,
+            "shifts": self._shifts,
+            "attacks": self._attacks,
+            "autoattack": self._autoattack,
+        }
         try:
-            return build()
+            return builders[name]()
         except NotPossible as problem:
             if name in self.settings.parts:
                 raise

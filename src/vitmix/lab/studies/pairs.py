@@ -83,7 +83,7 @@ def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
 
 
 def needs_maps(method: AnyMixer) -> bool:
-    return any(mixer.share.name == "activation" for mixer in method.mixers)
+    return any(mixer.needs.maps for mixer in method.mixers)
 
 
 def paired(batch: MixedBatch) -> Tensor:
