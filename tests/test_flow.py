@@ -150,6 +150,9 @@ def test_fixed_weights_are_their_matrix() -> None:
     expected = torch.stack([weights @ each for each in share])
     close(flow.carry(share), expected, 1e-12)
     close(flow.update(share, rows=3), ((expected + share) / 2)[:, :3], 1e-12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        close(flow.carry(share.float()), expected, 1e-6)
+    close(flow.carry(share.float()), expected, 1e-6)
 
 
 @pytest.mark.parametrize("grid, window", [((4, 6), (2, 3)), ((5, 4), (2, 3)), ((3, 3), (4, 4)), ((6, 5), (3, 5))])
@@ -191,6 +194,11 @@ def test_reduced_keys_are_their_matrix() -> None:
     close(flow.pull(share), (share.unsqueeze(1) @ mean).squeeze(1), 1e-12)
     close(flow.column_mean(), mean.mean(1), 1e-12)
     assert flow.tokens == 24
+    single = Reduced(Products(query.float(), key.float(), bias=bias.float()), rows, columns)
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            close(single.carry(share.float()), (mean @ share.unsqueeze(2)).squeeze(2), 2e-6)
+            close(single.pull(share.float()), (share.unsqueeze(1) @ mean).squeeze(1), 5e-6)
 
 
 def test_statistics_have_no_gradient_and_float32_at_least() -> None:

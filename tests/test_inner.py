@@ -222,3 +222,10 @@ def test_hidden_mixing_checks_its_blocks() -> None:
     for name in ("htm", "vtm"):
         with pytest.raises(ValueError, match=f"{name} needs attention, and this ResNet has none"):
             vitmix.create(name, 10).attach(resnet)
+
+
+def test_tokens_without_a_prefix_are_exchanged_by_default() -> None:
+    mix = F.horizontal_mix(torch.rand(4, 6), torch.tensor([True, True, False, True]), rho=0.1)
+    tokens = torch.randn(4, 6, 2)
+    assert mix.take.any()
+    same(F.exchange_tokens(tokens, mix), F.mix_tokens(tokens, mix.take, mix.partner))

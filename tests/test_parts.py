@@ -326,7 +326,7 @@ def test_no_class_is_more_than_certain_to_binary_cross_entropy() -> None:
 
 
 def test_a_map_without_mass_counts_nothing_or_its_area() -> None:
-    maps = torch.rand(4, 4, 4)
+    maps = torch.rand(4, 4, 4) / 100  # of little mass, but of some
     maps[1] = -1
     images, labels = torch.randn(4, 3, 16, 16), torch.arange(4)
     mask = vitmix.BlockMask(grid=(4, 4))
@@ -337,6 +337,7 @@ def test_a_map_without_mass_counts_nothing_or_its_area() -> None:
         mixer = vitmix.Mixer(4, mask=mask, share=vitmix.ActivationShare(empty=empty))
         sums[empty] = mixer(images, labels, maps=maps, draw=draw)[1]
     assert float(sums["zero"][1, 1]) == 0 and float(sums["zero"][2, 1]) == 0
+    same(sums["area"][[0, 3]], sums["zero"][[0, 3]])
     assert abs(float(sums["area"][1, 1]) - (1 - area)) < 1e-6 and abs(float(sums["area"][2, 1]) - area) < 1e-6
 
 
