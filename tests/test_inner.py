@@ -224,6 +224,31 @@ def test_hidden_mixing_checks_its_blocks() -> None:
             vitmix.create(name, 10).attach(resnet)
 
 
+def test_only_more_than_the_threshold_is_taken() -> None:
+    saliency, easy = torch.tensor([[0.25, 0.25, 0.25], [0.75, 0.875, 0.25]]), torch.tensor([True, False])
+    assert F.take_salient(saliency, torch.tensor([1, 1]), easy, 0.5).tolist() == [[False, True, False], [False] * 3]
+    assert F.take_salient(saliency, torch.tensor([1, 0]), ~easy, 0.0).tolist() == [[False] * 3] * 2
+
+
+def test_other_images_leave_the_bank_of_a_batch_alone() -> None:
+    """An evaluation of other images before the loss, where backward runs the blocks again."""
+    images, labels = tiny_batch(4)
+    gradients = []
+    for others in (False, True):
+        torch.manual_seed(2)
+        model = tiny_vit()
+        model.set_grad_checkpointing(True)
+        with vitmix.create("vtm(block=2, tokens=3)", 10).attach(model) as mixing:
+            batch = mixing.mix(images, labels)
+            logits = model(batch.images)
+            if others:
+                model.eval()(torch.ones(3, 3, 16, 16))
+                model.train()
+            mixing.loss(logits, batch).backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    same(gradients[0], gradients[1])
+
+
 def test_tokens_without_a_prefix_are_exchanged_by_default() -> None:
     mix = F.horizontal_mix(torch.rand(4, 6), torch.tensor([True, True, False, True]), rho=0.1)
     tokens = torch.randn(4, 6, 2)

@@ -42,6 +42,13 @@ def test_shares_and_boxes_of_a_batch_or_of_each_sample(per: str, count: int) -> 
     assert own.where(own.draw(FRAME, gen()), unmixed(FRAME, F.reversed_pairs(5), None))[0].shape == (count, 7, 7)
 
 
+def test_what_a_mask_knows_of_a_batch() -> None:
+    frame = vitmix.Frame(5, (8, 8))
+    assert frame == vitmix.Frame(5, (8, 8), grid=None, dtype=torch.float32, grids=(), no_grid="")
+    assert frame.final_grid is None and vitmix.Frame(5, (8, 8), (2, 2)).final_grid == (2, 2)
+    assert vitmix.Frame(5, (8, 8), (2, 2), grids=((4, 4), (1, 1))).final_grid == (1, 1)
+
+
 def test_nothing_is_a_mask_of_nothing() -> None:
     mask, source = vitmix.NoMask().where({}, unmixed(FRAME, F.reversed_pairs(5), None))
     assert mask.tolist() == [[[False]]] and source is None and not vitmix.NoMask().draw(FRAME, None)
