@@ -33,6 +33,18 @@ def test_attention_shares_blend_attention_with_area(blend: float, block: int, bu
         assert abs(float(targets[b, other] - mixed[b])) < 1e-9 and abs(float(targets[b, b] - 1 + mixed[b])) < 1e-9
 
 
+@pytest.mark.parametrize("text", ["mixup", "cutmix(per=sample)", "transmix", "tl_align"])
+def test_both_weights_of_a_label_add_up_to_one(text: str) -> None:
+    images, labels = tiny_batch(4)
+    with vitmix.create(text, 10).attach(model := tiny_vit()) as mixing:
+        batch = mixing.mix(images, labels)
+        model(batch.images)
+        own, theirs = batch.mixer.share.weights(mixing.evidence(batch))
+        targets = mixing.targets(batch)
+    close(own, targets[range(4), range(4)], 1e-6)
+    close(theirs, targets[range(4), batch.mix.partner], 1e-6)
+
+
 def test_alignment_averages_unless_told_not_to() -> None:
     attention, share = torch.randn(2, 3, 5, 5, dtype=torch.float64).softmax(-1), torch.rand(2, 5, dtype=torch.float64)
     carried = torch.stack([attention[b].mean(0) @ share[b] for b in range(2)])
