@@ -59,6 +59,21 @@ def test_every_state_is_resumed(tmp_path: Path, method: str, resident: bool) -> 
     assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
+def test_a_kill_before_older_checkpoints_are_removed(finished: Path, tmp_path: Path) -> None:
+    """After the last checkpoint no other one is written that would remove them."""
+    output = shutil.copytree(finished, tmp_path / "copy")
+    (output / "summary.json").unlink()
+    folder = output / "checkpoints"
+    (last,) = checkpoints.list_checkpoints(folder)[-1:]
+    for update in (3, 4, 5):
+        shutil.copytree(last, folder / f"{checkpoints.PREFIX}{update:09d}", dirs_exist_ok=True)
+    (folder / f"{checkpoints.PREFIX}000000004" / checkpoints.MANIFEST).unlink()  # its removal had begun
+    before = [path.name for path in checkpoints.list_checkpoints(folder)]
+    train(output, ema=0.9, keep=2)
+    assert [path.name for path in checkpoints.list_checkpoints(folder)] == before[-2:]
+    assert same_weights(weights(finished), weights(output))
+
+
 def test_finished_run_is_not_repeated(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = shutil.copytree(finished, tmp_path / "copy")
     before = (output / "last.safetensors").stat().st_mtime_ns

@@ -159,10 +159,15 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
     except OSError:
         _remove(partial)
         raise
-    older = [path for path in list_checkpoints(folder) if update_of(path) < update]
+    remove_older(target, keep=keep)
+    return target
+
+
+def remove_older(newest: Path, *, keep: int) -> None:
+    """Removes checkpoints of earlier updates until `keep` are left with this one."""
+    older = [path for path in list_checkpoints(newest.parent) if update_of(path) < update_of(newest)]
     for path in older[: max(0, len(older) - keep + 1)]:
         _remove(path)
-    return target
 
 
 def _put_in_place(whole: Path, target: Path) -> None:

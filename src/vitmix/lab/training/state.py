@@ -127,7 +127,9 @@ def _find(folder: Path, keep: int) -> tuple[Path | None, int, list[str]]:
     newest = max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0)
     path, damaged = checkpoints.move_damaged(folder, keep=keep)
     remarks += damaged
-    if path is None and remarks:
+    if path is not None:
+        checkpoints.remove_older(path, keep=keep)  # a kill may have come before, and after the last one none follows
+    elif remarks:
         remarks.append("no complete checkpoint was found: the training starts from the beginning")
     return path, newest, remarks
 
