@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from kill_runs import contents, different
 from training import look_often, one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
 from vitmix.lab.data import loader
 from vitmix.lab.data.loader import Batch
@@ -72,6 +73,36 @@ def test_a_kill_before_older_checkpoints_are_removed(finished: Path, tmp_path: P
     train(output, ema=0.9, keep=2)
     assert [path.name for path in checkpoints.list_checkpoints(folder)] == before[-2:]
     assert same_weights(weights(finished), weights(output))
+
+
+def test_the_kill_test_sees_what_differs(finished: Path, tmp_path: Path) -> None:
+    """All but times: a number of the metrics, a bit of the weights, the state of training, a file left behind."""
+    output = shutil.copytree(finished, tmp_path / "copy")
+    whole = contents(finished)
+    newest, _ = checkpoints.newest_checkpoint(output / "checkpoints")
+    assert newest is not None
+
+    def change(path: Path, old: bytes, new: bytes) -> list[str]:
+        before = path.read_bytes()
+        assert old in before
+        path.write_bytes(before.replace(old, new))
+        found = different(contents(output), whole)
+        path.write_bytes(before)
+        return found
+
+    row = json.loads((output / "metrics.jsonl").read_text().splitlines()[0])
+    assert change(output / "metrics.jsonl", str(row["seconds"]).encode(), b"77") == []
+    assert change(output / "metrics.jsonl", str(row["loss"]).encode(), b"77") == ["metrics.jsonl"]
+    assert change(output / "metrics.csv", str(row["loss"]).encode(), b"77") == ["metrics.csv"]
+    content = (output / "last.safetensors").read_bytes()
+    assert change(output / "last.safetensors", content[-1:], bytes([content[-1] ^ 1])) == ["last.safetensors"]
+    place = f"checkpoints/{newest.name}"
+    assert change(newest / "training.json", b'["step", 0]', b'["step", 1]') == [
+        f"{place}/manifest.json",
+        f"{place}/training.json",
+    ]
+    (output / ".best.safetensors.7.partial").touch()
+    assert different(contents(output), whole) == [".best.safetensors.7.partial"]
 
 
 def test_finished_run_is_not_repeated(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
