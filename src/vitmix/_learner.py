@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from vitmix._mix import Frame, check_label_range, check_tensor, label_rows
+from vitmix._mix import Frame, check_label_range, label_rows
 from vitmix._mixer import AnyMixer
 from vitmix._sampling import Draw
 from vitmix.attention import _kernels as kernels
 from vitmix.attention.readers import logits_of
-from vitmix.parts.losses import soft_cross_entropy
+from vitmix.parts.losses import main_loss
 
 __all__ = ["Learner", "Output"]
 
@@ -50,7 +50,7 @@ _pytree.register_pytree_node(
 class Learner(nn.Module):
     """`learner(images, labels)` is a training step's forward pass; `learner(images)` is the plain model.
 
-    In evaluation mode nothing is mixed: the loss is the cross-entropy of the unmixed batch. `learner.model` is the
+    In evaluation mode nothing is mixed: the loss is the method's main loss of the unmixed batch. `learner.model` is the
     model that was given, with the state-dict keys it had; parameters that the method adds are in `learner.added`.
 
     Args:
@@ -155,12 +155,12 @@ class Learner(nn.Module):
         """
         if labels is None:
             return logits_of(self.model(images))
+        # Before anything is drawn, and before a compiled step, whose graph cannot look at values.
+        self.mixer.check_labels(labels)
         if not self.training:
             return self._forward_plain(images, labels)
+        check_label_range(labels, self.mixer.num_classes)
         compiled = self._compile_settings is not None
-        if compiled:  # whose graph cannot look at values
-            check_tensor("labels", labels)
-            check_label_range(labels, self.mixer.num_classes)
         frame = None if compiled and draw is not None else self.mixing.frame(images)
         if draw is None:
             assert frame is not None
@@ -199,7 +199,7 @@ class Learner(nn.Module):
         targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype).to(images.device)
         if logits.shape != targets.shape:
             raise ValueError(f"logits are {tuple(logits.shape)} and labels {tuple(targets.shape)}; they must agree")
-        loss = soft_cross_entropy(logits, targets)
+        loss = main_loss(self.mixer.loss)(logits, targets)
         return Output(loss, logits, targets, {"main": _to_read(loss)})
 
 

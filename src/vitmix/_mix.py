@@ -91,7 +91,7 @@ def mix_tokens(tokens: Tensor, mask: Tensor, partner: Tensor, *, prefix: int = 0
 
 
 def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` probabilities as they are."""
+    """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` rows as they are."""
     check_tensor("labels", labels)
     if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
         return labels.to(dtype)
@@ -125,6 +125,19 @@ def check_label_range(labels: Tensor, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         wrong = low if low < 0 else high
         raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {wrong}; check num_classes={num_classes}")
+
+
+def check_label_rows(labels: Tensor, one_label_for: str | None = None, hint: str = "") -> None:
+    """Refuses label rows `(B, K)` outside 0..1, and for what needs one label per image rows that do not sum to one."""
+    spare = max(1e-3, 4 * torch.finfo(labels.dtype).eps)
+    rows = labels.detach().double()
+    outside = rows[~((rows >= -spare) & (rows <= 1 + spare))]
+    if len(outside):
+        raise ValueError(f"label rows must lie in 0..1, got {outside[0]:g}; give the probability of each class")
+    sums = rows.sum(1)
+    wrong = sums[(sums - 1).abs() > spare]
+    if one_label_for is not None and len(wrong):
+        raise ValueError(f"label rows must sum to 1 for {one_label_for}, got one that sums to {wrong[0]:g}; {hint}")
 
 
 def smooth_rows(rows: Tensor, smoothing: float) -> Tensor:

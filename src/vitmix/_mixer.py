@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
-from vitmix._mix import Frame
+from vitmix._mix import Frame, check_label_rows, check_tensor
 from vitmix._sampling import Draw, on_host
 from vitmix.parts.base import ExtraLoss, HiddenMixing, Mask, Needs, Pairing, Part, Share
 from vitmix.parts.masks import NoMask
@@ -48,6 +48,19 @@ class _Method:
 
         assert isinstance(self, Mixer | Switch)
         return mix_without_model(self, images, labels, maps, generator, draw)
+
+    def check_labels(self, labels: Tensor) -> None:
+        """Refuses label rows `(B, K)` that the method cannot take, whichever mixer is drawn.
+
+        Not on a GPU, which looking at values would stall.
+        """
+        check_tensor("labels", labels)
+        if torch.compiler.is_compiling() or labels.device.type != "cpu":
+            return
+        assert isinstance(self, Mixer | Switch)
+        if labels.ndim == 2 and labels.shape[1] == self.num_classes and labels.is_floating_point():
+            for mixer in self.mixers:
+                mixer.check_label_rows(labels)
 
     def __str__(self) -> str:
         from vitmix._text import to_text
@@ -120,6 +133,17 @@ class Mixer(_Method):
         for part in self.parts:
             needs = needs | part.needs
         return needs
+
+    def check_label_rows(self, labels: Tensor) -> None:
+        """Refuses label rows `(B, K)` that the loss or a part cannot take."""
+        # The guide's gradient is that of a cross-entropy.
+        parts = [part.name for part in self.parts if part.needs.one_label or part.needs.guide_gradient]
+        if self.loss != "bce":
+            check_label_rows(labels, "cross-entropy", "several labels per image need loss=bce")
+        elif parts:
+            check_label_rows(labels, parts[0], f"several labels per image need a method without {parts[0]}")
+        else:
+            check_label_rows(labels)
 
     def each(self, change: "Callable[[Mixer], Mixer]") -> "Mixer":
         """The same method, its mixers changed by a function."""
@@ -211,6 +235,10 @@ class Switch(_Method):
     @property
     def num_classes(self) -> int:
         return self.choices[0].num_classes
+
+    @property
+    def loss(self) -> Literal["ce", "bce"] | None:
+        return self.choices[0].loss
 
     def each(self, change: Callable[[Mixer], Mixer]) -> "Switch":
         """The same switch, its mixers changed by a function."""

@@ -13,7 +13,7 @@ from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
 from vitmix.parts.base import Actor, Evidence, Guidance, Part, Paste, Unmixed, Weights
-from vitmix.parts.losses import sample_cross_entropy, soft_bce, soft_cross_entropy
+from vitmix.parts.losses import main_loss, sample_cross_entropy
 from vitmix.parts.masks import box_mask
 
 __all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
@@ -177,6 +177,7 @@ class Mixing:
             draw: the choices themselves.
         """
         frame = self.frame(images)
+        self.mixer.check_labels(labels)
         if draw is None:
             draw = self.draw(frame) if generator is None else self.mixer.draw(frame, generator)
         return self.apply(images, labels, draw.to(images.device), maps=maps, frame=frame)
@@ -255,8 +256,7 @@ class Mixing:
             )
         targets = self.targets(batch)
         self._check_acted([actor for actor in batch.tape.actors if not actor.settings.sets_targets])
-        main = soft_bce if batch.mixer.loss == "bce" else soft_cross_entropy
-        parts = {"main": main(logits, targets)}
+        parts = {"main": main_loss(batch.mixer.loss)(logits, targets)}
         for number, part in enumerate(batch.mixer.extra):
             value = part.value(logits, targets, self.evidence(batch, f"extra{number}", part))
             if value.ndim:
@@ -368,6 +368,7 @@ def mix_without_model(
             f"{mixer} looks into the model, so it cannot be called on images alone; use mixer.attach(model) or Learner"
         )
     frame = frame_of(images, None)
+    mixer.check_labels(labels)
     draw = (draw or mixer.draw(frame, generator)).to(images.device)
     chosen = mixer.mixers[draw.choice]
     rows = _rows(labels, chosen, images, frame)

@@ -54,6 +54,7 @@ class Needs:
         guide_logits: the guide's logits of the unmixed images.
         guide_gradient: the gradient of the guide's loss with respect to the unmixed images.
         preview: the final tokens of a pass without hidden mixing, ahead of the pass with it.
+        one_label: label rows that sum to one; its formula has no meaning for images with several labels.
     """
 
     model: bool = False
@@ -62,6 +63,7 @@ class Needs:
     guide_logits: bool = False
     guide_gradient: bool = False
     preview: bool = False
+    one_label: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
         asked = [each.guide_blocks for each in (self, other) if each.guide_blocks is not None]

@@ -194,7 +194,7 @@ class HTM(HiddenMixing):
 
     @property
     def needs(self) -> Needs:
-        return Needs(model=True, preview=self.score_at == "last")
+        return Needs(model=True, preview=self.score_at == "last", one_label=True)
 
     @property
     def loss_weights(self) -> Mapping[str, float]:

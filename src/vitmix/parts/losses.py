@@ -3,6 +3,7 @@
 Losses are computed in float32 at least, and average over the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -50,6 +51,11 @@ def soft_bce(logits: Tensor, targets: Tensor) -> Tensor:
     """
     logits = _at_least_float(logits)
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype).clamp_max(1))
+
+
+def main_loss(kind: Literal["ce", "bce"] | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of logits and targets that `Mixer.loss` names."""
+    return soft_bce if kind == "bce" else soft_cross_entropy
 
 
 def region_means(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +125,7 @@ class RegionLoss(ExtraLoss):
 
     @property
     def needs(self) -> Needs:
-        return Needs(model=True)
+        return Needs(model=True, one_label=True)
 
     def plan(self, reader: "Reader") -> Plan:
         return Plan(final=True)
@@ -166,7 +172,7 @@ class ConsistencyLoss(ExtraLoss):
 
     @property
     def needs(self) -> Needs:
-        return Needs(guide_logits=True)
+        return Needs(guide_logits=True, one_label=True)
 
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
         clean = evidence.guidance.logits

@@ -203,7 +203,7 @@ class ActivationShare(Share):
 
     @property
     def needs(self) -> Needs:
-        return Needs(maps=True)
+        return Needs(maps=True, one_label=True)
 
     def weights(self, evidence: Evidence) -> Weights:
         maps, mix, batch = evidence.maps, evidence.mix, evidence.frame.batch
