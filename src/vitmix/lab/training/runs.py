@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,10 @@ class RunFolder:
 
     def close(self) -> None:
         if self._handle is not None:
-            _open_here.pop(_identity(self._handle), None)
-            os.close(self._handle)
-            self._handle = None
+            handle, self._handle = self._handle, None
+            _open_here.pop(_identity(handle), None)
+            with suppress(OSError):  # nothing was written to it, and the lock is gone whatever closing says
+                os.close(handle)
 
 
 def folder_for(config: TrainConfig) -> RunFolder:
