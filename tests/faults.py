@@ -351,7 +351,7 @@ def _differences(reference: Reference, told: str) -> list[str]:
     different = _different(reference)
     if "best weights could not be written" in told:
         different = [path for path in different if not path.endswith(best)]
-    if re.search(r"checkpoint of update \d+ could not be written", told):
+    if re.search(r"(best weights|checkpoint of update \d+) could not be written", told):
         different = [path for path in different if "checkpoints" not in path]
     return [f"{path} is not as in an undisturbed run" for path in different]
 

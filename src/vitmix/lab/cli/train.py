@@ -97,7 +97,11 @@ def _train(settings: config.TrainConfig) -> int:
             return 2 if wrong_input else 1
         if wrong_input or not isinstance(error, (ValueError, OSError)):
             raise
-        traceback.print_exc()
+        if isinstance(error, OSError) and error.filename:  # a file that cannot be read says it all
+            then = "the same command continues from the newest complete checkpoint, or starts if there is none"
+            print(f"vitmix: error: {error.strerror}: {error.filename}; {then}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return 1
     finally:
         if torch.distributed.is_initialized():

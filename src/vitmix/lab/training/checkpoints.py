@@ -5,6 +5,7 @@ each file. It is written under a temporary name, forced to disk and renamed, so 
 complete checkpoint; the checksums find what a disk damaged later.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import pickle
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ def write_file(path: Path, content: bytes) -> None:
     except BaseException:  # Ctrl-C included
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    _sync_name(path)
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
@@ -74,6 +76,15 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in new:
         _sync_folder(each.parent)
+
+
+def _sync_name(path: Path) -> None:
+    """Makes a new name outlive a power loss. What has it is there in any case, so a failure is told and no more."""
+    try:
+        _sync_folder(path.parent)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on file systems that cannot sync folders
+            warnings.warn(f"{path} is written, but a power loss may undo that: {error.strerror}", stacklevel=3)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -164,10 +175,11 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
 
 
 def remove_older(newest: Path, *, keep: int) -> None:
-    """Removes checkpoints of earlier updates until `keep` are left with this one."""
-    older = [path for path in list_checkpoints(newest.parent) if update_of(path) < update_of(newest)]
-    for path in older[: max(0, len(older) - keep + 1)]:
-        _remove(path)
+    """Removes checkpoints of earlier updates until `keep` are left with this one; those it cannot remove stay."""
+    with suppress(OSError):  # the next one removes what stays
+        older = [path for path in list_checkpoints(newest.parent) if update_of(path) < update_of(newest)]
+        for path in older[: max(0, len(older) - keep + 1)]:
+            _remove(path)
 
 
 def _put_in_place(whole: Path, target: Path) -> None:
@@ -182,7 +194,7 @@ def _put_in_place(whole: Path, target: Path) -> None:
         if old.exists():
             old.rename(target)
         raise
-    _sync_folder(target.parent)
+    _sync_name(target)
     _remove(old)
 
 
@@ -192,8 +204,14 @@ def _hidden(target: Path, suffix: str) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first, complete or not; other names are ignored."""
-    entries = [*folder.iterdir()] if folder.is_dir() else []
-    return sorted((path for path in entries if NAME.fullmatch(path.name)), key=update_of)
+    return sorted((path for path in _entries(folder) if NAME.fullmatch(path.name)), key=update_of)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [*folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def update_of(path: Path) -> int:
@@ -244,7 +262,7 @@ def _search(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+    """What is wrong with a checkpoint's files, or None. OSError if the disk fails to read them: they may be whole."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         missing = [name for name in FILES if name not in manifest]
@@ -260,7 +278,9 @@ def find_damage(path: Path) -> str | None:
                 return f"{name} holds numbers that are not finite"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
+    except safetensors.SafetensorError as error:
         return f"it cannot be read ({error})"
     return None
 
@@ -306,7 +326,7 @@ def settle_partial(folder: Path) -> list[str]:
 
 def _unsettled(folder: Path) -> list[Path]:
     """The checkpoints, there or not, beside which a new or an old version lies."""
-    hidden = [entry for entry in folder.iterdir() if entry.suffix in (PARTIAL, OLD)] if folder.is_dir() else []
+    hidden = [entry for entry in _entries(folder) if entry.suffix in (PARTIAL, OLD)]
     return sorted({folder / entry.stem[1:] for entry in hidden if NAME.fullmatch(entry.stem[1:])})
 
 

@@ -133,8 +133,7 @@ class Trainer:
             self.folder.close()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
-            for tracker in self.accelerator.trackers:
-                tracker.finish()
+            self._track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
 
     def _run(self) -> int:
         summary = processes.on_main(self.accelerator, self.folder.read_summary)
@@ -240,10 +239,13 @@ class Trainer:
         return self._not_finite(f"the loss was not finite at update {update}")
 
     def _not_finite(self, what: str) -> NonFinite:
-        newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
+        try:
+            newest = checkpoints.newest_checkpoint(self.folder.checkpoints)[0] or "the start"
+        except OSError as error:
+            newest = f"not known ({error.strerror})"
         skip = "" if self.config.skip_nonfinite else ", or pass --skip-nonfinite"
         return NonFinite(
-            f"{what} with method {self.config.method!r}; the last good checkpoint is {newest or 'the start'}; "
+            f"{what} with method {self.config.method!r}; the last good checkpoint is {newest}; "
             f"lower the learning rate{skip}"
         )
 
@@ -315,7 +317,16 @@ class Trainer:
     def _tell(self, row: Row) -> None:
         self._try(lambda: self.metrics.write(self.position.history), "metrics")
         self.reporter.row(row)
-        self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=row["epoch"])
+        values = {name: value for name, value in row.items() if name != "epoch"}
+        self._track(lambda: self.accelerator.log(values, step=row["epoch"]))
+
+    def _track(self, action: Callable[[], object]) -> None:
+        """Lets trackers write; where they cannot, the training goes on without them."""
+        try:
+            action()
+        except OSError as error:
+            self.accelerator.trackers = []
+            self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
 
     def _try(self, write: Callable[[], object], what: str) -> bool:
         """Lets the first process write; a full or failing disk is told and does not end the training."""
@@ -356,7 +367,10 @@ class Trainer:
         return newest
 
     def _newest(self) -> str:
-        newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
+        try:
+            newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
+        except OSError as error:
+            return f"The checkpoints cannot be read now ({error.strerror}); the same command continues from the newest"
         if newest is None:
             return "There is no complete checkpoint; the same command starts from the beginning"
         return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
@@ -372,7 +386,7 @@ class Trainer:
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in vars(self.config).items()
         }
-        self.accelerator.init_trackers("vitmix", config=plain)
+        self._track(lambda: self.accelerator.init_trackers("vitmix", config=plain))
         self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
@@ -397,10 +411,11 @@ class Trainer:
         text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
 
         def write() -> None:
+            self.metrics.write(self.position.history)  # again: there may have been no room for the last epoch's
             checkpoints.write_weights(self.folder.last, weights, about(self))
             self.folder.write_summary(summary)
 
-        if not self._try(write, "final weights and summary"):
+        if not self._try(write, "metrics, final weights and summary"):
             self.reporter.say(f"{self._newest()}, once there is room.")
             return 1
         self.reporter.stop()

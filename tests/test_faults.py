@@ -1,0 +1,174 @@
+"""File operations that fail: nothing finished is lost, and what is said is true. `faults.py` does it to all of them."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faults
+from test_checkpoints import names, some
+from training import one_thread, rows, tiny, train_until  # noqa: F401
+from vitmix.lab.cli import main as cli
+from vitmix.lab.training import checkpoints, runs
+from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.runs import RunFolder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def failing(do: Callable[..., Any], when: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
+    """The function, with a disk that fails where `when` says."""
+
+    def call(*arguments: Any, **settings: Any) -> Any:
+        if when(*arguments, **settings):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "FILE")
+        return do(*arguments, **settings)
+
+    return call
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks up the names of open files in /proc")
+def test_a_sample_of_faults() -> None:
+    """Of every command; in a process of its own, as it forks."""
+    command = [sys.executable, faults.__file__, "--sample", "24", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "24 faults injected, 24 recovered"
+
+
+def test_what_a_power_loss_leaves(tmp_path: Path) -> None:
+    """Of files with and without fsync, under names with and without fsync of their folder."""
+    script = """
+import os, pickle, sys
+from faulty_files import Files, Fault
+files = Files("case", None, "notes")
+files.install()
+def write(name, content, sync):
+    with open(f"case/{name}", "wb") as file:
+        file.write(content)
+        file.flush()
+        sync and os.fsync(file.fileno())
+def sync_folder():
+    handle = os.open("case", os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+write("old", b"new", sync=False)
+write("synced", b"1", sync=True)
+write("unsynced", b"2", sync=False)
+sync_folder()
+write("late", b"3", sync=True)
+os.rename("case/synced", "case/renamed")
+os.unlink("case/unsynced")
+for names in (False, True):
+    found = files.disk.left(names=names).entries
+    print({name: node.content for name, node in sorted(found.items())})
+"""
+    (tmp_path / "case").mkdir()
+    (tmp_path / "case" / "old").write_bytes(b"old")
+    environment = {**os.environ, "PYTHONPATH": str(Path(faults.__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    everything, content = map(eval, done.stdout.splitlines())
+    assert everything == {"old": b"old", "synced": b"1", "unsynced": b""}
+    assert content == {"old": b"", "renamed": b"1", "late": b"3"}
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    train_until(output, 2, checkpoint_every="1 step")
+    before = names(output / "checkpoints")
+    monkeypatch.setattr(Path, "read_bytes", failing(Path.read_bytes, lambda path: path.name == "training.safetensors"))
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.move_damaged(output / "checkpoints", keep=1)
+    assert cli.main(["train", "--config", str(output / "config.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "Input/output error" in said and said.count("\n") == 1
+    assert names(output / "checkpoints") == before
+
+
+def test_a_file_that_fails_in_a_training_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Trainer, "_train_epoch", failing(Trainer._train_epoch))
+    (tmp_path / "tiny.yaml").write_text(json.dumps(faults.SETTINGS))
+    assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("vitmix: error: Input/output error: FILE; the same command continues") and "\n" not in said[:-1]
+    )
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new one is written, so saving has not failed."""
+    checkpoints.save_checkpoint(tmp_path, 1, some(1), keep=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "list_checkpoints", failing(checkpoints.list_checkpoints))
+        checkpoints.save_checkpoint(tmp_path, 2, some(2), keep=1)
+    assert names(tmp_path) == ["update-000000001", "update-000000002"]
+    checkpoints.save_checkpoint(tmp_path, 3, some(3), keep=1)
+    assert names(tmp_path) == ["update-000000003"]
+
+
+def test_a_name_that_is_not_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in place is not called unwritten: the best weights would be those of another epoch than the summary's."""
+    monkeypatch.setattr(checkpoints, "_sync_folder", failing(checkpoints._sync_folder))
+    with pytest.warns(UserWarning, match="summary.json is written, but a power loss may undo that: Input/output error"):
+        checkpoints.write_file(tmp_path / "summary.json", b"new")
+    assert (tmp_path / "summary.json").read_bytes() == b"new"
+
+
+def test_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(checkpoints, "_sync_folder", refuse)
+    checkpoints.write_file(tmp_path / "summary.json", b"new")
+
+
+def test_the_last_epochs_metrics_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(tiny(tmp_path / "run"))
+    once = [True]
+
+    def last(path: Path, content: bytes) -> bool:
+        return "metrics.jsonl" in path.name and trainer.update == 12 and bool(once and once.pop())
+
+    monkeypatch.setattr(checkpoints, "_write", failing(checkpoints._write, last))
+    assert trainer.run() == 0
+    assert "metrics could not be written" in capsys.readouterr().out
+    assert len(rows(tmp_path / "run")) == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("where", ["init_trackers", "log"])
+def test_a_tracker_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", epochs=1))
+    monkeypatch.setattr(trainer.accelerator, where, failing(getattr(trainer.accelerator, where)))
+    assert trainer.run() == 0
+    assert "Tracking has ended: Input/output error. The training goes on without it." in capsys.readouterr().out
+
+
+def test_a_lock_that_fails_to_close_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open(tiny(tmp_path))
+    handle, close = folder._handle, os.close
+
+    def close_and_fail(number: int) -> None:
+        close(number)
+        if number == handle:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(runs.os, "close", close_and_fail)
+    folder.close()
+    assert not folder.is_open_here
