@@ -1,0 +1,332 @@
+"""Fuzzing of everything that reads what others wrote: a value or one sentence, at once, and never a traceback.
+
+    python tests/fuzz.py --seed 1 --count 100000 [--kinds texts,yaml] [--minutes 5]
+    python tests/fuzz.py --seed 1 --kinds yaml --case 17
+
+Valid inputs are changed in their structure and given to their reader (`fuzz_kinds`). Right is a result, or a refusal as
+documented: a ValueError or OSError, and of a command exit code 2 with one line 'vitmix: error: ...'. Everything else is
+a finding: another exception, a process that dies, 5 seconds without an end, more than 1 GB of memory.
+
+A case is a function of seed, kind and number, so it can be run again alone. Cases run in batches, each in a forked
+process of its own, which holds what a crash or a leak would spoil.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked processes may have no threads to lose
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import argparse
+import gc
+import json
+import logging
+import random
+import re
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PATIENCE = 5.0  # seconds
+MOST_MEMORY = 10**9  # bytes
+PACKAGE = f"{os.sep}vitmix{os.sep}"
+SHOWN_ALIKE = 3  # findings of one place that are shown whole
+
+
+class Wrong(Exception):
+    """A case whose result is not as documented; the text says what it was."""
+
+
+class Hang(BaseException):
+    """The case took too long."""
+
+
+class Case:
+    """What a case is made from: random choices, and a folder of its own, which is the current one once asked for.
+
+    Attributes:
+        shown: the input as a person would repeat it.
+    """
+
+    def __init__(self, seed: int, kind: str, number: int) -> None:
+        self.chance = random.Random(f"{seed}/{kind}/{number}")
+        self.shown = ""
+
+    @cached_property
+    def folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="vitmix-fuzz-"))
+        os.chdir(folder)
+        return folder
+
+    def close(self) -> None:
+        if "folder" in self.__dict__:
+            os.chdir(tempfile.gettempdir())
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input.
+
+    `run` returns whether the input was accepted; a ValueError or OSError is a refusal. `share` is its part of all
+    cases, `batch` how many one process runs.
+    """
+
+    run: Callable[[Case], bool]
+    share: float
+    batch: int
+
+
+class Result(NamedTuple):
+    """How a case ended; `finding` is None where it ended as it should, and `place` tells findings from each other."""
+
+    number: int
+    accepted: bool = False
+    finding: str | None = None
+    place: str = ""
+    shown: str = ""
+
+
+@dataclass
+class Tally:
+    """What was found about one kind."""
+
+    cases: int = 0
+    accepted: int = 0
+    findings: list[Result] = field(default_factory=list)
+
+
+# In the forked process
+
+
+def run_case(run: Callable[[Case], bool], case: Case, number: int, memory: int) -> Result:
+    """The result of one case; `memory` is what the process had when it began."""
+    finding, place, accepted = None, "", False
+    try:
+        with _limited():
+            accepted = run(case)
+    except (ValueError, OSError) as error:
+        if not _is_ours():
+            finding, place = f"not refused by vitmix: {error!r}\n{_where()}", "the fuzzer"
+    except Wrong as wrong:
+        finding, place = str(wrong), str(wrong)[:60]
+    except Hang:
+        finding, place = f"no end after {PATIENCE:g} s\n{_where()}", f"hang in {_innermost()}"
+    except BaseException as error:
+        finding, place = f"{type(error).__name__}: {error}\n{_where()}", f"{type(error).__name__} in {_innermost()}"
+    grown = _peak() - memory
+    if finding is None and grown > MOST_MEMORY:
+        finding = place = f"{grown / 1e9:.1f} GB of memory"
+    return Result(number, accepted, finding, place, case.shown if finding else "")
+
+
+class _limited:
+    """Raises `Hang` after so many seconds of computing, or of waiting for something that does not come."""
+
+    def __enter__(self) -> None:
+        self.began = self.seen = time.process_time()
+        signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _look(self, *_: object) -> None:
+        now = time.process_time()
+        # On a busy machine five seconds may pass while the process got little of them.
+        if now - self.began >= PATIENCE or now - self.seen < 0.01 * PATIENCE:
+            raise Hang
+        self.seen = now
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+
+
+def _where() -> str:
+    return "".join(traceback.format_exc().splitlines(keepends=True)[-24:]).rstrip()
+
+
+def _is_ours() -> bool:
+    """Whether the exception came out of the package, and not out of what made the input for it."""
+    return any(PACKAGE in frame.filename for frame in traceback.extract_tb(sys.exc_info()[2]))
+
+
+def _innermost() -> str:
+    """The last line of our own that was running."""
+    frames = traceback.extract_tb(sys.exc_info()[2])
+    own = [each for each in frames if PACKAGE in each.filename] or list(frames)
+    return f"{os.sep.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno}"
+
+
+def _memory(name: str) -> int:
+    """Bytes of memory that the process has (VmRSS) or had at most (VmHWM)."""
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(name))
+
+
+def _peak() -> int:
+    peak = _memory("VmHWM")
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+    return peak
+
+
+def _work(kind: Kind, name: str, seed: int, numbers: Iterable[int], tell: int) -> None:
+    """Runs cases and writes a line when one begins and when it ends."""
+    os.setsid()  # so that whatever the cases start can be ended with this process
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + 4 * MOST_MEMORY, most))
+    logging.disable()  # what is logged is no result
+    gc.freeze()
+    memory = _memory("VmRSS")
+    _peak()
+    for number in numbers:
+        os.write(tell, f"{json.dumps([number])}\n".encode())
+        case = Case(seed, name, number)
+        result = run_case(kind.run, case, number, memory)
+        case.close()
+        os.write(tell, f"{json.dumps(result)}\n".encode())
+
+
+# In the process that forks
+
+
+def run_cases(kind: Kind, name: str, seed: int, numbers: Sequence[int]) -> Iterator[Result]:
+    """The results of these cases, in a process of their own; in another one from where it died."""
+    left = list(numbers)
+    while left:
+        begun = None
+        for message in _messages(kind, name, seed, left):
+            if len(message) == 1:
+                (begun,) = message
+                continue
+            result = Result(*message)
+            left.remove(result.number)
+            yield result
+            begun = None
+        if begun is not None:
+            left.remove(begun)
+            yield Result(begun, finding="the process died, or had to be killed", place="death")
+
+
+def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[list[Any]]:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            _work(kind, name, seed, numbers, write)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    rest = b""
+    try:
+        # The alarm ends a case; a process in which it cannot ring is killed.
+        while select.select([read], [], [], 12 * PATIENCE)[0] and (content := os.read(read, 2**16)):
+            *lines, rest = (rest + content).split(b"\n")
+            yield from map(json.loads, lines)
+    finally:
+        os.close(read)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def fuzz(
+    kinds: Mapping[str, Kind],
+    seed: int,
+    counts: Mapping[str, int],
+    *,
+    until: float = float("inf"),
+    say: Callable[[str], None] = print,
+) -> dict[str, Tally]:
+    """Runs so many cases of each kind, batches of the kinds in turn, and says each finding."""
+    tallies = {name: Tally() for name in counts}
+    alike: Counter[str] = Counter()
+    while time.monotonic() < until:
+        # The kind that is furthest behind: whenever it stops, all have had their part.
+        behind = [name for name in counts if tallies[name].cases < counts[name]]
+        if not behind:
+            break
+        name = min(behind, key=lambda name: tallies[name].cases / counts[name])
+        tally, kind = tallies[name], kinds[name]
+        numbers = range(tally.cases, min(tally.cases + kind.batch, counts[name]))
+        for result in run_cases(kind, name, seed, numbers):
+            tally.cases += 1
+            tally.accepted += result.accepted
+            if result.finding is not None:
+                tally.findings.append(result)
+                alike[result.place] += 1
+                say(described(result, name, seed, whole=alike[result.place] <= SHOWN_ALIKE))
+    return tallies
+
+
+def described(result: Result, name: str, seed: int, *, whole: bool = True) -> str:
+    head = f"FINDING in {name} {result.number}: {result.place}"
+    if not whole:
+        return head
+    again = f"python tests/fuzz.py --seed {seed} --kinds {name} --case {result.number}"
+    return f"{head}\n  {again}\n  {result.shown}\n  {result.finding}".replace("\n", "\n  ")
+
+
+def counts_of(kinds: Mapping[str, Kind], count: int) -> dict[str, int]:
+    """How many cases each of these kinds gets of all."""
+    whole = sum(kind.share for kind in kinds.values())
+    counts = {name: int(count * kind.share / whole) for name, kind in kinds.items()}
+    counts[next(iter(counts))] += count - sum(counts.values())
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1000, help="cases of all kinds together (default: 1000)")
+    parser.add_argument("--kinds", help="some of texts, yaml, commands, headers, runs, images (default: all)")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--case", type=int, metavar="N", help="only this case of one kind")
+    given = parser.parse_args(arguments)
+    until = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
+
+    from fuzz_kinds import KINDS
+
+    sys.stdout.reconfigure(errors="backslashreplace")  # inputs are shown as they are  # pyright: ignore
+    names = re.split(r"[,\s]+", given.kinds) if given.kinds else list(KINDS)
+    if unknown := [name for name in names if name not in KINDS]:
+        parser.error(f"unknown kind {unknown[0]!r}, known: {', '.join(KINDS)}")
+    kinds = {name: KINDS[name] for name in names}
+    if given.case is not None:
+        if len(names) != 1:
+            parser.error("--case is a number of one kind; give --kinds NAME")
+        (result,) = run_cases(kinds[names[0]], names[0], given.seed, [given.case])
+        print(
+            described(result, names[0], given.seed) if result.finding else "accepted" if result.accepted else "refused"
+        )
+        return int(result.finding is not None)
+    tallies = fuzz(kinds, given.seed, counts_of(kinds, given.count), until=until)
+    for name, tally in tallies.items():
+        print(f"{name:<9} {tally.cases:>7} cases, {tally.accepted:>7} accepted, {len(tally.findings)} findings")
+    findings = sum(len(tally.findings) for tally in tallies.values())
+    print(f"{sum(tally.cases for tally in tallies.values())} cases, {findings} findings")
+    return int(findings > 0)
+
+
+if __name__ == "__main__":
+    import fuzz as itself  # one module, under the name by which the kinds know it
+
+    sys.exit(itself.main())
