@@ -1,14 +1,17 @@
 """The kinds of input that are fuzzed: where their valid forms come from, how they are changed, what reads them."""
 
 import dataclasses
+import hashlib
 import inspect
 import json
 import os
 import random
 import shutil
+import stat
 import struct
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from training import TINY
 from vitmix._grammar import spelled
 from vitmix.lab.cli import COMMANDS
 from vitmix.lab.cli._robustness import pixels_of
+from vitmix.lab.cli.methods import KINDS as PART_KINDS
+from vitmix.lab.cli.methods import METHODS, parts
 from vitmix.lab.cli.train import key_and_value
 from vitmix.lab.comparison.matrix import read_matrix
 from vitmix.lab.data.augment import Augmentation
@@ -34,8 +39,6 @@ from vitmix.lab.training import recipes
 from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig, checkpoint_interval, resolve, to_yaml
 from vitmix.lab.training.header import read_header
-from vitmix._registry import KINDS as PART_KINDS
-from vitmix._registry import METHODS, parts
 
 RUN = Path(__file__).parent / "behaviour" / "run_0.1"
 MATRICES = Path(vitmix.__file__).parent / "lab" / "comparison" / "matrices"
@@ -260,26 +263,27 @@ def _as_yaml(value: Any, chance: random.Random) -> bytes:
 # Files of weights
 
 
-@cache
-def _weights() -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """The header of a file of weights, what it says of its model, and the numbers."""
-    content = (RUN / "best.safetensors").read_bytes()
+def _opened(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header of a file of weights, and the numbers."""
     (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    return header, json.loads(header["__metadata__"]["vitmix"]), content[8 + length :]
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def run_header(case: Case) -> bool:
-    """A file of weights, of which the description, the tensors' places or the bytes are changed."""
-    chance = case.chance
-    header, facts, numbers = _weights()
-    header, target = json.loads(json.dumps(header)), chance.random()
-    if target < 0.6:
+def _changed_weights(content: bytes, chance: random.Random) -> bytes:
+    """A file of weights of which the description, the tensors' places or the bytes are changed."""
+    try:
+        header, numbers = _opened(content)
+    except (ValueError, struct.error):  # it was changed before
+        return change_bytes(content, chance)
+    target = chance.random()
+    facts = header.get("__metadata__", {}).get("vitmix")
+    if target < 0.6 and facts is not None:
+        value = json.loads(facts)
         for _ in range(chance.choice([1, 1, 2, 3])):
-            facts = change_value(facts, chance)
-        said = json.dumps(facts)
+            value = change_value(value, chance)
+        said = json.dumps(value)
         header["__metadata__"]["vitmix"] = change_text(said, chance) if chance.random() < 0.15 else said
-    elif target < 0.8:
+    elif target < 0.85:
         header = change_value(header, chance)
     text = json.dumps(header)
     if chance.random() < 0.1:
@@ -287,15 +291,20 @@ def run_header(case: Case) -> bool:
     body = text.encode("utf-8", "surrogatepass")
     length = chance.choice(NUMBERS[:16]) % 2**64 if chance.random() < 0.03 else len(body)
     content = struct.pack("<Q", length) + body + numbers
-    if target > 0.8 or chance.random() < 0.05:
-        content = change_bytes(content, chance)
+    return change_bytes(content, chance) if target > 0.85 or chance.random() < 0.05 else content
+
+
+def run_header(case: Case) -> bool:
+    """A changed file of weights, and something that reads it."""
+    chance = case.chance
     if chance.random() < 0.04:
-        content = _torch_file(chance)
         path = case.folder / chance.choice(["weights.pth", "weights.bin"])
+        content = _torch_file(chance)
     else:
         path = case.folder / "weights.safetensors"
+        content = _changed_weights((RUN / "best.safetensors").read_bytes(), chance)
     path.write_bytes(content)
-    case.shown = f"{path.name}: {content[8 : 8 + len(body)][:4000]!r}"
+    case.shown = f"{path.name}: {content[8:4000]!r}"
     return _read_weights_file(case, path)
 
 
@@ -333,8 +342,9 @@ def _read_weights_file(case: Case, path: Path) -> bool:
 
 
 def _torch_file(chance: random.Random) -> bytes:
+    header, _ = _opened((RUN / "best.safetensors").read_bytes())
     path = Path("made.pth")
-    stored = {key: torch.zeros(shape["shape"]) for key, shape in _weights()[0].items() if key != "__metadata__"}
+    stored = {key: torch.zeros(shape["shape"]) for key, shape in header.items() if key != "__metadata__"}
     values: list[Any] = [stored, {"state_dict": stored}, {1: torch.zeros(1)}, [stored], {"model": {"x": 1}}, None]
     torch.save(chance.choice(values), path)
     content = path.read_bytes()
@@ -469,50 +479,64 @@ def _change_line(arguments: list[str], chance: random.Random) -> list[str]:
 
 # Run folders
 
-READERS = [
-    ["report", "run", "--no-eval", "--examples", "0", "--output", "page.html"],
-    ["report", "run", "--examples", "1", "--output", "page.html"],
-    ["report", ".", "--no-eval", "--examples", "0", "--output", "page.html"],
-    ["eval", "run", "--workers", "0"],
-    ["eval", "run", "--suite", "clean,noise", "--limit", "4"],
-    ["eval", "run/last.safetensors", "--workers", "0"],
-    ["analyze", "run", "--study", "accuracy", "--images", "4", "--batch", "2", "--workers", "0", "--figure", "svg"],
-    ["export", "run", "out", "--to", "timm"],
-    ["show", "--run", "run", "--method", "cutmix", "--output", "a.svg"],
-    ["draw", "rollout", "run", "--output", "a.svg"],
-    ["train", "--config", "run/config.yaml", "--output", "run"],
-    ["train", "--config", "run/config.yaml", "--output", "run", "--resume"],
-    ["train", "--checkpoint", "run", "--data", DATA, *FAST],
-    ["compare", "table.yaml", "--no-train"],
-    ["compare", "table.yaml", "--no-train", "--publish", "public"],
-    ["maps", "--data", DATA, "--teacher", "run", "--output", "maps", "--workers", "0"],
+REPORT = ["report", "run", "--output", "page.html"]
+TRAINED = ["train", "--config", "run/config.yaml", "--output", "run"]
+STUDIED = ["analyze", "run", "--workers", "0", "--figure", "svg", "--images"]
+READERS = [  # and patterns of what they read
+    ([*REPORT, "--no-eval", "--examples", "0"], ("*.json", "*.jsonl", "analysis/*.json", "config.yaml", "best*")),
+    ([*REPORT, "--examples", "1"], ("*.json*", "analysis/*.json", "config.yaml", "*.safetensors")),
+    (["report", ".", "--no-eval", "--examples", "0"], ("*.json*", "*.yaml", "analysis/*.json", "metrics.*")),
+    (["eval", "run", "--workers", "0"], ("config.yaml", "best.safetensors", "*.json")),
+    (["eval", "run", "--suite", "clean,noise", "--limit", "4"], ("robustness.json", "robustness/*", "config.yaml")),
+    (["eval", "run", "--suite", "clean,noise"], ("robustness.json", "robustness/*")),
+    (["eval", "run/last.safetensors", "--workers", "0"], ("last.safetensors", "config.yaml")),
+    ([*STUDIED, "4", "--batch", "2", "--study", "accuracy"], ("config.yaml", "best*", "analysis/accuracy.json")),
+    ([*STUDIED, "1024", "--study", "accuracy"], ("analysis/accuracy.*", "summary.json", "best*")),
+    (["export", "run", "out", "--to", "timm"], ("config.yaml", "best.safetensors", "summary.json")),
+    (["show", "--run", "run", "--method", "cutmix", "--output", "a.svg"], ("config.yaml", "best.safetensors")),
+    (["draw", "rollout", "run", "--output", "a.svg"], ("config.yaml", "best.safetensors")),
+    (TRAINED, ("config.yaml", "summary.json", "metrics.*", "checkpoints/*12/*")),
+    ([*TRAINED, "--resume"], ("config.yaml", "checkpoints/*/*", "checkpoints/*12/*", "best*", "metrics.*")),
+    (["train", "--checkpoint", "run", "--data", DATA, *FAST], ("best.safetensors", "config.yaml")),
+    (["compare", "table.yaml", "--no-train"], ("*.json*", "config.yaml", "analysis/*.json", "metrics.*")),
+    (["compare", "table.yaml", "--no-train", "--publish", "public"], ("*.json*", "config.yaml", "analysis/*.json")),
+    (["maps", "--data", DATA, "--teacher", "run", "--output", "maps", "--workers", "0"], ("best*", "config.yaml")),
 ]
 
 
 @cache
-def _run_files() -> tuple[str, ...]:
-    """The files of a run; those that reports read are there more often."""
-    names = [str(path.relative_to(RUN)) for path in sorted(RUN.rglob("*")) if path.is_file()]
-    return tuple(names + [name for name in names if name.endswith((".json", ".jsonl", ".yaml"))] * 3)
+def _files(pattern: str) -> tuple[str, ...]:
+    return tuple(str(path.relative_to(RUN)) for path in sorted(RUN.glob(pattern)))
 
 
 def run_folder(case: Case) -> bool:
     """A run folder of which some files are changed, missing or something else, and a command that reads it."""
     chance = case.chance
-    arguments = chance.choice(READERS)
+    arguments, patterns = chance.choice(READERS)
     run = case.folder / "run"
     shutil.copytree(RUN, run)
     if arguments[0] == "compare":
         run = _compared(case.folder)
-    elif arguments[0] == "train" and chance.random() < 0.5:  # not finished, so that it is resumed
+    elif arguments[0] == "train" and chance.random() < 0.7:  # not finished, so that it is resumed
         for name in ("summary.json", "last.safetensors"):
             (run / name).unlink()
     said = []
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
-        path = run / chance.choice(_run_files())
+        path = run / chance.choice(_files(chance.choice(patterns)))
         said.append(f"{path.relative_to(run)}: {_damage(path, chance)}")
+        if path.parent.parent.name == "checkpoints" and path.name != "manifest.json" and chance.random() < 0.6:
+            _write_manifest(path.parent)
     case.shown = f"{as_typed(arguments)} where {'; '.join(said)}"
     return run_command(arguments)
+
+
+def _write_manifest(checkpoint: Path) -> None:
+    """Lists the files of a checkpoint as they are, as if they had been written so."""
+    contents = {path.name: path.read_bytes() for path in checkpoint.iterdir() if stat.S_ISREG(path.lstat().st_mode)}
+    contents.pop("manifest.json", None)
+    sums = {name: {"bytes": len(each), "sha256": hashlib.sha256(each).hexdigest()} for name, each in contents.items()}
+    with suppress(OSError):
+        (checkpoint / "manifest.json").write_text(json.dumps(sums))
 
 
 def _compared(folder: Path) -> Path:
@@ -532,6 +556,10 @@ def _damage(path: Path, chance: random.Random) -> str:
     kind = chance.random()
     if kind < 0.12 or not path.is_file():
         return _replace(path, chance)
+    if path.suffix == ".safetensors" and kind < 0.75:
+        content = _changed_weights(path.read_bytes(), chance)
+        path.write_bytes(content)
+        return f"weights {content[8:3000]!r}"
     if path.suffix not in (".json", ".jsonl", ".yaml") or kind < 0.25:
         changed = change_bytes(path.read_bytes(), chance)
         path.write_bytes(changed)
@@ -543,7 +571,7 @@ def _damage(path: Path, chance: random.Random) -> str:
             text = "\n".join(json.dumps(row) for row in rows) if isinstance(rows, list) else json.dumps(rows)
         else:
             text = json.dumps(change_value(yaml.safe_load(content), chance))
-    except (ValueError, yaml.YAMLError):  # it was changed before
+    except (ValueError, RecursionError, yaml.YAMLError):  # it was changed before
         return _replace(path, chance)
     path.write_text(text)
     return f"now {text[:1500]!a}"
@@ -564,7 +592,7 @@ def _replace(path: Path, chance: random.Random) -> str:
     elif kind == "device":
         path.symlink_to("/dev/zero")
     elif kind == "other":
-        path.symlink_to(RUN / chance.choice(_run_files()))
+        path.symlink_to(RUN / chance.choice(_files("*.*")))
     elif kind != "missing":
         contents = {"empty": b"", "deep": b"[" * 5000, "bytes": chance.randbytes(50)}
         path.write_bytes(contents.get(kind, json.dumps(hostile(chance)).encode()))
