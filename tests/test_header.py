@@ -107,6 +107,13 @@ def test_a_hostile_header_is_refused_in_one_sentence(
     assert no_network == []
 
 
+def test_classes_have_outputs(tmp_path: Path) -> None:
+    for outputs in (8, None):  # None: as many as the classifier has
+        facts = changed("model_settings", num_classes=outputs) | {"classes": list("abcdefghi")}
+        with pytest.raises(ValueError, match="names 9 classes, but its model has 8 outputs"):
+            open_subject(weights_saying(tmp_path, facts))
+
+
 def test_a_run_cannot_ask_for_a_download(tmp_path: Path, no_network: list[Any]) -> None:
     train(tmp_path / "run", epochs=1)
     best = tmp_path / "run" / "best.safetensors"

@@ -68,6 +68,8 @@ def parse_yaml(text: str) -> Any:
         value = yaml.load(text, _Loader)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    except (LookupError, AttributeError):  # PyYAML expects that '!!int' and the like stand before such a value
+        raise ValueError("a tag such as !!int stands before a value of another kind; leave it out") from None
     _check_nesting(value, MOST_VALUES)
     return value
 

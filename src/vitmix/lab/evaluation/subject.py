@@ -196,6 +196,8 @@ def _built(
     config: TrainConfig, outputs: int, weights: str, classes: tuple[str, ...] | None, *, published: bool = False
 ) -> Subject:
     """The model without its weights, unless those are timm's `published` ones: no file may ask for a download."""
+    if classes is not None and len(classes) > outputs:
+        raise ValueError(f"{weights} names {len(classes)} classes, but its model has {outputs} outputs; correct them")
     plain = dataclasses.replace(config, checkpoint=None, grad_checkpointing=False)
     model, _ = prepare.build_model(plain, outputs, initial_weights=published)
     return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
