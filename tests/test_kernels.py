@@ -12,7 +12,8 @@ from torch import Tensor
 import vitmix
 from support import never_waiting, tiny_batch, tiny_vit
 from vitmix import functional as F
-from vitmix.attention import kernels, summaries
+from vitmix.attention import _kernels as kernels
+from vitmix.attention import summaries
 from vitmix.parts import assignment
 
 pytest.importorskip("triton")
