@@ -8,7 +8,8 @@ documented: a ValueError or OSError, and of a command exit code 2 with one line 
 a finding: another exception, a process that dies, 5 seconds without an end, more than 1 GB of memory.
 
 A case is a function of seed, kind and number, so it can be run again alone. Cases run in batches, each in a forked
-process of its own, which holds what a crash or a leak would spoil.
+process of its own, which holds what a crash or a leak would spoil. The process can write to a folder of its own alone
+(`confine`): an output may be named '/dev/null' or '../../x', and a user may be root.
 """
 
 import os
@@ -31,6 +32,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,8 +41,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confine import can_confine, confine
+
 PATIENCE = 5.0  # seconds
 MOST_MEMORY = 10**9  # bytes
+LIMIT = 4 * 10**9  # where the kernel refuses more
 PACKAGE = f"{os.sep}vitmix{os.sep}"
 SHOWN_ALIKE = 3  # findings of one place that are shown whole
 
@@ -60,20 +65,22 @@ class Case:
         shown: the input as a person would repeat it.
     """
 
-    def __init__(self, seed: int, kind: str, number: int) -> None:
+    def __init__(self, seed: int, kind: str, number: int, box: Path) -> None:
         self.chance = random.Random(f"{seed}/{kind}/{number}")
+        self.box = box
         self.shown = ""
 
     @cached_property
     def folder(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="vitmix-fuzz-"))
+        folder = self.box / "up" / "here"  # two levels down: paths that lead up stay in the box
+        folder.mkdir(parents=True)
         os.chdir(folder)
         return folder
 
     def close(self) -> None:
-        if "folder" in self.__dict__:
-            os.chdir(tempfile.gettempdir())
-            shutil.rmtree(self.folder, ignore_errors=True)
+        os.chdir(self.box)
+        for entry in self.box.iterdir():
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,8 @@ class Tally:
 # In the forked process
 
 
-def run_case(run: Callable[[Case], bool], case: Case, number: int, memory: int) -> Result:
-    """The result of one case; `memory` is what the process had when it began."""
+def run_case(run: Callable[[Case], bool], case: Case, number: int, growth: Callable[[], int]) -> Result:
+    """The result of one case; `growth` is that of the memory since the batch began."""
     finding, place, accepted = None, "", False
     try:
         with _limited():
@@ -126,10 +133,10 @@ def run_case(run: Callable[[Case], bool], case: Case, number: int, memory: int) 
         finding, place = f"no end after {PATIENCE:g} s\n{_where()}", f"hang in {_innermost()}"
     except BaseException as error:
         finding, place = f"{type(error).__name__}: {error}\n{_where()}", f"{type(error).__name__} in {_innermost()}"
-    grown = _peak() - memory
+    grown = growth()
     if finding is None and grown > MOST_MEMORY:
         finding = place = f"{grown / 1e9:.1f} GB of memory"
-    return Result(number, accepted, finding, place, case.shown if finding else "")
+    return Result(number, accepted and finding is None, finding, place, case.shown if finding else "")
 
 
 class _limited:
@@ -174,29 +181,40 @@ def _memory(name: str) -> int:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith(name))
 
 
-def _peak() -> int:
-    peak = _memory("VmHWM")
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
-    return peak
+class _Peaks:
+    """The most memory that the process had since it was asked last; opened before the process is confined."""
+
+    def __init__(self) -> None:
+        self.reset = os.open("/proc/self/clear_refs", os.O_WRONLY)
+
+    def __call__(self) -> int:
+        peak = _memory("VmHWM")
+        os.write(self.reset, b"5")
+        return peak
 
 
-def _work(kind: Kind, name: str, seed: int, numbers: Iterable[int], tell: int) -> None:
+def _work(kind: Kind, name: str, seed: int, numbers: Iterable[int], tell: int, box: Path) -> None:
     """Runs cases and writes a line when one begins and when it ends."""
     os.setsid()  # so that whatever the cases start can be ended with this process
+    peak = _Peaks()
+    if can_confine():
+        confine(box)
+    tempfile.tempdir, sys.dont_write_bytecode = str(box), True
+    for variable in ("TMPDIR", "HOME", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR"):
+        os.environ[variable] = str(box)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + 4 * MOST_MEMORY, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + LIMIT, most))
     logging.disable()  # what is logged is no result
     gc.freeze()
     memory = _memory("VmRSS")
-    _peak()
+    peak()
     for number in numbers:
         os.write(tell, f"{json.dumps([number])}\n".encode())
-        case = Case(seed, name, number)
-        result = run_case(kind.run, case, number, memory)
+        case = Case(seed, name, number, box)
+        result = run_case(kind.run, case, number, lambda: peak() - memory)
         case.close()
         os.write(tell, f"{json.dumps(result)}\n".encode())
 
@@ -224,11 +242,13 @@ def run_cases(kind: Kind, name: str, seed: int, numbers: Sequence[int]) -> Itera
 
 def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[list[Any]]:
     read, write = os.pipe()
-    child = os.fork()
+    box = Path(tempfile.mkdtemp(prefix="vitmix-fuzz-"))
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # that threads do not come along
+        child = os.fork()
     if not child:
         code = 1
         try:
-            _work(kind, name, seed, numbers, write)
+            _work(kind, name, seed, numbers, write, box)
             code = 0
         finally:
             os._exit(code)
@@ -246,6 +266,7 @@ def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        shutil.rmtree(box, ignore_errors=True)
 
 
 def fuzz(
@@ -300,7 +321,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", help="some of texts, yaml, commands, headers, runs, images (default: all)")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--case", type=int, metavar="N", help="only this case of one kind")
+    parser.add_argument("--unconfined", action="store_true", help="run where the kernel has no Landlock, at your risk")
     given = parser.parse_args(arguments)
+    if not can_confine() and not given.unconfined:
+        parser.error("this kernel has no Landlock to confine the cases to a folder; use Linux 6.7 or --unconfined")
     until = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
 
     from fuzz_kinds import KINDS

@@ -304,7 +304,6 @@ def _shard(case: Case) -> bool:
         content = _with_sums(content)
     (case.folder / "train-00.tar").write_bytes(content)
     _class_names(case)
-    os.environ["XDG_CACHE_HOME"] = str(case.folder / "cache")
     case.shown = f"shard {[(member.name, member.type, data[:60]) for member, data in samples]!r} {content[:200]!r}"
     patterns = [".", ".", "train-{00..00}.tar", "*.tar", "train-{00..01}.tar", "train-{0..9{0..9}}.tar", "[", "{a,b"]
     pattern = f"wds:{patterns[0] if chance.random() < 0.8 else chance.choice(patterns)}"
@@ -403,8 +402,7 @@ READERS: tuple[tuple[float, Callable[[Case], bool]], ...] = (
 
 def run_image(case: Case) -> bool:
     """One of the kinds of data."""
-    folder = case.folder
-    os.environ["HF_HOME"] = str(folder / "home")
+    _ = case.folder  # which becomes the current one
     weights, readers = zip(*READERS, strict=True)
     (reader,) = case.chance.choices(readers, weights)
     return reader(case)

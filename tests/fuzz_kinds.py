@@ -592,7 +592,7 @@ def _replace(path: Path, chance: random.Random) -> str:
     elif kind == "device":
         path.symlink_to("/dev/zero")
     elif kind == "other":
-        path.symlink_to(RUN / chance.choice(_files("*.*")))
+        shutil.copy(RUN / chance.choice(_files("*.*")), path)
     elif kind != "missing":
         contents = {"empty": b"", "deep": b"[" * 5000, "bytes": chance.randbytes(50)}
         path.write_bytes(contents.get(kind, json.dumps(hostile(chance)).encode()))
