@@ -169,6 +169,8 @@ def test_folder_problems(tmp_path, make, message):
         ("torchvision:CIFAR11:x", "did you mean 'CIFAR10'"),
         ("shapes(sise=32)", "did you mean 'size'"),
         ("shapes(size=big)", "whole number"),
+        ("shapes(length=2147483648)", "length may be at most 10,000,000"),
+        ("shapes(size=100000)", "size may be at most 4,096"),
         ("shapes(size=32", "not understood"),
         ("shapes(length=0)", "length"),
         ("shapes?holdout=2", "between 0 and 1"),

@@ -37,6 +37,7 @@ Openers = Mapping[str, Callable[[], ImageSet]]  # split → a function that read
 
 HOLDOUT = 0.1  # of data that comes without splits
 HOLDOUT_SEED = 20_240_229  # fixed: the same images are held out in every run, whatever its seed
+MOST_OF_SHAPES = {"size": 4096, "length": 10**7, "test_length": 10**7, "seed": 2**63 - 1}
 SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid"), "test": ("test", "testing")}
 
 
@@ -161,6 +162,8 @@ def _shapes_splits(argument: str) -> Openers:
             raise unknown_name("setting of shapes", key, settings)
         if not re.fullmatch(r"\d+", value):
             raise ValueError(f"shapes: {key} must be a whole number, got {value!r}; write {key}={settings[key]}")
+        if int(value) > MOST_OF_SHAPES[key]:
+            raise ValueError(f"shapes: {key} may be at most {MOST_OF_SHAPES[key]:,}, got {value}")
         settings[key] = int(value)
     size, seed = settings["size"], settings["seed"]
 
