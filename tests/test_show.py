@@ -146,6 +146,13 @@ def test_names_in_any_script(tmp_path, capsys, monkeypatch):
     assert "letters" not in capsys.readouterr().out
 
 
+def test_names_that_cannot_be_written(tmp_path, capsys):
+    output = tmp_path / "figure.svg"
+    assert main(["show", "--names", "caf\udce9", "a\0\x1b", "--method", "cutmix", "--output", str(output)]) == 0
+    assert "letters \\udce9" in capsys.readouterr().out
+    ElementTree.parse(output)  # XML has no such characters
+
+
 def test_a_model_without_attention_is_not_said_to_have_any(tmp_path, capsys):
     arguments = ["--model", "test_resnet", "--method", "cutmix", "--output", str(tmp_path / "figure.svg")]
     assert main(["show", *arguments]) == 0

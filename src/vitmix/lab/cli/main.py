@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *_, **__: f"vitmix: note: {message}\n"
     failure: OSError | None = None
     code, plugins = 1, os.environ.get(PLUGINS)
+    with suppress(AttributeError):  # a stand-in for the stream
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore  names of files need not be valid UTF-8
     try:
         code = _main(arguments)
     except KeyboardInterrupt:  # whoever pressed the keys knows; a training that has begun saves its state before

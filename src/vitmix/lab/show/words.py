@@ -10,6 +10,7 @@ from matplotlib.font_manager import FontProperties
 
 DPI = 720  # so fine that rounding to pixels does not matter
 BREAKS = re.compile(r"(?<=[ _,:;/(+|-])")
+UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # no letters, and none that XML has
 
 
 def fitted(words: str, width: float, *, size: float, lines: int, weight: str = "normal") -> list[str]:
@@ -37,7 +38,7 @@ def broken(words: str, width: float, *, size: float, weight: str = "normal") -> 
         return text_width(text.rstrip(), size, weight) <= width
 
     lines = [""]
-    for piece in BREAKS.split(words):
+    for piece in BREAKS.split(UNDRAWABLE.sub("?", words)):
         if lines[-1] and not fits(lines[-1] + piece):
             lines.append("")
         while len(piece) > 1 and not fits(lines[-1] + piece):
