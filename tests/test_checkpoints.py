@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitmix  # noqa: F401  registers models with timm
-from training import same_weights
+from training import replace_file, same_weights
+from vitmix._checks import check_output_file
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.checkpoints import Checkpoint, write_file
 
@@ -174,6 +175,35 @@ def test_an_empty_manifest_is_damage(tmp_path: Path) -> None:
     assert checkpoints.find_damage(path) == "manifest.json does not list model.safetensors"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80",
+        b"[" * 10_000,
+        b'{"tensor": "nothing"}',
+        b'{"pairs": [[]]}',
+        b'{"pairs": 3}',
+        b"{}",
+        b'{"list": null}',
+    ],
+)
+def test_what_no_training_wrote_is_damage(tmp_path: Path, content: bytes) -> None:
+    """Even where its checksum is right: a run folder may come from anywhere."""
+    path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
+    replace_file(path, "training.json", content)
+    assert "it cannot be read" in (checkpoints.find_damage(path) or "")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/dev/zero", "pipe"])
+def test_only_regular_files_of_a_checkpoint_are_read(tmp_path: Path, name: str) -> None:
+    path = checkpoints.save_checkpoint(tmp_path / "all", 7, some(7), keep=1)
+    os.mkfifo(path / "pipe")
+    (tmp_path / "all" / "outside").write_bytes(b"")
+    replace_file(path, name, b"", write=False)
+    assert f"{name} is not a regular file in it" in (checkpoints.find_damage(path) or "")
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["shorter", "gone", "changed"])
 def test_damage_is_found(tmp_path: Path, name: str, damage: str) -> None:
@@ -212,6 +242,16 @@ def test_failure_at_any_file_leaves_the_older_one(
         checkpoints.save_checkpoint(tmp_path, 2, new, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == [old.name]
     assert checkpoints.find_damage(old) is None
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    """For root a renaming would put a file in the place of a device."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        checkpoints.write_file(tmp_path / "pipe", b"x")
+    with pytest.raises(ValueError, match="not a regular file"):
+        check_output_file(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo() and len([*tmp_path.iterdir()]) == 1
 
 
 def test_files_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

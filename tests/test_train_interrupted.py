@@ -17,7 +17,20 @@ import pytest
 import torch
 
 from kill_runs import contents, different
-from training import look_often, one_thread, poison, rows, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
+from training import (  # noqa: F401
+    look_often,
+    one_thread,
+    poison,
+    replace_file,
+    rows,
+    same_weights,
+    tiny,
+    train,
+    train_until,
+    weights,
+    whole_run,
+)
+from vitmix.lab.cli import main as cli
 from vitmix.lab.data import loader
 from vitmix.lab.data.loader import Batch
 from vitmix.lab.training import checkpoints
@@ -172,6 +185,29 @@ def test_stray_names_do_not_stop_resuming(tmp_path: Path, capsys: pytest.Capture
     train(tmp_path / "run")
     assert "resuming at update 4 of 12 (epoch 1)\n" in capsys.readouterr().out
     assert (folder / "update-000000120.bak").exists()
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        *({}, None, [], {"epoch": "1"}, {"epoch": 10**9}, {"step": -1}, {"best": 3}, {"best": {"epoch": 1}}, {"x": 1}),
+        *({"epoch": 2, "history": [{}, {}]}, {"epoch": 1, "history": [{"epoch": 1, "seconds": "x"}]}),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], position: Any
+) -> None:
+    output = tmp_path / "run"
+    train_until(output, 3, checkpoint_every="2 steps")
+    (path,) = checkpoints.list_checkpoints(output / "checkpoints")
+    state = checkpoints.load_checkpoint(path).training
+    changed = {**state["position"], **position} if position else position
+    _, skeleton = checkpoints.pack(state | {"position": changed})
+    replace_file(path, "training.json", json.dumps(skeleton).encode())
+    assert cli.main(["train", "--config", str(output / "config.yaml"), "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("vitmix: error: ") and said.count("\n") == 1 and "not a checkpoint of this training" in said
+    assert path.is_dir()
 
 
 def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

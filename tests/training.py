@@ -1,6 +1,8 @@
 """Trainings small enough for tests."""
 
 import csv
+import hashlib
+import json
 import math
 import os
 import socket
@@ -116,6 +118,15 @@ def look_often(patch: pytest.MonkeyPatch) -> None:
 
 def weights(output: Path | str, name: str = "last") -> dict[str, Tensor]:
     return load_file(Path(output) / f"{name}.safetensors")
+
+
+def replace_file(checkpoint: Path, name: str, content: bytes, *, write: bool = True) -> None:
+    """Puts content into a file of a checkpoint, and into its manifest as if it had been written so."""
+    if write:
+        (checkpoint / name).write_bytes(content)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 def same_weights(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

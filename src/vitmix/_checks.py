@@ -85,6 +85,8 @@ def check_output_file(path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"the output {str(path)!r} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"the output {str(path)!r} is not a regular file; name another")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {str(path.parent)!r} for the output; make it first")
     try:

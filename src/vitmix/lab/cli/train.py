@@ -75,6 +75,7 @@ def _train(settings: config.TrainConfig) -> int:
 
     from vitmix.lab.data.images import NothingReadable
     from vitmix.lab.training import processes
+    from vitmix.lab.training.checkpoints import Foreign
     from vitmix.lab.training.engine import Trainer
 
     checked = False
@@ -91,7 +92,8 @@ def _train(settings: config.TrainConfig) -> int:
         return 2
     except Exception as error:
         # Input was checked before; what comes later needs its whole traceback.
-        wrong_input = isinstance(error, (ValueError, OSError)) and (not checked or isinstance(error, NothingReadable))
+        expected = isinstance(error, (NothingReadable, Foreign))
+        wrong_input = isinstance(error, (ValueError, OSError)) and (not checked or expected)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             _tell_failure(error, with_traceback=not wrong_input)
             return 2 if wrong_input else 1

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import sys
 import warnings
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from vitmix.lab.reading import parse_json
 from vitmix.lab.training.header import read_header
 
 MANIFEST = "manifest.json"
@@ -32,6 +34,10 @@ FILES = ("model.safetensors", "training.safetensors", "training.json")  # of eve
 PREFIX, PARTIAL, OLD, DAMAGED = "update-", ".partial", ".old", "damaged-"
 NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
 Tensors = dict[str, Tensor]
+
+
+class Foreign(ValueError):
+    """A whole checkpoint that is not of this training."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Checkpoint:
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes a file so that it is either complete or not there, or as it was before."""
+    if path.exists() and not path.is_file():  # renaming would put a file in the place of /dev/null
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")  # another process may write the same file
     try:
         _write(partial, content)
@@ -264,18 +272,19 @@ def _search(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None. OSError if the disk fails to read them: they may be whole."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest, contents = parse_json(_content(path, MANIFEST)), {}
         missing = [name for name in FILES if name not in manifest]
         if missing:
             return f"{MANIFEST} does not list {missing[0]}"
         for name, expected in manifest.items():
-            content = (path / name).read_bytes()
+            content = contents[name] = _content(path, name)
             if len(content) != expected["bytes"]:
                 return f"{name} has {len(content)} of {expected['bytes']} bytes"
             if _checksum(content) != expected["sha256"]:
                 return f"{name} has changed since it was written"
             if name.endswith(".safetensors") and _lost(safetensors.torch.load(content), name):
                 return f"{name} holds numbers that are not finite"
+        unpack(safetensors.torch.load(contents["training.safetensors"]), parse_json(contents["training.json"]))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -283,6 +292,14 @@ def find_damage(path: Path) -> str | None:
     except safetensors.SafetensorError as error:
         return f"it cannot be read ({error})"
     return None
+
+
+def _content(path: Path, name: str) -> bytes:
+    """The bytes of a file of a checkpoint; of nothing else, since a pipe or a device would be read without an end."""
+    file = path / name
+    if Path(name).name != name or not (stat.S_ISREG(file.stat().st_mode) or file.is_dir()):
+        raise ValueError(f"{name} is not a regular file in it")
+    return file.read_bytes()
 
 
 def _lost(tensors: Tensors, name: str) -> bool:

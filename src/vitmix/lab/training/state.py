@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from vitmix.lab.reading import fits, is_count, is_number
 from vitmix.lab.training import checkpoints, processes, sharding
 from vitmix.lab.training.checkpoints import Checkpoint
+from vitmix.lab.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from vitmix.lab.training.engine import Trainer
@@ -105,7 +107,16 @@ def resume(trainer: "Trainer") -> list[str]:
         return remarks
     loaded = vars(checkpoints.load_checkpoint(path)) if accelerator.is_main_process else None
     checkpoint = Checkpoint(**processes.from_main(accelerator, loaded))
-    restore(trainer, checkpoint)
+    try:
+        restore(trainer, checkpoint)
+    except torch.OutOfMemoryError:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise checkpoints.Foreign(
+            f"{path} is not a checkpoint of this training ({type(problem).__name__}: {reason}); remove it, or give "
+            "another --output"
+        ) from None
     if trainer.position.best is not None and not processes.on_main(accelerator, trainer.folder.best.exists):
         trainer.position.best = None
         remarks.append(f"{trainer.folder.best} is missing: the best weights are chosen from here on")
@@ -146,5 +157,18 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         trainer.accelerator.scaler.load_state_dict(training["scaler"])
     if trainer.accelerator.is_main_process:  # the others go on from zero: what is stored is the sum over all
         trainer.tally.sums, trainer.tally.count = training["tally"]["sums"], training["tally"]["count"]
-    trainer.position = Position(**training["position"])
+    trainer.position = _position(training["position"], trainer.config)
     processes.restore_random_states(trainer.accelerator, training["random"])
+
+
+def _position(stored: Any, config: TrainConfig) -> Position:
+    """The stored position, if it is one."""
+    row, best = {"epoch": is_count, "seconds": is_number}, {"epoch": is_count, config.best: is_number}
+    shape = {"epoch": is_count, "step": is_count, "seconds": is_number, "wall": is_number, "skipped": is_count}
+    shape |= {"overflowed": is_count, "broken": [str], "best": (None, best), "history": [row]}
+    right = fits(stored, shape) and len(stored["history"]) == stored["epoch"] <= config.total_epochs
+    numbers = right and all(isinstance(value, int | float) for each in stored["history"] for value in each.values())
+    ended = right and stored["epoch"] == config.total_epochs
+    if not numbers or (ended and not fits(stored["history"][-1], {"accuracy": is_number})):
+        raise ValueError("its position is not one")
+    return Position(**stored)
