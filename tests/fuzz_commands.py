@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+import vitmix
 from fuzz import Wrong
 from vitmix.lab import families
 from vitmix.lab.bench import growth, steps
@@ -62,6 +63,7 @@ def prepare() -> None:
             raise Enough
         learn(trainer, *arguments)
 
+    mock.patch.object(vitmix.Learner, "compile", lambda *_, **__: None).start()
     mock.patch.object(socket.socket, "connect", no_network).start()
     mock.patch.object(socket, "getaddrinfo", no_network).start()
     mock.patch.object(Trainer, "_learn", learn_twice).start()
@@ -121,6 +123,8 @@ def run_command(arguments: Sequence[str]) -> bool:
         raise Wrong(f"exit code {code} with {len(errors)} errors: {said[-300:]}")
     if code == 2 and not said.endswith(f"{errors[0]}\n"):
         raise Wrong(f"lines after the error: {said[-300:]}")
+    if code == 2 and "codec can't" in errors[0]:
+        raise Wrong(f"a failure to print: {errors[0]}")
     if code == 2 and len(errors[0]) > 20_000:
         raise Wrong(f"an error of {len(errors[0])} characters: {errors[0][:300]}")
     return code != 2

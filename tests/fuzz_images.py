@@ -203,6 +203,8 @@ def _arrays(chance: random.Random) -> dict[str, np.ndarray]:
 
 def _change_array(array: np.ndarray, chance: random.Random) -> np.ndarray:
     kind = chance.randrange(9)
+    if array.ndim == 0:  # changed before
+        return array
     if kind == 0:
         dtypes = ["f8", "f2", "i1", "u8", "c16", "S3", "U2", "?", "M8[s]", [("a", "i4")]]
         return np.zeros(array.shape, np.dtype(chance.choice(dtypes)))

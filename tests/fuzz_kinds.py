@@ -273,12 +273,12 @@ def _changed_weights(content: bytes, chance: random.Random) -> bytes:
     """A file of weights of which the description, the tensors' places or the bytes are changed."""
     try:
         header, numbers = _opened(content)
-    except (ValueError, struct.error):  # it was changed before
+        facts = header.get("__metadata__", {}).get("vitmix")
+        value = None if facts is None else json.loads(facts)
+    except (ValueError, AttributeError, TypeError, struct.error):  # it was changed before
         return change_bytes(content, chance)
     target = chance.random()
-    facts = header.get("__metadata__", {}).get("vitmix")
     if target < 0.6 and facts is not None:
-        value = json.loads(facts)
         for _ in range(chance.choice([1, 1, 2, 3])):
             value = change_value(value, chance)
         said = json.dumps(value)
