@@ -275,7 +275,7 @@ def _changed_weights(content: bytes, chance: random.Random) -> bytes:
         header, numbers = _opened(content)
         facts = header.get("__metadata__", {}).get("vitmix")
         value = None if facts is None else json.loads(facts)
-    except (ValueError, AttributeError, TypeError, struct.error):  # it was changed before
+    except (ValueError, AttributeError, TypeError, RecursionError, struct.error):  # it was changed before
         return change_bytes(content, chance)
     target = chance.random()
     if target < 0.6 and facts is not None:

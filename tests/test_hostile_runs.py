@@ -131,6 +131,12 @@ def test_what_is_no_summary_ends_no_run(tmp_path: Path, content: str) -> None:
     assert folder.read_summary() is None
 
 
+def test_metrics_end_at_a_damaged_row(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b'{"epoch": 1, "loss": 2.5}\n{"epoch": 2, \x8e"loss": 2}\n{"epoch": 3}\n')
+    assert folder.read_metrics() == [{"epoch": 1, "loss": 2.5}]
+
+
 def test_pipes_are_not_waited_for(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "runs")
     for name in ("summary.json", "evaluation.json", "robustness.json", "analysis/accuracy.json", "pictures/x.png"):

@@ -62,7 +62,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, float]]:
         """The numbers of each finished epoch, as far as they are numbers; what follows a damaged row is left out."""
         try:
-            lines = read_bytes(self.metrics, MOST_JSON).decode().splitlines()
+            lines = read_bytes(self.metrics, MOST_JSON).decode(errors="replace").splitlines()
         except FileNotFoundError:
             return []
         rows = []
