@@ -66,6 +66,7 @@ SETTINGS = {
 POWER = ("power", "power, names kept")
 TRAIN = ("train", "--config", "../tiny.yaml", "--output", f"{CASE}/run")
 RUN = Path(CASE) / "run"
+SUITE = ("eval", str(RUN), "--workers", "0", "--suite")
 
 
 class Ended(NamedTuple):
@@ -94,7 +95,8 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
     notes = [json.loads(line) for line in Path(NOTES).read_text().splitlines()] if Path(NOTES).exists() else []
     state = Path(f"{NOTES}.state")
     operations = pickle.loads(state.read_bytes())[0] if state.exists() else []
-    return Ended(code, Path(SAID).read_text(errors="replace"), notes, operations)
+    said = [Path(SAID), *sorted(Path(CASE).rglob("train.log"))]  # of a comparison's trainings
+    return Ended(code, "".join(path.read_text(errors="replace") for path in said), notes, operations)
 
 
 def _run(arguments: Sequence[str], fault: Fault | None) -> None:
@@ -200,6 +202,12 @@ def _trained(*without: str) -> None:
         (RUN / name).unlink()
 
 
+def _measured() -> None:
+    """A run of which a part of the suite is measured, which stays when another is added."""
+    _trained()
+    assert start((*SUITE, "clean")).code == 0
+
+
 def _interrupted() -> None:
     """A run that was killed when its third checkpoint was written but not named, and one that a disk damaged."""
     Path(CASE).mkdir()
@@ -217,7 +225,7 @@ SCENARIOS = (
     Scenario("train", TRAIN, lambda: Path(CASE).mkdir()),
     Scenario("train, resumed", TRAIN, _interrupted),
     Scenario("eval", ("eval", str(RUN), "--output", f"{CASE}/eval.json"), lambda: _trained("evaluation.json")),
-    Scenario("eval, suite", ("eval", str(RUN), "--suite", "clean,noise", "--workers", "0"), _trained),
+    Scenario("eval, suite", (*SUITE, "noise"), _measured),
     Scenario(
         "compare",
         ("compare", "../matrix.yaml", "--output", f"{CASE}/compared", "--publish", f"{CASE}/published"),
@@ -340,7 +348,7 @@ def _lies(ended: Ended, broken: set[str]) -> list[str]:
         if name not in broken
     ]
     for update in re.findall(r"(?:Checkpoint of update |newest complete checkpoint is update-)(\d+)", ended.said):
-        if newest().get(str(RUN / "checkpoints"), -1) < int(update):
+        if max(newest().values(), default=-1) < int(update):
             wrong.append(f"it said that there is a checkpoint of update {int(update)}")
     return wrong
 
@@ -477,7 +485,9 @@ def _inject_all(cases: Sequence[Case], references: dict[str, Reference], jobs: i
             (folder / f"worker{job}").mkdir()
             os.chdir(folder / f"worker{job}")
             failed = 0
-            for case in cases[job::jobs]:
+            for number, case in enumerate(cases[job::jobs]):
+                if number % 100 == 0:
+                    print(f"process {job}: {number} of {len(cases[job::jobs])}", file=sys.stderr, flush=True)
                 wrong = inject(case.scenario, folder / case.scenario.name, references[case.scenario.name], case.fault)
                 failed += bool(wrong)
                 if wrong:

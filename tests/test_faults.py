@@ -13,8 +13,11 @@ import pytest
 
 import faults
 from test_checkpoints import names, some
-from training import one_thread, rows, tiny, train_until  # noqa: F401
+from training import one_thread, rows, tiny, train, train_until  # noqa: F401
+from vitmix.lab import reading
 from vitmix.lab.cli import main as cli
+from vitmix.lab.comparison.runner import is_trained, take
+from vitmix.lab.evaluation.stored import read_evaluation
 from vitmix.lab.training import checkpoints, runs
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.runs import RunFolder
@@ -132,6 +135,50 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(checkpoints, "_sync_folder", refuse)
     checkpoints.write_file(tmp_path / "summary.json", b"new")
+
+
+def test_folders_outlive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a comparison's trainings and of a suite's answers too: whatever is in them would be gone."""
+    synced, sync = [], checkpoints._sync_folder
+    monkeypatch.setattr(checkpoints, "_sync_folder", lambda folder: (synced.append(folder), sync(folder)))
+    os.close(take(tmp_path / "runs" / "run" / ".claim"))
+    assert set(synced) == {tmp_path, tmp_path / "runs"}
+    train(tmp_path / "run", epochs=1)
+    synced.clear()
+    assert cli.main(["eval", str(tmp_path / "run"), "--suite", "clean", "--workers", "0"]) == 0
+    assert synced[0] == tmp_path / "run"
+
+
+def test_results_that_cannot_be_read_now_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further part of the suite would take the place of all that was measured before."""
+    train(tmp_path, epochs=1)
+    assert cli.main(["eval", str(tmp_path), "--suite", "clean", "--workers", "0"]) == 0
+    before = (tmp_path / "robustness.json").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "open_regular", failing(reading.open_regular, lambda path: "robustness" in str(path)))
+        assert cli.main(["eval", str(tmp_path), "--suite", "noise", "--workers", "0"]) == 2
+    assert (tmp_path / "robustness.json").read_bytes() == before
+
+
+def test_a_finished_training_that_cannot_be_read_now_is_not_called_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    train(tmp_path, epochs=1)
+    monkeypatch.setattr(reading, "open_regular", failing(reading.open_regular))
+    with pytest.raises(OSError, match="Input/output error"):
+        is_trained(folder)
+    with pytest.raises(OSError, match="Input/output error"):
+        read_evaluation(tmp_path)
+
+
+def test_the_reason_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is what a comparison shows."""
+    trainer = Trainer(tiny(tmp_path / "run", epochs=1))
+    trainer.folder.write_summary = failing(trainer.folder.write_summary)
+    assert trainer.run() == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "could not be written: Input/output error. The newest complete checkpoint is update-000000006" in said
 
 
 def test_the_last_epochs_metrics_are_not_lost(

@@ -20,7 +20,7 @@ from vitmix.lab.data.images import BrokenImage, ImageSet, log, match_names
 from vitmix.lab.data.label_maps import FORMAT, INDEX, describe_data, read_index, read_shard, same_data
 from vitmix.lab.reading import read_json
 from vitmix.lab.teachers import Teacher
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.checkpoints import make_folder, write_file
 
 SHARD = 512  # pictures; what a kill may cost
 Progress = Callable[[int, int], None]  # pictures done, of how many
@@ -51,7 +51,7 @@ def make_maps(
     folder = Path(folder)
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     _write_index(folder, index)  # before any shard: a folder without one is somebody else's
     done = {tuple(shard["rows"]) for shard in index["shards"]}
     spans = [(start, min(start + SHARD, len(images))) for start in range(0, len(images), SHARD)]

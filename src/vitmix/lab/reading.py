@@ -17,6 +17,8 @@ import yaml
 MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
 MOST_DEPTH = 64  # lists and mappings within each other; no file of ours has more than six
 MOST_VALUES = 200_000  # of a YAML file, those that it repeats by reference counted each time
+# Faults of a disk, a network or this machine, after which a file may be as whole as it was.
+_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
 
 
@@ -45,6 +47,23 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
     return parse_json(read_bytes(path, MOST_JSON))
+
+
+def read_known(path: Path) -> Any:
+    """The value in a JSON file that one of our commands writes; None where there is none, or something else."""
+    try:
+        return read_json(path)
+    except OSError as error:
+        if is_fault(error):
+            raise
+    except ValueError:
+        pass
+    return None
+
+
+def is_fault(error: OSError) -> bool:
+    """Whether reading failed though the file may be whole: what it holds must not be called lost."""
+    return error.errno in _FAULTS
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -62,7 +62,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from vitmix._checks import check_choice
     from vitmix.lab.evaluation.text import head
     from vitmix.lab.studies.studies import STUDIES
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.training.checkpoints import make_folder, write_file
     from vitmix.lab.training.runs import RunFolder
 
     if namespace.list:
@@ -97,7 +97,7 @@ def _run(namespace: argparse.Namespace) -> int:
                     raise
                 left_out.append(f"Left out: {name}, since {error}.")
                 continue
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for suffix, content in files.items():
                 write_file(folder / f"{name}.{suffix}", content)
             written.append(name)

@@ -131,11 +131,11 @@ def _keep_evaluation(folder: Path, images: "ImageSet") -> None:
     """Classes, calibration and confusions of the best weights, for `vitmix report`; once, after the last epoch."""
     from vitmix.lab.evaluation.stored import evaluate_run, read_evaluation
 
-    if read_evaluation(folder) is None:
-        try:
+    try:
+        if read_evaluation(folder) is None:
             evaluate_run(folder, images)
-        except (ValueError, OSError) as error:  # no reason to call a finished training failed
-            print(f"The best weights could not be evaluated: {error}")
+    except (ValueError, OSError) as error:  # no reason to call a finished training failed
+        print(f"The best weights could not be evaluated: {error}")
 
 
 def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:

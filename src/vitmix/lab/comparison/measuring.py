@@ -10,7 +10,7 @@ from typing import Any
 from vitmix.lab.evaluation.results import FILE
 from vitmix.lab.evaluation.settings import Robustness
 from vitmix.lab.evaluation.subject import checksum
-from vitmix.lab.reading import read_json
+from vitmix.lab.reading import read_known
 from vitmix.lab.studies.studies import STUDIES
 from vitmix.lab.training.checkpoints import write_file
 from vitmix.lab.training.config import TrainConfig
@@ -92,11 +92,9 @@ def _left_out_of(folder: RunFolder, weights: str | None) -> set[str]:
 
 def _read(path: Path, weights: str | None) -> dict[str, Any] | None:
     """What a file says of these weights; None where there is none, or one of others."""
-    try:
-        found = read_json(path)
-        return found if weights is not None and found["weights_sha256"] == weights else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    found = read_known(path)
+    fitting = isinstance(found, dict) and weights is not None and found.get("weights_sha256") == weights
+    return found if fitting else None
 
 
 def _checksum_of(folder: RunFolder) -> str | None:

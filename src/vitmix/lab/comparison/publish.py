@@ -18,7 +18,7 @@ import yaml
 
 from vitmix.lab.evaluation.settings import PARTS
 from vitmix.lab.report.runs import Run
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.checkpoints import make_folder, write_file
 from vitmix.lab.training.config import to_yaml
 from vitmix.lab.training.progress import duration
 
@@ -58,7 +58,7 @@ def _publish_run(run: Run, folder: Path) -> None:
     elsewhere = re.compile(b'("weights": ")[^"]*/(?=%s/)' % re.escape(run.folder.name).encode())
     for path in sorted(path for pattern in KEPT for path in run.folder.glob(pattern)):
         place = folder / path.relative_to(run.folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent)
         held = path.read_bytes().replace(f"{run.folder.parent}/".encode(), b"")
         write_file(place, elsewhere.sub(rb"\1", held))
     write_file(folder / "config.yaml", to_yaml(replace(run.config, output=None)).encode())

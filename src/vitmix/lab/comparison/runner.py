@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.checkpoints import make_folder, write_file
 from vitmix.lab.training.config import to_yaml
 from vitmix.lab.training.prepare import check_model
 from vitmix.lab.training.runs import RunFolder
@@ -218,7 +218,7 @@ def training_command(settings: Path) -> list[str]:
 
 def take(file: Path) -> int:
     """Locks a file, which is made if need be, until the number returned is closed; BlockingIOError if it is taken."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     if fcntl is not None:
         try:

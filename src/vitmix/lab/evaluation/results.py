@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmix import __version__
-from vitmix.lab.reading import fits, fits_where_given, is_count, is_number, read_json
+from vitmix.lab.reading import fits, fits_where_given, is_count, is_number, read_known
 from vitmix.lab.training.checkpoints import write_file
 
 from .measure import Measurement
@@ -71,10 +71,7 @@ def keep_in_run(folder: Path, found: Results) -> Path:
 
 def read_results(folder: Path) -> Results | None:
     """The stored results of a run's best weights, unless there are none, or those of other weights or another form."""
-    try:
-        found = read_json(folder / FILE)
-    except (OSError, ValueError):
-        return None
+    found = read_known(folder / FILE)
     if not fits(found, {"measurements": [MEASURED], "parts": dict, "corruption_errors": dict}):
         return None
     if not all(_fits_part(row, found["parts"]) for row in found["measurements"]):

@@ -12,6 +12,7 @@ import torch
 
 from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.training.checkpoints import make_folder
 
 from . import shifts
 from .attacks import AutoAttack, Fgsm, Pgd, check_auto_attack
@@ -85,7 +86,7 @@ class Suite:
 
     def __iter__(self) -> Iterator[Measurement]:
         if self.measurer.folder is not None:
-            self.measurer.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.measurer.folder)
         self._before = 0
         self.errors.clear()
         for part in self.parts:

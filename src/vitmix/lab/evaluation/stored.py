@@ -12,7 +12,7 @@ from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
-from vitmix.lab.reading import fits, is_count, is_number, read_json
+from vitmix.lab.reading import fits, is_count, is_number, read_known
 from vitmix.lab.training.checkpoints import write_file
 
 from .cost import count_flops, count_parameters, throughput
@@ -100,10 +100,7 @@ def own_images(subject: Subject, *, data: str | None = None, split: str | None =
 
 def read_evaluation(folder: Path) -> Evaluation | None:
     """The stored evaluation of a run's best weights, unless there is none, or one of other weights or another form."""
-    try:
-        found = read_json(folder / FILE)
-    except (OSError, ValueError):
-        return None
+    found = read_known(folder / FILE)
     if not fits(found, SHAPE) or not found["bins"]:
         return None
     if any(len(row) != 3 or row[0] >= len(found["classes"]) for row in found["confusion"]):

@@ -10,7 +10,7 @@ from PIL.PngImagePlugin import PngInfo
 from vitmix.lab.data.images import check_pixels
 from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.reading import open_regular
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.training.checkpoints import make_folder, write_file
 
 FOLDER = "pictures"
 DPI = 110  # a printed page's width is then about that of a window
@@ -35,7 +35,7 @@ def keep_picture(run: Path, name: str, png: bytes, words: str, weights: str | No
     file = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(file, format="PNG", pnginfo=texts, optimize=True)
     path = run / FOLDER / f"{name}.png"
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     write_file(path, file.getvalue())
     return path
 

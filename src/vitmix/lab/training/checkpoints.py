@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vitmix.lab.reading import parse_json
+from vitmix.lab.reading import is_fault, parse_json
 from vitmix.lab.training.header import read_header
 
 MANIFEST = "manifest.json"
@@ -270,7 +270,7 @@ def _search(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None. OSError if the disk fails to read them: they may be whole."""
+    """What is wrong with a checkpoint's files, or None. OSError if the disk fails: they may be whole."""
     try:
         manifest, contents = parse_json(_content(path, MANIFEST)), {}
         missing = [name for name in FILES if name not in manifest]
@@ -287,9 +287,9 @@ def find_damage(path: Path) -> str | None:
         unpack(safetensors.torch.load(contents["training.safetensors"]), parse_json(contents["training.json"]))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it cannot be read ({error})"
-    except safetensors.SafetensorError as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        if isinstance(error, OSError) and is_fault(error):
+            raise
         return f"it cannot be read ({error})"
     return None
 

@@ -328,14 +328,14 @@ class Trainer:
             self.accelerator.trackers = []
             self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
 
-    def _try(self, write: Callable[[], object], what: str) -> bool:
+    def _try(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
         """Lets the first process write; a full or failing disk is told and does not end the training."""
         failed = False
         if self.accelerator.is_main_process:
             try:
                 write()
             except OSError as error:
-                self.reporter.say(f"The {what} could not be written: {error.strerror or error}.")
+                self.reporter.say(f"The {what} could not be written: {error.strerror or error}. {then()}".rstrip())
                 failed = True
         return not processes.any_process(self.accelerator, failed)
 
@@ -415,8 +415,8 @@ class Trainer:
             checkpoints.write_weights(self.folder.last, weights, about(self))
             self.folder.write_summary(summary)
 
-        if not self._try(write, "metrics, final weights and summary"):
-            self.reporter.say(f"{self._newest()}, once there is room.")
+        # One line: a comparison shows the last one as the reason.
+        if not self._try(write, "metrics, final weights and summary", lambda: f"{self._newest()}, once there is room."):
             return 1
         self.reporter.stop()
         self.reporter.say(text)

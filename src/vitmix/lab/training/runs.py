@@ -10,7 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitmix.lab.reading import MOST_JSON, fits, fits_where_given, is_count, is_number, parse_json, read_bytes, read_json
+from vitmix.lab.reading import (
+    MOST_JSON,
+    fits,
+    fits_where_given,
+    is_count,
+    is_number,
+    parse_json,
+    read_bytes,
+    read_known,
+)
 from vitmix.lab.training.checkpoints import PARTIAL, make_folder, write_file
 from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences, resolve, to_yaml
 
@@ -53,10 +62,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None where there is none, or one that no training wrote."""
-        try:
-            found = read_json(self.summary)
-        except (OSError, ValueError):
-            return None
+        found = read_known(self.summary)
         return found if fits(found, SUMMARY) and fits_where_given(found, SUMMARY_NUMBERS) else None
 
     def read_metrics(self) -> list[dict[str, float]]:
