@@ -7,8 +7,10 @@ import random
 import struct
 import tarfile
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from vitmix.lab.data.npz import MOST_COMPRESSED
 from vitmix.lab.evaluation.shifts import open_class_folders
 from vitmix.lab.make_maps import make_maps
 from vitmix.lab.reading import open_regular, read_bytes
+from vitmix.lab.show import read_picture
 from vitmix.lab.teachers import saliency_teacher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,6 +73,25 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "file", 4) == b"four"
     with pytest.raises(ValueError, match="more than the 3 bytes allowed"):
         read_bytes(tmp_path / "file", 3)
+
+
+def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
+    """A PNG whose pixels are said to have 4 GB, in a folder and by itself."""
+    whole = picture(1)
+    at = whole.index(b"IDAT") - 4
+    path = folder_of(tmp_path, "a", "b") / "train" / "a" / "0.png"
+    path.write_bytes(whole[:at] + b"\xff\xff\0\0" + whole[at + 4 :])
+    images = open_images(f"imagefolder:{tmp_path}", "train")
+    tracemalloc.start()
+    try:
+        with suppress(BrokenImage):
+            images[0]
+        with suppress(ValueError):
+            read_picture(str(path), 16)
+        assert read_bytes(path, 2**31) == path.read_bytes()
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # Folders of images

@@ -4,6 +4,7 @@ A picture that cannot be read never stops a run: it is named in `ImageSet.broken
 place. Which one that is depends on the index alone, so every worker and every resumed run makes the same choice.
 """
 
+import io
 import logging
 import os
 import warnings
@@ -17,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitmix.lab.reading import open_regular
+from vitmix.lab.reading import read_bytes
 
 MAX_PIXELS = 89_478_485  # of one picture; Pillow warns from here on, since a tiny file can unpack to any size
 MAX_BYTES = 2**30  # of the file of one picture: as many pixels, not compressed, in 16 bits
@@ -135,11 +136,11 @@ class FileImages(ImageSet):
         return os.fsdecode(bytes(self.files[index]))
 
     def read(self, index: int) -> Image.Image:
-        with open_regular(os.path.join(self.root, self.name(index))) as file:
-            image = Image.open(file)
-            check_pixels(image)  # before the pixels are unpacked
-            image.load()
-            return image
+        # From memory: of a file, Pillow asks for as many bytes as a header says, and Python takes memory for them.
+        image = Image.open(io.BytesIO(read_bytes(os.path.join(self.root, self.name(index)), MAX_BYTES)))
+        check_pixels(image)  # before the pixels are unpacked
+        image.load()
+        return image
 
     def subset(self, rows: np.ndarray, description: str) -> "FileImages":
         return FileImages(self.root, self.files[rows], self.labels[rows], self.classes, description)

@@ -1,5 +1,6 @@
 """The two pictures that are mixed: files of any kind and size, or built-in ones."""
 
+import io
 import re
 import warnings
 from dataclasses import dataclass
@@ -7,8 +8,9 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitmix.lab.data.images import as_rgb, check_pixels, reason_of
+from vitmix.lab.data.images import MAX_BYTES, as_rgb, check_pixels, reason_of
 from vitmix.lab.data.shapes import CLASSES, shapes_batch
+from vitmix.lab.reading import read_bytes
 
 BUILT_IN = ("shapes:1", "shapes:46")
 BUILT_IN_PICTURE = r"shapes:(\d{1,9})"
@@ -42,7 +44,7 @@ def read_picture(text: str, side: int) -> Picture:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of size, which is checked here
-            with Image.open(path) as opened:
+            with Image.open(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
                 check_pixels(opened)
                 opened.draft("RGB", (4 * side, 4 * side))  # lets a JPEG be unpacked small
                 upright = ImageOps.exif_transpose(opened)
