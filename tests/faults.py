@@ -66,6 +66,7 @@ SETTINGS = {
 POWER = ("power", "power, names kept")
 TRAIN = ("train", "--config", "../tiny.yaml", "--output", f"{CASE}/run")
 RUN = Path(CASE) / "run"
+COMPARE = ("compare", "../matrix.yaml", "--output", f"{CASE}/compared")
 SUITE = ("eval", str(RUN), "--workers", "0", "--suite")
 
 
@@ -85,6 +86,7 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
     """Runs a command in a process of its own, on the files in `CASE`."""
     for name in (NOTES, f"{NOTES}.state", f"{NOTES}.left"):
         Path(name).unlink(missing_ok=True)
+    before = {path: path.stat().st_size for path in Path(CASE).rglob("train.log")}
     child = os.fork()
     if child == 0:
         _run(arguments, fault)
@@ -96,7 +98,8 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
     state = Path(f"{NOTES}.state")
     operations = pickle.loads(state.read_bytes())[0] if state.exists() else []
     said = [Path(SAID), *sorted(Path(CASE).rglob("train.log"))]  # of a comparison's trainings
-    return Ended(code, "".join(path.read_text(errors="replace") for path in said), notes, operations)
+    text = b"".join(path.read_bytes()[before.get(path, 0) :] for path in said).decode(errors="replace")
+    return Ended(code, text, notes, operations)
 
 
 def _run(arguments: Sequence[str], fault: Fault | None) -> None:
@@ -157,6 +160,15 @@ def _take_notes(files: Files) -> None:
             module.write_file = write_and_note  # type: ignore[attr-defined]
 
 
+def _cell(settings: str) -> int:
+    """As the module does when it is run."""
+    try:
+        return cell.run(settings, measuring.Measuring())
+    except (ValueError, OSError) as error:
+        print(f"vitmix: error: {error}")
+        return 1
+
+
 class _Process:
     """`subprocess.Popen` as a comparison uses it: a fork, which has ended when it is there."""
 
@@ -169,7 +181,7 @@ class _Process:
             os.dup2(stdout.fileno(), 1)
             os.dup2(stdout.fileno(), 2)
             files.main = False
-            _end(files, lambda: cell.run(command[4], measuring.Measuring()))
+            _end(files, lambda: _cell(command[4]))
         self.returncode = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if self.returncode == CUT:
             os._exit(CUT)
@@ -208,6 +220,12 @@ def _measured() -> None:
     assert start((*SUITE, "clean")).code == 0
 
 
+def _compared() -> None:
+    """A comparison of which one training is done."""
+    Path(CASE).mkdir()
+    assert start((*COMPARE, "--rows", "none")).code == 0
+
+
 def _interrupted() -> None:
     """A run that was killed when its third checkpoint was written but not named, and one that a disk damaged."""
     Path(CASE).mkdir()
@@ -226,11 +244,7 @@ SCENARIOS = (
     Scenario("train, resumed", TRAIN, _interrupted),
     Scenario("eval", ("eval", str(RUN), "--output", f"{CASE}/eval.json"), lambda: _trained("evaluation.json")),
     Scenario("eval, suite", (*SUITE, "noise"), _measured),
-    Scenario(
-        "compare",
-        ("compare", "../matrix.yaml", "--output", f"{CASE}/compared", "--publish", f"{CASE}/published"),
-        lambda: Path(CASE).mkdir(),
-    ),
+    Scenario("compare", (*COMPARE, "--publish", f"{CASE}/published"), _compared),
     Scenario(
         "report",
         ("report", str(RUN), "--output", f"{CASE}/page.html", "--examples", "1"),

@@ -181,6 +181,24 @@ def test_the_reason_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "could not be written: Input/output error. The newest complete checkpoint is update-000000006" in said
 
 
+def test_best_weights_for_which_there_was_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run without any could not be evaluated, and a comparison with it never ended."""
+    trainer, failures = Trainer(tiny(tmp_path / "run", epochs=1)), [True, True]
+
+    def first(path: Path, content: bytes) -> bool:
+        return "best" in path.name and bool(failures and failures.pop())
+
+    monkeypatch.setattr(checkpoints, "_write", failing(checkpoints._write, first))
+    assert trainer.run() == 1
+    assert "newest complete checkpoint is update-000000006" in capsys.readouterr().out.splitlines()[-1]
+    failures.append(True)
+    assert Trainer(tiny(tmp_path / "run", epochs=1)).run() == 1
+    assert Trainer(tiny(tmp_path / "run", epochs=1)).run() == 0
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
 def test_the_last_epochs_metrics_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,4 +59,7 @@ if __name__ == "__main__":
     parser.add_argument("--analyze", action="store_true")
     given = parser.parse_args()
     stop_with(given.parent)
-    raise SystemExit(run(given.settings, Measuring.of(given.suite, given.analyze)))
+    try:
+        raise SystemExit(run(given.settings, Measuring.of(given.suite, given.analyze)))
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"vitmix: error: {error}") from None

@@ -407,6 +407,11 @@ class Trainer:
 
     def _finish(self) -> int:
         self._count_time()
+        last = self.position.history[-1]
+        self._keep_best(last)  # again: there may have been no room for the last epoch's
+        if self.position.best is None and math.isfinite(last.get(self.config.best, math.nan)):
+            self.reporter.say(f"The best weights could not be written. {self._newest()}, once there is room.")
+            return 1  # else the run would be finished, and without best weights for good
         summary = summarize(self)
         text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
 
