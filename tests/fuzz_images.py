@@ -116,8 +116,8 @@ def _look_at(images: ImageSet, chance: random.Random) -> bool:
         good += 1
         eval_pixels(image, SEEN)
         train_sample(image, SEEN, seed_numbers=(index,))
-    images.readable(chance.randrange(len(images)))
-    if chance.random() < 0.2:
+    first, *_ = images.readable(chance.randrange(len(images)))
+    if chance.random() < 0.2 and first.width * first.height < 10**6:
         in_memory(images)
     if isinstance(images, ArrayImages):
         images.objects([0])

@@ -5,6 +5,8 @@ import json
 import os
 import random
 import struct
+import subprocess
+import sys
 import tarfile
 import time
 import tracemalloc
@@ -92,6 +94,22 @@ def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize("mode", ["RGB", "I;16"])
+def test_a_large_image_takes_little_more_than_its_pixels(tmp_path: Path, mode: str) -> None:
+    """As a whole process: Pillow's memory is not Python's."""
+    path = tmp_path / "large.png"
+    Image.new(mode, (4000, 4000)).save(path, compress_level=1)
+    script = (
+        "from vitmix.lab.show import read_picture\n"
+        "peak = lambda: next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        f"before = peak(); read_picture({str(path)!r}, 4000); print(peak() - before)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    pixels = 4000 * 4000 * 4 / 1024  # KiB of an RGB image in Pillow
+    assert int(said.stdout) < 2.5 * pixels
 
 
 # Folders of images

@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -316,10 +316,16 @@ def reason_of(problem: Exception) -> str:
 def as_rgb(image: Image.Image) -> Image.Image:
     """The picture in 8 bits a channel. Of integers, which Pillow would clip, those above 255 are taken for 16 bits."""
     if image.mode.startswith("I"):
-        values = np.asarray(image)
-        values = values / 257 if values.max(initial=0) > 255 else values
-        image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+        wide = max(int(values.max(initial=0)) for values in _bands(image)) > 255
+        levels = [(values / 257 if wide else values).round().clip(0, 255).astype(np.uint8) for values in _bands(image)]
+        image = Image.fromarray(np.concatenate(levels))
     return image.convert("RGB")
+
+
+def _bands(image: Image.Image) -> Iterator[np.ndarray]:
+    """The values of some rows at a time: as numbers a large picture takes several times its memory."""
+    for top in range(0, image.height, 256):
+        yield np.asarray(image.crop((0, top, image.width, min(top + 256, image.height))))
 
 
 def check_pixels(image: Image.Image) -> None:

@@ -47,8 +47,8 @@ def read_picture(text: str, side: int) -> Picture:
             with Image.open(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
                 check_pixels(opened)
                 opened.draft("RGB", (4 * side, 4 * side))  # lets a JPEG be unpacked small
-                upright = ImageOps.exif_transpose(opened)
-                return Picture(as_rgb(upright), path.stem)
+                ImageOps.exif_transpose(opened, in_place=True)  # a copy of a large picture is large, too
+                return Picture(as_rgb(opened), path.stem)
     except MemoryError:
         raise
     except Exception as problem:  # decoders raise nearly anything on damaged bytes
