@@ -172,6 +172,16 @@ def test_a_finished_training_that_cannot_be_read_now_is_not_called_failed(
         read_evaluation(tmp_path)
 
 
+@pytest.mark.parametrize("native", ["safetensors.safe_open", "safetensors.torch.load_file"])
+def test_weights_that_cannot_be_read_now_are_not_called_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], native: str
+) -> None:
+    train(tmp_path, epochs=1)
+    monkeypatch.setattr(native, failing(lambda: None))
+    assert cli.main(["eval", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "vitmix: error: [Errno 5] Input/output error: 'FILE'\n"
+
+
 def test_the_reason_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which is what a comparison shows."""
     trainer = Trainer(tiny(tmp_path / "run", epochs=1))

@@ -425,6 +425,8 @@ def read_weights(path: Path) -> Tensors:
             return safetensors.torch.load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
+        if isinstance(error, OSError) and is_fault(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         if isinstance(error, safetensors.SafetensorError):
             reason = f"it is damaged or cut short ({reason})"

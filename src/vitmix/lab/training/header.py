@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import fits, is_number, parse_json
+from vitmix.lab.reading import fits, is_fault, is_number, parse_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
@@ -80,7 +80,9 @@ def read_header(path: Path) -> Header:
         with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             facts = parse_json((file.metadata() or {}).get("vitmix", "{}"))
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
-    except (safetensors.SafetensorError, OSError, ValueError):
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_fault(error):
+            raise
         return Header()  # reading the weights will say what is wrong
     if not isinstance(facts, dict):
         return Header()
