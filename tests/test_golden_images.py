@@ -375,7 +375,7 @@ def golden_step(model: nn.Module, mixer: vitmix.Mixer, data: Arrays, boxes: np.n
         "targets": mixing.targets(batch),
         "loss": loss,
         "gradient": model.blocks[0].attn.qkv.weight.grad.clone(),
-        "row": batch.tape.class_row.get(len(model.blocks) - 1),
+        "row": batch.tape.saliency.get(len(model.blocks) - 1),
         "token_share": batch.tape.token_share,
         "layer": layer[:2],
     }

@@ -131,7 +131,7 @@ def test_golden_htm_layer(case: str, dtype: torch.dtype) -> None:
     model = layer_model(data, dtype)
     reader = read_model(model)
     settings = vitmix.HTM(block=0, tau=float(data["tau"]), rho=float(data["rho"]))
-    net = settings.modules(reader, data["labels"].shape[1]).to(dtype)
+    net = settings.module(reader, data["labels"].shape[1]).to(dtype)
     fill(net, data, "p.small_h_fc.", "p.small_h_attention_pool.")
     actor, plan = settings.actor(reader, {}, net), settings.plan(reader)
     plan = plan | Plan(layers=frozenset([0]))
@@ -233,8 +233,7 @@ def vertical_setup(data: Arrays, model: nn.Module, dtype: torch.dtype) -> tuple[
     prior = tensor(data["prior_tokens"], dtype).requires_grad_()
     for block, attention in enumerate(data["prior_attn"]):
         tape.tokens[block] = prior[block]
-        slots = tape.class_row if has_class else tape.column_mean
-        slots[block] = saliency_of(tensor(attention, dtype), has_class)
+        tape.saliency[block] = saliency_of(tensor(attention, dtype), has_class)
     recorder = Recorder(reader, plan)
     recorder.tape = tape
     return reader, recorder, tape, prior

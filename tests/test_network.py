@@ -11,8 +11,8 @@ import huggingface_hub
 import pytest
 from PIL import Image
 
-from vitmix.lab import cli
 from vitmix.lab import network as _network
+from vitmix.lab.cli import main as cli
 
 
 @pytest.fixture

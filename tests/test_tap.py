@@ -157,17 +157,17 @@ def test_rollout_equals_multiplied_matrices() -> None:
 
 ASKED = {
     "mixup": {},
-    "transmix": dict(class_row={2}),
-    "transmix(block=0)": dict(class_row={0}),
+    "transmix": dict(saliency={2}),
+    "transmix(block=0)": dict(saliency={0}),
     "tl_align": dict(token_share={-1, 0, 1, 2}),
     "tl_align(blocks=[1])": dict(token_share={-1, 1}),
     "smmix(blocks=[1])": dict(final=True),
     "htm(block=1, rollout=1)": dict(layers={0}),
-    "vtm(block=1)": dict(class_row={0}, tokens={0}),
+    "vtm(block=1)": dict(saliency={0}, tokens={0}),
     "vtm(block=2, rollout=1)": dict(layers={0, 1}, tokens={0, 1}),
     "vtm(block=2, choose=random)": dict(tokens={0, 1}),
-    "tl_align(blocks=[2]) + vtm": dict(class_row={0, 1}, tokens={0, 1}, token_share={-1, 2}, bank_share={2}),
-    "tl_align(blocks=[1]) + vtm": dict(class_row={0, 1}, tokens={0, 1}, token_share={-1, 1}),
+    "tl_align(blocks=[2]) + vtm": dict(saliency={0, 1}, tokens={0, 1}, token_share={-1, 2}, bank_share={2}),
+    "tl_align(blocks=[1]) + vtm": dict(saliency={0, 1}, tokens={0, 1}, token_share={-1, 1}),
 }
 
 
@@ -182,10 +182,9 @@ def test_a_tape_holds_what_its_method_asks_for_and_nothing_else(build_model) -> 
             batch = mixing.mix(images, labels, draw=vitmix.Draw(choice, draw.values))
             model(batch.images)
             mixing.targets(batch)
-            if build_model is tiny_cct:  # no class token: the column mean instead; pooled by the final tokens
-                asked = {{"class_row": "column_mean"}.get(name, name): blocks for name, blocks in asked.items()}
-                asked |= {"final": True} if "token_share" in asked else {}
-            slots = ("class_row", "column_mean", "token_share", "layers", "tokens", "bank_share")
+            if build_model is tiny_cct and "token_share" in asked:  # pooled by the final tokens
+                asked = asked | {"final": True}
+            slots = ("class_row", "column_mean", "saliency", "token_share", "layers", "tokens", "bank_share")
             found = {name: set(getattr(batch.tape, name)) for name in slots if getattr(batch.tape, name)}
             found |= {"final": True} if batch.tape.final is not None else {}
             assert found == asked, each
@@ -305,7 +304,7 @@ def test_unreadable_variants_of_the_family() -> None:
 def test_a_slot_not_written_is_an_error() -> None:
     model = tiny_vit()
     images, labels = tiny_batch()
-    for text, words in (("transmix", "class row of block 2"), ("tl_align", "carried share"), ("htm", "htm mixed")):
+    for text, words in (("transmix", "attention of block 2"), ("tl_align", "carried share"), ("htm", "htm mixed")):
         with vitmix.create(text, 10).attach(model) as mixing:
             model(images)  # before mixing: belongs to no batch
             batch = mixing.mix(images, labels)
