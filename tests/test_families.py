@@ -26,8 +26,9 @@ METHODS = columns()
 ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
 PADDED_SWIN = [((7, 7), (4, 4), (0, 0)), ((7, 7), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
-# timm sizes the second stage's windows by 7 // 2, while merging leaves 4 x 4 tokens.
-TIMM_PADDED = [*PADDED_SWIN[:2], ((4, 4), (3, 3), (0, 0)), ((4, 4), (3, 3), (0, 0))]
+# timm up to 1.0.30 sizes the second stage's windows by 7 // 2, while merging leaves 4 x 4 tokens.
+OLD_TIMM = tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 31)
+TIMM_PADDED = [*PADDED_SWIN[:2], *(2 * [((4, 4), (3, 3), (0, 0))] if OLD_TIMM else PADDED_SWIN[2:])]
 PVT_GRIDS = [(16, 16), (16, 16), (8, 8), (4, 4), (2, 2), (2, 2)]
 PVT_RATIOS = [8, 8, 4, 2, 1, 1]
 PVT_STAGES = [0, 0, 1, 2, 3, 3]
@@ -571,7 +572,8 @@ def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:
         torch.manual_seed(3)
         model: Any = FAMILIES[name].build().double()
         if checkpointing and "Hugging" in name:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # till 5.22
+            enable({"use_reentrant": False})
         elif checkpointing:
             model.set_grad_checkpointing(True)
         learner = vitmix.Learner(model.train(), vitmix.create(text, CLASSES), seed=0)
