@@ -1,7 +1,8 @@
 """Shared by all tests: a seed per test, a tiny model, a batch whose labels all differ."""
 
+import importlib
 import os
-import runpy
+import sys
 from collections.abc import Iterator
 
 # bfloat16 matrix products raise an illegal instruction on some CPUs unless oneDNN is held to AVX2.
@@ -51,6 +52,8 @@ def registry_kept() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_parts(registry_kept: None) -> None:
+def own_parts(registry_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts and the method that `examples/own_parts.py` registers, for one test."""
-    runpy.run_path(str(OWN_PARTS), run_name="own_parts")
+    monkeypatch.syspath_prepend(OWN_PARTS.parent)
+    monkeypatch.delitem(sys.modules, OWN_PARTS.stem, raising=False)
+    importlib.import_module(OWN_PARTS.stem)

@@ -1,11 +1,14 @@
 """Parts and methods of one's own: registered with one call, they are everywhere."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+import test_mixers
 import vitmix
 from support import OWN_PARTS, close, tiny_batch, tiny_vit
 from vitmix import _registry as registry
@@ -24,6 +27,20 @@ def test_a_method_of_ones_own_is_in_every_listing(capsys: pytest.CaptureFixture[
     assert main(["methods"]) == 0
     said = capsys.readouterr().out
     assert "stripes" in said and all(name in said for name in ("stripe(width=2)", "squared", "confidence", "blend("))
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize(
+    "holds",
+    [
+        test_mixers.test_contract_text_copy_pickle,
+        partial(test_mixers.test_contract_step, kind="vit", batch=5),
+        test_mixers.test_contract_pixels,
+        test_mixers.test_contract_soft_labels_and_dtypes,
+    ],
+)
+def test_a_method_of_ones_own_keeps_the_contract(holds: Callable[[str], None]) -> None:
+    holds("stripes(width=1)")
 
 
 @pytest.mark.usefixtures("own_parts")
