@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import vitmix
 from fuzz import Wrong
@@ -57,6 +58,16 @@ def prepare() -> None:
     def no_network(*_: Any, **__: Any) -> NoReturn:
         raise OSError("no network")
 
+    connect, load = socket.socket.connect, DataLoader.__init__
+
+    def connect_here(opened: socket.socket, address: Any) -> None:
+        if opened.family != socket.AF_UNIX:  # by which workers send what they loaded
+            no_network()
+        connect(opened, address)
+
+    def load_with_two(loader: DataLoader, *arguments: Any, num_workers: int = 0, **settings: Any) -> None:
+        load(loader, *arguments, num_workers=min(num_workers, 2), **settings)
+
     learn = Trainer._learn
 
     def learn_twice(trainer: Trainer, *arguments: Any) -> None:
@@ -65,7 +76,8 @@ def prepare() -> None:
         learn(trainer, *arguments)
 
     mock.patch.object(vitmix.Learner, "compile", lambda *_, **__: None).start()
-    mock.patch.object(socket.socket, "connect", no_network).start()
+    mock.patch.object(socket.socket, "connect", connect_here).start()
+    mock.patch.object(DataLoader, "__init__", load_with_two).start()
     mock.patch.object(socket, "getaddrinfo", no_network).start()
     mock.patch.object(Trainer, "_learn", learn_twice).start()
     mock.patch.object(runner, "run_cells", lambda *_, **__: []).start()

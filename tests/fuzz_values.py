@@ -110,7 +110,7 @@ def change_scalar(value: Any, chance: random.Random) -> Any:
     if isinstance(value, bool):
         return chance.choice([not value, int(value), str(value)])
     if isinstance(value, int | float):
-        return chance.choice([-value, value + 1, value - 1, value + 0.5, str(value), [value], bool(value), None])
+        return chance.choice([-value, value + 1, value - 1, f"{value}.5", str(value), [value], bool(value), None])
     return hostile(chance)
 
 

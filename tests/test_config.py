@@ -72,6 +72,7 @@ def test_model_args_belong_to_their_model() -> None:
         ({"epochs": None}, "epochs in the flags must be a whole number, got None"),
         ({"scale": "a b"}, "scale in the flags must be a list of numbers or none"),
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
+        ({"workers": 2**31}, "workers may be at most 1,024"),
         ({"smoothing": 2}, "smoothing must lie between 0 and 1"),
         ({"precision": "bf61"}, "did you mean 'bf16'?"),
         ({"scale": [0.1]}, "scale takes 2 numbers, got 1"),

@@ -17,7 +17,7 @@ from confine import can_confine
 from fuzz import Case, Kind, Wrong, counts_of, run_cases
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="needs Landlock, to confine what is fuzzed")
-COUNT = 900
+COUNT = 700
 
 
 def refused(case: Case) -> bool:

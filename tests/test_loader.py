@@ -210,6 +210,7 @@ def test_repeated_pictures_are_augmented_differently():
         ({"seed": 0.5}, "seed must be"),
         ({"rank": 2, "world": 2}, "rank must be below"),
         ({"workers": -1}, "workers must be"),
+        ({"workers": 2000}, "workers may be at most 1,024"),
         ({"repeats": 0}, "repeats must be"),
     ],
 )

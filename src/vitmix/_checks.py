@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 __all__ = [
+    "MOST_WORKERS",
     "TOO_MANY",
     "as_blocks",
     "check_choice",
@@ -19,9 +20,11 @@ __all__ = [
     "check_output_file",
     "check_positive",
     "check_switch",
+    "check_workers",
     "unknown_name",
 ]
 
+MOST_WORKERS = 1024
 TOO_MANY = 2**63  # what torch and numpy count with ends here
 
 
@@ -44,6 +47,12 @@ def check_count(name: str, value: int, *, least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < TOO_MANY:
         most = " and below 2**63" if isinstance(value, int) and value >= TOO_MANY else ""
         raise ValueError(f"{name} must be an integer of at least {least}{most}, got {value!r}")
+
+
+def check_workers(value: int) -> None:
+    check_count("workers", value, least=0)
+    if value > MOST_WORKERS:  # each is a process: with too many the machine stands still
+        raise ValueError(f"workers may be at most {MOST_WORKERS:,}, got {value}; about one for each core is enough")
 
 
 def check_integer(name: str, value: int) -> None:

@@ -15,7 +15,7 @@ from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitmix._checks import check_count
+from vitmix._checks import check_count, check_workers
 from vitmix.lab.data.images import BrokenImage, ImageSet, log, match_names
 from vitmix.lab.data.label_maps import FORMAT, INDEX, describe_data, read_index, read_shard, same_data
 from vitmix.lab.reading import read_json
@@ -47,7 +47,7 @@ def make_maps(
     """
     check_count("top", top)
     check_count("batch", batch)
-    check_count("workers", workers, least=0)
+    check_workers(workers)
     folder = Path(folder)
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)

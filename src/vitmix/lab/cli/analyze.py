@@ -166,7 +166,7 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
 
 def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     from vitmix import __version__
-    from vitmix._checks import check_count
+    from vitmix._checks import check_count, check_workers
     from vitmix._text import create
     from vitmix.lab.evaluation import stored
     from vitmix.lab.studies.objects import object_finder
@@ -175,7 +175,7 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     check_count("images", namespace.images, least=2)
     check_count("batch", namespace.batch, least=2)
     if namespace.workers is not None:
-        check_count("workers", namespace.workers, least=0)
+        check_workers(namespace.workers)
     for method in namespace.method or ():
         create(method, 2)  # a typo should show before a model is built
     found = _subject.open_named(namespace)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vitmix._checks import check_count
+from vitmix._checks import check_count, check_workers
 from vitmix._mix import Grid, resample_mask
 
 from .augment import Augmentation, augment, erase, eval_pixels, global_generators_kept, normalize
@@ -197,7 +197,7 @@ class TrainLoader:
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
     ) -> None:
-        check_count("workers", workers, least=0)
+        check_workers(workers)
         check_maps(maps, images, augmentation)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
@@ -270,7 +270,7 @@ class EvalLoader:
         pin_memory: bool | None = None,
     ) -> None:
         check_count("batch", batch)
-        check_count("workers", workers, least=0)
+        check_workers(workers)
         self.images = images
         rows = rows_of_rank(len(images), rank, world)[start:]
         self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]

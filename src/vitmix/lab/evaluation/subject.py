@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import nn
 
-from vitmix._checks import check_choice, check_count
+from vitmix._checks import check_choice, check_count, check_workers
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet, match_names
 from vitmix.lab.training import prepare
@@ -37,7 +37,7 @@ class Running:
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
         check_count("batch", self.batch)
-        check_count("workers", self.workers, least=0)
+        check_workers(self.workers)
 
     @property
     def autocast(self) -> torch.dtype | None:

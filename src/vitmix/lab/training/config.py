@@ -12,7 +12,14 @@ from typing import Any
 
 import yaml
 
-from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
+from vitmix._checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+    check_workers,
+)
 from vitmix._grammar import spelled
 from vitmix.lab.environment import available_cores
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
@@ -175,7 +182,8 @@ class TrainConfig:
                 check_count(name, getattr(self, name))
         if self.mixing_off_epoch is not None:
             check_count("mixing_off_epoch", self.mixing_off_epoch, least=0)
-        for name in ("workers", "cooldown_epochs", "seed", "padding"):
+        check_workers(self.workers)
+        for name in ("cooldown_epochs", "seed", "padding"):
             check_count(name, getattr(self, name), least=0)
         for name in ("min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "momentum", "color_jitter"):
             check_not_negative(name, getattr(self, name))
