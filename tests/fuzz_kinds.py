@@ -24,7 +24,7 @@ import vitmix
 from fuzz import Case, Kind, Wrong
 from fuzz_commands import Enough, as_typed, prepare, run_command
 from fuzz_images import run_image
-from fuzz_values import NUMBERS, TEXTS, change_bytes, change_text, change_value, hostile, hostile_text
+from fuzz_values import NUMBERS, TEXTS, WHOLE, change_bytes, change_text, change_value, hostile, hostile_text
 from training import TINY
 from vitmix._grammar import spelled
 from vitmix.lab.cli import COMMANDS
@@ -38,6 +38,7 @@ from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.training import recipes
 from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig, checkpoint_interval, resolve, to_yaml
+from vitmix.lab.training.config import KINDS as TYPES
 from vitmix.lab.training.header import read_header
 
 RUN = Path(__file__).parent / "behaviour" / "run_0.1"
@@ -408,6 +409,9 @@ LINES: list[list[str]] = [
 ]
 
 
+FRACTIONS = (0, 1, 0.5, 1e-9, 1e-320, 1e9, 1e38, 1e308, -1, "nan", "inf", 2, 0.999)
+
+
 @cache
 def _flags() -> tuple[str, ...]:
     import argparse
@@ -423,9 +427,12 @@ def _flags() -> tuple[str, ...]:
 def run_line(case: Case) -> bool:
     """A command line, of which arguments are removed, doubled, moved, added or replaced."""
     chance = case.chance
-    arguments = list(chance.choice(LINES))
-    for _ in range(chance.choice([0, 1, 1, 1, 2, 3, 4])):
-        arguments = _change_line(arguments, chance)
+    if chance.random() < 0.15:
+        arguments = _training_line(chance)
+    else:
+        arguments = list(chance.choice(LINES))
+        for _ in range(chance.choice([0, 1, 1, 1, 2, 3, 4])):
+            arguments = _change_line(arguments, chance)
     case.shown = as_typed(arguments)
     folder = case.folder
     shutil.copytree(RUN, folder / "run")
@@ -446,6 +453,25 @@ def _picture() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (9, 7), (1, 2, 3)).save(file, "PNG")
     return file.getvalue()
+
+
+def _training_line(chance: random.Random) -> list[str]:
+    """A small training, some of whose settings have an extreme value of the right type."""
+    arguments = ["train", "--data", DATA, *NAMED, *FAST]
+    for name in chance.sample([*FIELDS], chance.choice([1, 1, 2, 3])):
+        flag, kind = f"--{name.replace('_', '-')}", str(TYPES[name])
+        if "bool" in kind:
+            arguments.append(flag)
+        elif "tuple" in kind:
+            arguments += [flag, *(str(chance.choice(FRACTIONS)) for _ in range(chance.choice([2, 3])))]
+        elif "float" in kind:
+            arguments += [flag, str(chance.choice(FRACTIONS))]
+        elif "int" in kind:
+            arguments += [flag, str(chance.choice(WHOLE))]
+        else:
+            choices = FIELDS[name].metadata["choices"] or ("run", "none", "sgd", "rand-m99-n9", "muon", DATA, "lamb")
+            arguments += [flag, chance.choice(choices)]
+    return arguments
 
 
 def _change_line(arguments: list[str], chance: random.Random) -> list[str]:

@@ -36,6 +36,7 @@ def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["--model", "nothing_like_it"], "nothing_like_it"),
         (["--batch", "0"], "at least 1"),
+        (["--batch", str(2**63 - 1)], "is too large"),
         (["--easy", "2"], "between 0 and 1"),
         (["--graphs", "--cpu"], "CUDA"),
         (["--methods", "cutmux"], "cutmux"),

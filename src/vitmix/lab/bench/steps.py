@@ -184,7 +184,11 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     channels, *side = model.pretrained_cfg["input_size"]
     side = [work.size] * 2 if work.size is not None else side
-    images = torch.randn(work.batch, channels, *side, device=work.device)
+    try:
+        images = torch.randn(work.batch, channels, *side, device=work.device)
+    except RuntimeError as error:  # more than the memory, or than numbers count
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"a batch of {work.batch} images of {side} pixels is too large: {reason}") from None
     return images, torch.arange(work.batch, device=work.device) % model.num_classes
 
 

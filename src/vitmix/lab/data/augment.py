@@ -28,6 +28,7 @@ ERASE_AREA = (0.02, 1 / 3)
 ERASE_ASPECT = (0.3, 1 / 0.3)
 ATTEMPTS = 10  # to find a box that fits into the picture, for crops and for erasing
 
+MOST_PADDING, MOST_ERASED, LEAST_CROP = 4096, 1000, 0.05
 MIN_SIDE = 8  # pixels; smaller pictures are enlarged first, since a crop of one may round to nothing
 MAX_ASPECT = 16  # longer strips are cut to their middle: scaled by their shorter side they could fill the memory
 SAMPLE = 0x53414D50  # keeps these random numbers apart from others made from the same seed
@@ -81,17 +82,22 @@ class Augmentation:
         if self.scale is not None and self.scale[1] > 1:
             raise ValueError(f"scale is a part of the picture, at most 1, got {self.scale!r}")
         check_count("padding", self.padding, least=0)
+        check_count("erasing_count", self.erasing_count)
+        for name, most in (("padding", MOST_PADDING), ("erasing_count", MOST_ERASED)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} may be at most {most:,}, got {getattr(self, name)}")
         if self.padding and self.scale is not None:
             raise ValueError(f"padding={self.padding} replaces the random resized crop; pass scale=None with it")
         check_fraction("hflip", self.hflip)
         check_fraction("erasing", self.erasing)
-        check_count("erasing_count", self.erasing_count)
         check_not_negative("color_jitter", self.color_jitter)
         check_choice("interpolation", self.interpolation, ("bicubic", "bilinear", "random"))
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct!r}")
+        if not LEAST_CROP <= self.crop_pct <= 1:  # pictures are scaled to size / crop_pct
+            raise ValueError(f"crop_pct must be at least {LEAST_CROP} and at most 1, got {self.crop_pct!r}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean and std must be three numbers each, std positive, got {self.mean!r}, {self.std!r}")
+        if not all(abs(value) <= 1e6 for value in self.mean) or not all(1e-6 <= value <= 1e6 for value in self.std):
+            raise ValueError(f"mean and std are of pixels in 0..1, got {self.mean!r} and {self.std!r}")
         if self.erase_after_mixing and self.erasing_count > 1:
             raise ValueError(f"erasing after mixing takes one box, got erasing_count={self.erasing_count}; pass 1")
         if self.auto_augment and self.color_jitter:
