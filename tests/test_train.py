@@ -23,6 +23,7 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.config import read_yaml, resolve
 from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.measure import LossTally
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -273,6 +274,14 @@ def test_accumulation_gives_the_large_batch_s_gradient(tmp_path: Path) -> None:
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     for key in whole:
         torch.testing.assert_close(parts[key], whole[key], atol=1e-6, rtol=1e-5)  # sums in another order
+
+
+def test_rare_reports_take_no_memory() -> None:
+    tally = LossTally(["loss"], torch.device("cpu"), capacity=2**48)
+    for update in range(2500):
+        tally.add(torch.tensor([float(update)]))
+    tally.flush()
+    assert tally.sums == [sum(range(2500))] and tally.count == 2500
 
 
 def test_averaged_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

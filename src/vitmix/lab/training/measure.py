@@ -12,6 +12,7 @@ from vitmix.lab.data.images import NothingReadable
 from vitmix.lab.data.loader import Batch
 from vitmix.lab.training.processes import any_process
 
+MOST_WAITING = 1000  # updates whose losses wait on the device, however rarely they are reported
 MEASURES = ("accuracy", "accuracy5", "eval_loss")
 
 
@@ -26,7 +27,7 @@ class LossTally:
         self.names = tuple(names)
         self.sums, self.count = [0.0] * len(names), 0
         self.seen, self.first_bad = 0, -1  # updates since the start of this process
-        self._rows = torch.zeros(capacity, len(names), device=device)
+        self._rows = torch.zeros(min(capacity, MOST_WAITING), len(names), device=device)
         self._waiting = 0
         self._zero = torch.zeros((), device=device)
 
