@@ -316,6 +316,9 @@ def inject(scenario: Scenario, base: Path, reference: Reference, fault: Fault) -
 
 def _said(first: Ended, fault: Fault, reference: Reference) -> list[str]:
     """A start that failed says why, and one that says that it succeeded has."""
+    happened = [note["happened"] for note in first.notes if "happened" in note]
+    if happened != [name for name, _ in reference.operations[fault.number : fault.number + 1]]:
+        return [f"the fault happened at {happened}"]
     expected = {"death": DEAD, "power": CUT, "power, names kept": CUT}.get(fault.kind)
     if first.code < 0:
         return [f"signal {-first.code} ended the start, as when it hangs"]

@@ -31,6 +31,9 @@ KINDS = {  # the operations that a kind of fault can happen to
     "power": CHANGING,
     "power, names kept": CHANGING,
 }
+# Functions of `os` that count as the operation of another name.
+SAME = {"replace": "rename", "remove": "unlink", "lstat": "stat", "listdir": "list", "scandir": "list"}
+SAME |= {"ftruncate": "truncate"}
 DEAD, CUT = 86, 87  # exit codes: the process died, or the power went off
 
 _real = {
@@ -171,6 +174,7 @@ class Files:
         if self.fault is None or self.fault.number != number:
             return do()
         kind, self.fault = self.fault.kind, None
+        self.note(happened=name)
         if kind.startswith("power"):
             self._cut(names=kind != "power")
         if kind == "short":
@@ -202,26 +206,26 @@ class Files:
         return path if path == self.root or path.startswith(f"{self.root}/") else None
 
     def install(self) -> None:
-        for name in ("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "stat", "lstat", "listdir", "scandir"):
+        for name in (*SAME, "rename", "unlink", "mkdir", "rmdir", "stat", "truncate"):
             setattr(os, name, self._by_path(name, getattr(os, name)))
         os.open, os.close, os.fsync, os.fdatasync = self._open_handle, self._close, self._sync, self._sync
-        os.write, os.truncate, os.ftruncate = self._write, self._truncate, self._truncate
+        os.write = self._write
         builtins.open = io.open = self._open_file
         load, header = safetensors.torch.load_file, safetensors.safe_open
         safetensors.torch.load_file = self._native(load)
         safetensors.safe_open = self._native(header)
 
     def _by_path(self, name: str, do: Callable[..., Any]) -> Callable[..., Any]:
-        named = {"replace": "rename", "remove": "unlink", "lstat": "stat", "listdir": "list", "scandir": "list"}
-
         def call(path: Any = ".", *arguments: Any, **settings: Any) -> Any:
             place = self.path(path, settings.get("dir_fd", settings.get("src_dir_fd")))
             if place is None:
                 return do(path, *arguments, **settings)
             made = lambda: do(path, *arguments, **settings)  # noqa: E731
-            found = self.act(named.get(name, name), place, made)
+            found = self.act(SAME.get(name, name), place, made)
             if name == "mkdir":
                 self.disk.created(place, folder=True)
+            elif name.endswith("truncate"):
+                self.disk.shortened(place)
             return found
 
         return call
@@ -258,9 +262,6 @@ class Files:
         first = memoryview(data).cast("B")[: len(data) // 2]
         place = self.handles[handle][0]
         return self.act("write", place, lambda: _real["write"](handle, data), lambda: _real["write"](handle, first))
-
-    def _truncate(self, path: Any, length: int) -> None:
-        raise NotImplementedError("no command was known to truncate files")
 
     def _native(self, do: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *arguments: Any, **settings: Any) -> Any:
@@ -343,7 +344,10 @@ class _File(io.FileIO):
         return self.files.act("read", self.path, lambda: readinto(buffer))
 
     def truncate(self, size: int | None = None) -> int:
-        return self.files._truncate(self.path, size or 0)
+        truncate = super().truncate
+        found = self.files.act("truncate", self.path, lambda: truncate(size))
+        self.files.disk.shortened(self.path)
+        return found
 
     def close(self) -> None:
         if self.closed or not hasattr(self, "writing"):
