@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ PATIENCE = 5.0  # seconds
 MOST_MEMORY = 10**9  # bytes
 LIMIT = 4 * 10**9  # where the kernel refuses more
 PACKAGE = f"{os.sep}vitmix{os.sep}"
+say_at_once = partial(print, flush=True)  # findings are read while it runs
 SHOWN_ALIKE = 3  # findings of one place that are shown whole
 
 
@@ -275,7 +276,7 @@ def fuzz(
     counts: Mapping[str, int],
     *,
     until: float = float("inf"),
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = say_at_once,
 ) -> dict[str, Tally]:
     """Runs so many cases of each kind, batches of the kinds in turn, and says each finding."""
     tallies = {name: Tally() for name in counts}
