@@ -128,6 +128,17 @@ def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.Captur
     assert "smmix" in capsys.readouterr().out
 
 
+def test_a_sweep_puts_the_value_of_each_row_in_its_place() -> None:
+    content = {"sweep": {"method": "htm(tau={})", "guide": "g"}, "rows": {"a": 0.1, "b": "0.2", "c": {"method": "none"}}}
+    assert parse_matrix(content, "it").rows == {
+        "a": {"method": "htm(tau=0.1)", "guide": "g"},
+        "b": {"method": "htm(tau=0.2)", "guide": "g"},
+        "c": {"method": "none"},
+    }
+    listed = parse_matrix({"sweep": {"maps": "maps/{}"}, "rows": ["strong", 26]}, "it")
+    assert listed.rows == {"strong": {"maps": "maps/strong"}, "26": {"maps": "maps/26"}}
+
+
 @pytest.mark.parametrize("name", sorted(list_matrices()))
 def test_ready_matrices_are_trainings(name: str, tmp_path: Path) -> None:
     ready = read_matrix(name)
@@ -157,6 +168,8 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "seeds": 3}, "must be a list"),
         ({"rows": ["cutmix"], "settings": {"seed": 1}}, "seed cannot be set"),
         ({"rows": {"a": 3}}, "must be a text or settings"),
+        ({"rows": {"a": 3}, "sweep": {"method": "htm"}}, "sweep must be settings with {} for the value of a row"),
+        ({"rows": {"a": 3}, "sweep": {"methods": "htm(tau={})"}}, "unknown setting 'methods'"),
         ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "unknown setting 'epoch' in the settings of it; did you mean"),
         ({"rows": {"a": {"lrr": 3}}}, "unknown setting 'lrr' in it, rows, 'a'; did you mean 'lr'?"),
         ({"rows": {"a": {"lr": "fast"}}}, "lr in it, rows, 'a' must be a number, got 'fast'"),

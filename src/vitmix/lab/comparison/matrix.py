@@ -9,6 +9,11 @@ rows:
 models: [deit_tiny_patch16_224]         # those of the settings if left out; or names with settings
 data: [shapes]                          # likewise
 seeds: [0, 1, 2]
+
+Rows that differ in one value are a sweep: each gives what stands for `{}`.
+
+sweep: {method: "htm(block=2, tau={})"}
+rows: {tau 0.1: 0.1, tau 0.2: 0.2, no HTM: {method: cutmix}}
 """
 
 import dataclasses
@@ -155,10 +160,11 @@ def _slug(text: str, most: int = 40) -> str:
 def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     """A matrix from what YAML holds."""
     for key in content:
-        if key not in KEYS:
-            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, KEYS)}")
+        if key not in (*KEYS, "sweep"):
+            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, (*KEYS, 'sweep'))}")
     if not isinstance(content.get("rows"), (dict, list)):
         raise ValueError(f"{source} has no rows; write 'rows:' and below it a name and a method for each")
+    given = _swept(content["rows"], content["sweep"], source) if "sweep" in content else content["rows"]
     seeds = content.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list):
         raise ValueError(f"{source}: seeds must be a list such as [0, 1, 2], got {seeds!r}")
@@ -166,7 +172,7 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
     _check_settings(settings, f"the settings of {source}")
-    rows = _labeled(content["rows"], "method", f"{source}, rows")
+    rows = _labeled(given, "method", f"{source}, rows")
     baseline = content.get("baseline")
     if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
         baseline = spelled(str(baseline))
@@ -180,6 +186,19 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
         about=str(content.get("about", "")),
         note=str(content.get("note", "")),
     )
+
+
+def _swept(rows: dict[Any, Any] | list[Any], sweep: Any, source: str) -> dict[Any, Any]:
+    """The rows with each one's value in the sweep's settings; rows that are settings themselves stay."""
+    if not isinstance(sweep, dict) or not any("{}" in str(text) for text in sweep.values()):
+        raise ValueError(f"{source}: sweep must be settings with {{}} for the value of a row, got {sweep!r}")
+    entries = rows if isinstance(rows, dict) else {str(value): value for value in rows}
+    return {
+        label: value
+        if isinstance(value, dict)
+        else {name: str(text).replace("{}", str(value)) for name, text in sweep.items()}
+        for label, value in entries.items()
+    }
 
 
 def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
