@@ -49,7 +49,7 @@ import yaml
 from faulty_files import CUT, DEAD, KINDS, Fault, Files
 from training import TINY
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison import cell, measuring, runner
+from vitmix.lab.comparison import evaluations, process, runner
 from vitmix.lab.evaluation import cells, stored
 from vitmix.lab.evaluation.measure import Measurement
 from vitmix.lab.report import page  # noqa: F401  imported before the fork
@@ -163,7 +163,7 @@ def _take_notes(files: Files) -> None:
 def _cell(settings: str) -> int:
     """As the module does when it is run."""
     try:
-        return cell.run(settings, measuring.Measuring())
+        return process.run(settings, evaluations.Evaluations())
     except (ValueError, OSError) as error:
         print(f"vitmix: error: {error}")
         return 1

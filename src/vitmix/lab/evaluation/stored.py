@@ -13,6 +13,7 @@ from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
 from vitmix.lab.reading import fits, is_count, is_number, read_known
+from vitmix.lab.runs import Run
 from vitmix.lab.training.checkpoints import write_file
 
 from .cost import count_flops, count_parameters, throughput
@@ -88,6 +89,9 @@ def keep_evaluation(subject: Subject, found: Evaluation) -> None:
     assert subject.run is not None
     found["weights_sha256"] = subject.sha256
     write_file(subject.run / FILE, json.dumps(found, allow_nan=False).encode())
+    from .examples import draw_examples  # not at the top: figures import this package
+
+    Run(subject.run).write_examples(draw_examples(subject), subject.sha256)
 
 
 def own_images(subject: Subject, *, data: str | None = None, split: str | None = None) -> ImageSet:
