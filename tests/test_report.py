@@ -18,7 +18,7 @@ import pytest
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.report import COMMAND
-from vitmix.lab.evaluation import evaluate_run
+from vitmix.lab.evaluation.stored import evaluate_run
 from vitmix.lab.evaluation.text import describe
 from vitmix.lab.report import svg, write_report
 from vitmix.lab.report.runs import Run, find_runs, group_runs

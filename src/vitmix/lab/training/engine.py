@@ -1,10 +1,12 @@
-"""Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
+"""Training on Accelerate: one process or many, one readable loop, and a state that can be saved and resumed."""
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import torch
 from timm.utils.model_ema import ModelEmaV3
@@ -13,15 +15,20 @@ from torch import Tensor, nn
 from vitmix._learner import Learner
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
-from vitmix.lab.training import checkpoints, prepare, processes, runs, sharding, state
+from vitmix.lab.environment import describe_environment
+from vitmix.lab.evaluation.evaluate import evaluate
+from vitmix.lab.evaluation.predictions import Outcomes, Predictions
+from vitmix.lab.evaluation.subject import Running, open_subject
+from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary, check_folder, is_better, run_for
+from vitmix.lab.training import checkpoints, prepare, processes, sharding, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
-from vitmix.lab.training.measure import MEASURES, LossTally, in_step, score
-from vitmix.lab.training.opening import opening
+from vitmix.lab.training.losses import LossTally
 from vitmix.lab.training.optim import make_optimizer, make_schedule
-from vitmix.lab.training.progress import MetricsFiles, Reporter, Row
-from vitmix.lab.training.state import Position
+from vitmix.lab.training.progress import Reporter
+from vitmix.lab.training.scores import Scored, in_step, score
+from vitmix.lab.training.state import Position, TrainState, find_checkpoint
 from vitmix.lab.training.stepper import Stepper
-from vitmix.lab.training.summary import about, is_better, summarize
+from vitmix.lab.training.weights import write_weights
 
 DROPOUT = 1  # names a stream of random numbers
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
@@ -35,12 +42,12 @@ class Trainer:
     """A training from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config, self.folder = config, runs.folder_for(config)
+        self.config, self.folder = config, run_for(config)
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
         processes.check_alike(accelerator, deciding, prepare.other_settings)
-        processes.on_main(accelerator, lambda: self.folder.check(config))
+        processes.on_main(accelerator, lambda: check_folder(self.folder, config))
         part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # In turn only where something may be downloaded: to look through a large folder takes minutes.
         run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
@@ -60,22 +67,29 @@ class Trainer:
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
-        self.position = Position()
         parts = ["loss", *prepare.loss_parts(self.method), *prepare.counted(self.method)]
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
-        measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
-        columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
-        self.metrics = MetricsFiles(self.folder.path, columns)
+        self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
+        scores = [*SCORES, *(f"{EMA}{name}" for name in SCORES if self.ema is not None)]
+        self.columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
         self.reporter = Reporter(
             enabled=accelerator.is_main_process,
             epochs=config.total_epochs,
             updates=self.total_updates,
-            columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
+            columns=[name for name in self.columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper, self._part = processes.Stopper(), 0
+        self._scored: tuple[int, list[Outcomes]] = (0, [])  # the newest evaluated epoch, and its outcomes
+        self._best_outcomes: list[Outcomes] = []  # of the weights in best.safetensors, if this process evaluated them
         if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
-        processes.on_main(accelerator, lambda: self.folder.open(config))
+        self.lock = FolderLock(self.folder.path)
+        processes.on_main(accelerator, self._take_folder)
+
+    def _take_folder(self) -> None:
+        self.lock.acquire()
+        if not self.folder.exists:
+            self.folder.write_config(self.config)
 
     def _build(self, model: nn.Module, part: int) -> None:
         """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
@@ -92,7 +106,7 @@ class Trainer:
         self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
-        augmentation = prepare.build_augmentation(config, model)
+        self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
@@ -109,6 +123,14 @@ class Trainer:
             sharding.shard(self.core, config, self.accelerator)
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        return prepare.model_settings(self.config, self.classes)
+
+    @property
+    def position(self) -> Position:
+        return self.state.position
 
     @property
     def total_updates(self) -> int:
@@ -130,16 +152,16 @@ class Trainer:
             return 1
         finally:
             self.reporter.stop()
-            self.folder.close()
+            self.lock.release()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
             self._track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
 
     def _run(self) -> int:
-        summary = processes.on_main(self.accelerator, self.folder.read_summary)
+        summary = processes.on_main(self.accelerator, lambda: Run(self.folder.path).summary)
         if summary is not None:
-            self.reporter.say(f"This run is finished.\n{summary['text']}")
-            if not self.folder.best.exists() and summary.get("best") is not None:
+            self.reporter.say(f"This run is finished.\n{summary.text}")
+            if not self.folder.best.exists() and summary.best is not None:
                 self.reporter.say(f"{self.folder.best} is missing; {self.folder.last.name} holds the final weights.")
             return 0
         self._start()
@@ -231,7 +253,7 @@ class Trainer:
 
     def _check_state(self) -> None:
         """A finite loss can have a gradient that is not: what it did to the weights must not be saved."""
-        lost = state.nonfinite_part(self)
+        lost = self.state.nonfinite_part()
         if lost is not None:
             raise self._not_finite(f"{lost} not finite after update {self.update}")
 
@@ -273,24 +295,30 @@ class Trainer:
     def _finish_epoch(self, epoch: int) -> None:
         self._check_state()
         position = self.position
-        row: Row = {"epoch": epoch + 1, "lr": self.optimizer.param_groups[-1]["lr"]}
-        row |= self.tally.means(self.accelerator)
+        values = {"lr": self.optimizer.param_groups[-1]["lr"], **self.tally.means(self.accelerator)}
         last = epoch + 1 == self.config.total_epochs
         if last or (epoch + 1) % self.config.eval_every == 0:
-            row |= self._measure(self.core)
-            if self.ema is not None:
-                row |= {f"ema_{name}": value for name, value in self._measure(self.ema.module).items()}
-        seconds = position.seconds - sum(each["seconds"] for each in position.history)
-        row |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
-        self._keep_best(row)
-        position.history.append(row)
-        self._tell(row)
+            values |= self._score_models(epoch + 1)
+        seconds = position.seconds - sum(each.values["seconds"] for each in position.history)
+        values |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
+        finished = Epoch(epoch + 1, values)
+        self._keep_best(finished)
+        position.history += (finished,)
+        self._tell(finished)
         position.epoch, position.step = epoch + 1, 0
         self.tally.reset()
         if last or self._checkpoint_due(True):
             self._save()
 
-    def _measure(self, model: torch.nn.Module) -> dict[str, float]:
+    def _score_models(self, epoch: int) -> dict[str, float]:
+        """The scores of the model and of its averaged copy, by column."""
+        found = {"": self._score(self.core)}
+        if self.ema is not None:
+            found[EMA] = self._score(self.ema.module)
+        self._scored = epoch, found[EMA if self.config.best.startswith(EMA) else ""].outcomes
+        return {f"{prefix}{name}": value for prefix, each in found.items() for name, value in each.values.items()}
+
+    def _score(self, model: nn.Module) -> Scored:
         def between() -> None:
             if self.world == 1:
                 self.stopper.check(self.accelerator)
@@ -302,23 +330,32 @@ class Trainer:
 
     # Writing down
 
-    def _keep_best(self, row: Row) -> None:
-        name, best = self.config.best, self.position.best
-        if not math.isfinite(row.get(name, math.nan)):  # not evaluated, or NaN, than which nothing would be better
+    def _keep_best(self, epoch: Epoch) -> None:
+        name, best, new = self.config.best, self.position.best, epoch.get(self.config.best)
+        if new is None or not math.isfinite(new):  # not evaluated, or NaN, than which nothing would be better
             return
-        if best is not None and not is_better(name, row[name], best[name]):
+        if best is not None and not is_better(name, new, best.values[name]):
             return
-        model = self.ema.module if self.ema is not None and name.startswith("ema_") else self.core.model
+        model = self.ema.module if self.ema is not None and name.startswith(EMA) else self.core.model
         weights = sharding.whole(model.state_dict())  # in all processes
-        write = lambda: checkpoints.write_weights(self.folder.best, weights, about(self))  # noqa: E731
-        if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
-            self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
+        # Where this fails, the file holds the best ones before, or is not there.
+        if self._try(lambda: self._write_weights(self.folder.best, weights), "best weights"):
+            scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
+            self.position.best = Epoch(epoch.number, scores)
+            scored, outcomes = self._scored
+            self._best_outcomes = outcomes if scored == epoch.number else []
 
-    def _tell(self, row: Row) -> None:
-        self._try(lambda: self.metrics.write(self.position.history), "metrics")
-        self.reporter.row(row)
-        values = {name: value for name, value in row.items() if name != "epoch"}
-        self._track(lambda: self.accelerator.log(values, step=row["epoch"]))
+    def _write_weights(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        about = texts.header_texts(self.config, self.model_settings, self.augmentation, self.images.classes)
+        write_weights(path, weights, about)
+
+    def _write_epochs(self) -> None:
+        self.folder.write_epochs(self.position.history, self.columns)
+
+    def _tell(self, epoch: Epoch) -> None:
+        self._try(self._write_epochs, "metrics")
+        self.reporter.row(epoch)
+        self._track(lambda: self.accelerator.log(dict(epoch.values), step=epoch.number))
 
     def _track(self, action: Callable[[], object]) -> None:
         """Lets trackers write; where they cannot, the training goes on without them."""
@@ -355,7 +392,9 @@ class Trainer:
         if self.update > self._reported[1]:  # updates that no report has counted; a resumed run will not
             self._count_training()
         self._saved = self._count_time()
-        captured, update = state.capture(self), self.update
+        self.position.broken = self._broken_images()
+        update = self.update
+        captured = self.state.capture(update)
 
         def write() -> None:
             checkpoints.save_checkpoint(self.folder.checkpoints, update, captured, keep=self.config.keep)
@@ -376,12 +415,12 @@ class Trainer:
         return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
 
     def _start(self) -> None:
-        for line in (*opening(self), *self.remarks):
+        parameters = sum(each.numel() for each in self.core.model.parameters())
+        place = {"parameters": parameters, "device": self.device, "world": self.world}
+        lines = texts.opening(self.config, self.images, self.eval_images, **place)
+        for line in (*lines, *self.remarks, *self._resume()):
             self.reporter.say(line)
-        for remark in state.resume(self):
-            self.reporter.say(remark)
-        # A resumed run computes the later rows again.
-        self._try(lambda: self.metrics.write(self.position.history), "metrics")
+        self._try(self._write_epochs, "metrics")  # a resumed run computes the later rows again
         plain = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in vars(self.config).items()
@@ -390,6 +429,37 @@ class Trainer:
         self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
+
+    def _resume(self) -> list[str]:
+        """Puts the training where its newest complete checkpoint was written; says what was found and what was lost."""
+        accelerator, folder = self.accelerator, self.folder
+        path, newest, remarks = processes.on_main(
+            accelerator, lambda: find_checkpoint(folder.checkpoints, self.config.keep)
+        )
+        if path is None:
+            if not self.has_initial_weights:
+                raise RuntimeError("the checkpoint that was found at the start is gone; run the same command again")
+            return remarks
+        world = self.state.load(path)
+        if self.position.best is not None and not processes.on_main(accelerator, folder.best.exists):
+            self.position.best = None
+            remarks.append(f"{folder.best} is missing: the best weights are chosen from here on")
+        repeated = f"; {newest - self.update} updates are computed again" if newest > self.update else ""
+        at = f"{self.update} of {self.total_updates} (epoch {self.position.epoch + 1})"
+        remarks.append(f"resuming at update {at}{repeated}")
+        if world != self.world:
+            remarks.append(
+                f"the run began on {world} processes and continues on {self.world}: "
+                "its numbers will not be those of an uninterrupted run"
+            )
+        return remarks
+
+    def _broken_images(self) -> tuple[str, ...]:
+        """What could not be read so far, by any process, with what it was for; all must call this together."""
+        # The same name can be that of two files, one of each split.
+        found = {f"training: {each}" for each in self.images.broken.values()}
+        found |= {f"evaluation: {each}" for each in self.eval_images.broken.values()} | set(self.position.broken)
+        return tuple(sorted(set().union(*processes.gather(self.accelerator, found))))
 
     def _count_training(self) -> tuple[float, int]:
         """Adds the time since this was called last to that of training; returns it and the updates made in it."""
@@ -409,20 +479,71 @@ class Trainer:
         self._count_time()
         last = self.position.history[-1]
         self._keep_best(last)  # again: there may have been no room for the last epoch's
-        if self.position.best is None and math.isfinite(last.get(self.config.best, math.nan)):
+        score = last.get(self.config.best)
+        if self.position.best is None and score is not None and math.isfinite(score):
             self.reporter.say(f"The best weights could not be written. {self._newest()}, once there is room.")
             return 1  # else the run would be finished, and without best weights for good
-        summary = summarize(self)
-        text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
+        summary, weights = self._summary(), sharding.whole(self.core.model.state_dict())
 
         def write() -> None:
-            self.metrics.write(self.position.history)  # again: there may have been no room for the last epoch's
-            checkpoints.write_weights(self.folder.last, weights, about(self))
+            self._write_epochs()  # again: there may have been no room for the last epoch's
+            self._write_weights(self.folder.last, weights)
             self.folder.write_summary(summary)
 
         # One line: a comparison shows the last one as the reason.
         if not self._try(write, "metrics, final weights and summary", lambda: f"{self._newest()}, once there is room."):
             return 1
         self.reporter.stop()
-        self.reporter.say(text)
+        self.reporter.say(summary.text)
         return 0
+
+    def _summary(self) -> Summary:
+        """The results; all processes must call this together."""
+        config, position = self.config, self.position
+        if not self.folder.best.exists():  # removed meanwhile, or never written
+            position.best = None
+        position.broken = self._broken_images()
+        settings = self.model_settings
+        return Summary(
+            text=texts.closing(config, self.folder, position, settings, self.eval_images.description),
+            accuracy=position.history[-1].values["accuracy"],
+            best=position.best,
+            last=position.history[-1],
+            epochs=config.total_epochs,
+            updates=self.total_updates,
+            seconds=position.wall,
+            training_seconds=position.seconds,
+            skipped_updates=position.skipped,
+            overflowed_updates=position.overflowed,
+            broken_images=position.broken,
+            model=config.model,
+            model_settings=settings,
+            classes=tuple(self.images.classes),
+            processes=self.world,
+            peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            environment=describe_environment(self.device),
+        )
+
+    def evaluate_best(self) -> None:
+        """Stores classes, calibration and confusions of the best weights in evaluation.json, unless they are there.
+
+        The predictions of the best epoch are taken where `vitmix eval` would compute the same ones.
+        """
+        if not self.accelerator.is_main_process or self.config.fsdp:  # which one device may not hold
+            return
+        run = Run(self.folder.path)
+        try:
+            if run.evaluation is None:
+                subject = open_subject(run.path)
+                running = subject.running(self.eval_images)
+                known = Predictions.joined(self._best_outcomes) if self._evaluates_like(running) else None
+                run.write_evaluation(evaluate(subject, self.eval_images, running, known), subject.sha256)
+        except (ValueError, OSError) as error:  # no reason to call a finished training failed
+            self.reporter.say(f"The best weights could not be evaluated: {error}")
+
+    def _evaluates_like(self, running: Running) -> bool:
+        """Whether the evaluation between epochs had the same images in the same batches, to the last bit."""
+        if not self._best_outcomes or self.config.resident or self.world > 1:
+            return False
+        own = self.config.eval_batch or self.config.batch // self.config.accumulate, self.config.precision
+        return (*own, self.device.type) == (running.batch, running.precision, running.device.type)
