@@ -457,4 +457,4 @@ def test_images_smaller_than_a_patch_are_refused(tmp_path: Path) -> None:
 def test_what_follows_the_end_of_mixing_is_one_mixer(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", method="mixup(alpha=0.8) | cutmix", mixing_off_epoch=1))
     assert len(trainer.core.mixer.mixers) == 3
-    trainer.folder.close()
+    trainer.lock.release()

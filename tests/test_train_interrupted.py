@@ -218,14 +218,14 @@ def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest
     train_until(output, 7, checkpoint_every="6 steps")
     (output / "best.safetensors").unlink()
     trainer = Trainer(tiny(output))
-    tell = trainer._tell
+    tell = trainer.journal.tell
 
     def tell_and_delete(epoch: Epoch) -> None:
         assert trainer.position.best is not None and trainer.position.best.number == 2
         (output / "best.safetensors").unlink()
         tell(epoch)
 
-    trainer._tell = tell_and_delete
+    trainer.journal.tell = tell_and_delete
     assert trainer.run() == 0
     said = capsys.readouterr().out
     assert f"{output / 'best.safetensors'} is missing: the best weights are chosen from here on" in said
@@ -499,6 +499,6 @@ def test_time_of_updates_before_a_stop_is_counted(tmp_path: Path, monkeypatch: p
 
 def test_a_signal_when_nothing_is_left_to_train_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(tiny(tmp_path / "run", epochs=1))
-    monkeypatch.setattr(trainer, "_tell", lambda row: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(trainer.journal, "tell", lambda row: os.kill(os.getpid(), signal.SIGTERM))
     assert trainer.run() == 128 + signal.SIGTERM
     assert (tmp_path / "run" / "summary.json").exists() and (tmp_path / "run" / "last.safetensors").exists()

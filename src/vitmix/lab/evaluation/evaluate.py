@@ -1,6 +1,7 @@
 """A whole evaluation, as `vitmix eval` prints it and RUN/evaluation.json stores it."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,39 +12,50 @@ from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.runs import Evaluation, Run
 
 from .cost import count_flops, count_parameters, throughput
-from .predictions import Predictions, calibration_bins, calibration_error, predict
+from .predictions import Outcomes, Predictions, calibration_bins, calibration_error, predict
 from .subject import Running, Subject, open_subject
 
 
-def evaluate(subject: Subject, images: ImageSet, running: Running, known: Predictions | None = None) -> Evaluation:
-    """Everything that `vitmix eval` says about a model on these images.
+@dataclass(frozen=True)
+class Known:
+    """Outcomes of a model on some images in their order, and how they were computed."""
 
-    Args:
-        known: the model's predictions on these images, where somebody has them.
-    """
+    running: Running
+    outcomes: list[Outcomes]
+
+    def fits(self, running: Running) -> bool:
+        """Whether computing them again would give the same bits; workers do not matter."""
+        own, other = ((each.device.type, each.precision, each.batch) for each in (self.running, running))
+        return bool(self.outcomes) and own == other
+
+
+def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known | None = None) -> Evaluation:
+    """Everything that `vitmix eval` says about a model on these images; `known` are the model's outcomes on them."""
     fitted, remarks = subject.fit_labels(images)
     augmentation = subject.augmentation
     model = subject.model.to(running.device)
     torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
     start = time.perf_counter()
-    if known is None or fitted is not images:  # whose labels have other numbers
+    if known is not None and known.fits(running) and fitted is images:  # else labels have other numbers
+        found = Predictions.joined(known.outcomes)
+    else:
         loader = EvalLoader(fitted, augmentation, batch=running.batch, workers=running.workers)
-        known = predict(model, loader, running.device, autocast=running.autocast)
-    seconds, batch = time.perf_counter() - start, min(running.batch, len(known))
+        found = predict(model, loader, running.device, autocast=running.autocast)
+    seconds, batch = time.perf_counter() - start, min(running.batch, len(found))
     speed = throughput(model, augmentation.sides, batch=batch, autocast=running.autocast)
     return Evaluation(
         weights=subject.weights,
         model=subject.config.model,
         model_settings=subject.settings,
         data=fitted.description,
-        n=len(known),
-        accuracy=float(known.correct.mean()),
-        accuracy5=float(known.in_top5.mean()),
-        loss=float(known.losses.mean()),
-        ece=calibration_error(known.confidence, known.correct),
+        n=len(found),
+        accuracy=float(found.correct.mean()),
+        accuracy5=float(found.in_top5.mean()),
+        loss=float(found.losses.mean()),
+        ece=calibration_error(found.confidence, found.correct),
         classes=tuple(fitted.classes),
-        bins=calibration_bins(known.confidence, known.correct),
-        confusion=tuple(known.confusion()),
+        bins=calibration_bins(found.confidence, found.correct),
+        confusion=tuple(found.confusion()),
         parameters=count_parameters(model),
         flops=count_flops(model, augmentation.sides),
         size=augmentation.sides,
@@ -59,12 +71,12 @@ def evaluate(subject: Subject, images: ImageSet, running: Running, known: Predic
     )
 
 
-def evaluate_run(folder: Path, images: ImageSet | None = None, known: Predictions | None = None) -> Evaluation:
+def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | None = None) -> Evaluation:
     """Evaluates a run's best weights on the split that it was evaluated on, and stores the result in its folder.
 
     Args:
         images: that split, where it is open: what of it cannot be read is known then, and not told again.
-        known: the predictions of the best weights on it, see `evaluate`.
+        known: the outcomes of the best weights on it.
     """
     subject = open_subject(folder)
     images = subject.own_images() if images is None else images

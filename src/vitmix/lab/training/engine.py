@@ -3,9 +3,8 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,19 @@ from vitmix._learner import Learner
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
 from vitmix.lab.environment import describe_environment
-from vitmix.lab.evaluation.evaluate import evaluate
-from vitmix.lab.evaluation.predictions import Outcomes, Predictions
-from vitmix.lab.evaluation.subject import Running, open_subject
-from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary, check_folder, is_better, run_for
+from vitmix.lab.evaluation.evaluate import Known, evaluate_run
+from vitmix.lab.evaluation.predictions import Outcomes
+from vitmix.lab.evaluation.subject import Running
+from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary, check_folder, run_for
 from vitmix.lab.training import checkpoints, prepare, processes, sharding, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
+from vitmix.lab.training.journal import Journal
 from vitmix.lab.training.losses import LossTally
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 from vitmix.lab.training.progress import Reporter
 from vitmix.lab.training.scores import Scored, in_step, score
 from vitmix.lab.training.state import Position, TrainState, find_checkpoint
 from vitmix.lab.training.stepper import Stepper
-from vitmix.lab.training.weights import write_weights
 
 DROPOUT = 1  # names a stream of random numbers
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
@@ -79,10 +78,11 @@ class Trainer:
             columns=[name for name in self.columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper, self._part = processes.Stopper(), 0
-        self._scored: tuple[int, list[Outcomes]] = (0, [])  # the newest evaluated epoch, and its outcomes
-        self._best_outcomes: list[Outcomes] = []  # of the weights in best.safetensors, if this process evaluated them
+        self._outcomes: list[Outcomes] = []  # of the newest evaluation in this process
         if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
+        about = texts.header_texts(config, self.model_settings, self.augmentation, self.images.classes)
+        self.journal = Journal(self.folder, self.state, self.reporter, columns=self.columns, about=about)
         self.lock = FolderLock(self.folder.path)
         processes.on_main(accelerator, self._take_folder)
 
@@ -155,7 +155,7 @@ class Trainer:
             self.lock.release()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
-            self._track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
+            self.journal.track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
 
     def _run(self) -> int:
         summary = processes.on_main(self.accelerator, lambda: Run(self.folder.path).summary)
@@ -298,24 +298,24 @@ class Trainer:
         values = {"lr": self.optimizer.param_groups[-1]["lr"], **self.tally.means(self.accelerator)}
         last = epoch + 1 == self.config.total_epochs
         if last or (epoch + 1) % self.config.eval_every == 0:
-            values |= self._score_models(epoch + 1)
+            values |= self._score_models()
         seconds = position.seconds - sum(each.values["seconds"] for each in position.history)
         values |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
         finished = Epoch(epoch + 1, values)
-        self._keep_best(finished)
+        self.journal.keep_best(finished, self._outcomes)
         position.history += (finished,)
-        self._tell(finished)
+        self.journal.tell(finished)
         position.epoch, position.step = epoch + 1, 0
         self.tally.reset()
         if last or self._checkpoint_due(True):
             self._save()
 
-    def _score_models(self, epoch: int) -> dict[str, float]:
+    def _score_models(self) -> dict[str, float]:
         """The scores of the model and of its averaged copy, by column."""
         found = {"": self._score(self.core)}
         if self.ema is not None:
             found[EMA] = self._score(self.ema.module)
-        self._scored = epoch, found[EMA if self.config.best.startswith(EMA) else ""].outcomes
+        self._outcomes = found[EMA if self.config.best.startswith(EMA) else ""].outcomes
         return {f"{prefix}{name}": value for prefix, each in found.items() for name, value in each.values.items()}
 
     def _score(self, model: nn.Module) -> Scored:
@@ -328,54 +328,6 @@ class Trainer:
             batches = in_step(batches, self.accelerator, self.idle)
         return score(model, batches, self.accelerator, between=between)
 
-    # Writing down
-
-    def _keep_best(self, epoch: Epoch) -> None:
-        name, best, new = self.config.best, self.position.best, epoch.get(self.config.best)
-        if new is None or not math.isfinite(new):  # not evaluated, or NaN, than which nothing would be better
-            return
-        if best is not None and not is_better(name, new, best.values[name]):
-            return
-        model = self.ema.module if self.ema is not None and name.startswith(EMA) else self.core.model
-        weights = sharding.whole(model.state_dict())  # in all processes
-        # Where this fails, the file holds the best ones before, or is not there.
-        if self._try(lambda: self._write_weights(self.folder.best, weights), "best weights"):
-            scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
-            self.position.best = Epoch(epoch.number, scores)
-            scored, outcomes = self._scored
-            self._best_outcomes = outcomes if scored == epoch.number else []
-
-    def _write_weights(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        about = texts.header_texts(self.config, self.model_settings, self.augmentation, self.images.classes)
-        write_weights(path, weights, about)
-
-    def _write_epochs(self) -> None:
-        self.folder.write_epochs(self.position.history, self.columns)
-
-    def _tell(self, epoch: Epoch) -> None:
-        self._try(self._write_epochs, "metrics")
-        self.reporter.row(epoch)
-        self._track(lambda: self.accelerator.log(dict(epoch.values), step=epoch.number))
-
-    def _track(self, action: Callable[[], object]) -> None:
-        """Lets trackers write; where they cannot, the training goes on without them."""
-        try:
-            action()
-        except OSError as error:
-            self.accelerator.trackers = []
-            self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
-
-    def _try(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
-        """Lets the first process write; a full or failing disk is told and does not end the training."""
-        failed = False
-        if self.accelerator.is_main_process:
-            try:
-                write()
-            except OSError as error:
-                self.reporter.say(f"The {what} could not be written: {error.strerror or error}. {then()}".rstrip())
-                failed = True
-        return not processes.any_process(self.accelerator, failed)
-
     def _checkpoint_due(self, reading: bool) -> bool:
         number, unit = checkpoint_interval(self.config.checkpoint_every)
         if unit == "seconds":
@@ -385,7 +337,7 @@ class Trainer:
         return self.update % max(1, round(every)) == 0
 
     def _save(self) -> str:
-        """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
+        """Writes a checkpoint and says how that went."""
         self._check_finite()
         self._check_state()
         self.position.overflowed += self.stepper.take_overflows()
@@ -393,26 +345,7 @@ class Trainer:
             self._count_training()
         self._saved = self._count_time()
         self.position.broken = self._broken_images()
-        update = self.update
-        captured = self.state.capture(update)
-
-        def write() -> None:
-            checkpoints.save_checkpoint(self.folder.checkpoints, update, captured, keep=self.config.keep)
-
-        if self._try(write, f"checkpoint of update {update}"):
-            return f"Checkpoint of update {self.update} is written; the same command continues from there"
-        newest = self._newest()
-        self.reporter.say(f"{newest}.")
-        return newest
-
-    def _newest(self) -> str:
-        try:
-            newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        except OSError as error:
-            return f"The checkpoints cannot be read now ({error.strerror}); the same command continues from the newest"
-        if newest is None:
-            return "There is no complete checkpoint; the same command starts from the beginning"
-        return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
+        return self.journal.save(self.update)
 
     def _start(self) -> None:
         parameters = sum(each.numel() for each in self.core.model.parameters())
@@ -420,12 +353,7 @@ class Trainer:
         lines = texts.opening(self.config, self.images, self.eval_images, **place)
         for line in (*lines, *self.remarks, *self._resume()):
             self.reporter.say(line)
-        self._try(self._write_epochs, "metrics")  # a resumed run computes the later rows again
-        plain = {
-            name: value if isinstance(value, (int, float, str)) else str(value)
-            for name, value in vars(self.config).items()
-        }
-        self._track(lambda: self.accelerator.init_trackers("vitmix", config=plain))
+        self.journal.begin()
         self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
@@ -478,20 +406,13 @@ class Trainer:
     def _finish(self) -> int:
         self._count_time()
         last = self.position.history[-1]
-        self._keep_best(last)  # again: there may have been no room for the last epoch's
+        self.journal.keep_best(last, self._outcomes)  # again: there may have been no room for the last epoch's
         score = last.get(self.config.best)
         if self.position.best is None and score is not None and math.isfinite(score):
-            self.reporter.say(f"The best weights could not be written. {self._newest()}, once there is room.")
+            self.reporter.say(f"The best weights could not be written. {self.journal.newest()}, once there is room.")
             return 1  # else the run would be finished, and without best weights for good
-        summary, weights = self._summary(), sharding.whole(self.core.model.state_dict())
-
-        def write() -> None:
-            self._write_epochs()  # again: there may have been no room for the last epoch's
-            self._write_weights(self.folder.last, weights)
-            self.folder.write_summary(summary)
-
-        # One line: a comparison shows the last one as the reason.
-        if not self._try(write, "metrics, final weights and summary", lambda: f"{self._newest()}, once there is room."):
+        summary = self._summary()
+        if not self.journal.finish(summary):
             return 1
         self.reporter.stop()
         self.reporter.say(summary.text)
@@ -525,25 +446,15 @@ class Trainer:
         )
 
     def evaluate_best(self) -> None:
-        """Stores classes, calibration and confusions of the best weights in evaluation.json, unless they are there.
-
-        The predictions of the best epoch are taken where `vitmix eval` would compute the same ones.
-        """
-        if not self.accelerator.is_main_process or self.config.fsdp:  # which one device may not hold
+        """Stores classes, calibration and confusions of the best weights in evaluation.json, unless they are there."""
+        config, known = self.config, None
+        if not self.accelerator.is_main_process or config.fsdp:  # which one device may not hold
             return
-        run = Run(self.folder.path)
+        if self.world == 1 and not config.resident:  # else the images came in other batches, or resized on the device
+            batch = config.eval_batch or config.batch // config.accumulate
+            known = Known(Running(self.device, config.precision, batch), self.journal.outcomes)
         try:
-            if run.evaluation is None:
-                subject = open_subject(run.path)
-                running = subject.running(self.eval_images)
-                known = Predictions.joined(self._best_outcomes) if self._evaluates_like(running) else None
-                run.write_evaluation(evaluate(subject, self.eval_images, running, known), subject.sha256)
+            if Run(self.folder.path).evaluation is None:
+                evaluate_run(self.folder.path, self.eval_images, known)
         except (ValueError, OSError) as error:  # no reason to call a finished training failed
             self.reporter.say(f"The best weights could not be evaluated: {error}")
-
-    def _evaluates_like(self, running: Running) -> bool:
-        """Whether the evaluation between epochs had the same images in the same batches, to the last bit."""
-        if not self._best_outcomes or self.config.resident or self.world > 1:
-            return False
-        own = self.config.eval_batch or self.config.batch // self.config.accumulate, self.config.precision
-        return (*own, self.device.type) == (running.batch, running.precision, running.device.type)
