@@ -51,7 +51,7 @@ from training import TINY
 from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import cell, measuring, runner
-from vitmix.lab.evaluation import conditions, evaluate
+from vitmix.lab.evaluation import classification, conditions
 from vitmix.lab.report import page  # noqa: F401  imported before the fork
 from vitmix.lab.runs import Estimate
 from vitmix.lab.training import checkpoints, engine  # noqa: F401
@@ -133,7 +133,7 @@ def _stop_clocks() -> None:
     """So that files do not differ in their times."""
     time.perf_counter = time.monotonic = lambda: 0.0
     runner.LOOK_SECONDS, conditions.SAVE_SECONDS = 0.0, -1.0
-    evaluate.throughput = lambda *_, **__: Estimate(1.0, None, 1)
+    classification.throughput = lambda *_, **__: Estimate(1.0, None, 1)
 
 
 def _take_notes(files: Files) -> None:

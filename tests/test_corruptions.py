@@ -345,5 +345,5 @@ def test_cifar_c_is_seen_as_the_test_set_is(tmp_path: Path) -> None:
     images = ArrayImages(pixels, labels, list(map(str, range(10))), "x")
     settings = Robustness(parts=("clean", "corruptions"), corruptions=("fog",), folders={"c": tmp_path})
     suite = Suite(subject, images, Running(batch=20), settings)
-    found = [suite.examiner.answers(each).confidence for group in suite.groups for each in group.conditions]
+    found = [suite.examiner.answers(each).confidence for series in suite.series for each in series.conditions]
     assert all(np.array_equal(each, found[0]) for each in found)

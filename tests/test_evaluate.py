@@ -24,13 +24,13 @@ from vitmix.lab.evaluation import (
     Running,
     calibration_bins,
     calibration_error,
+    classification,
     open_subject,
     predict,
 )
-from vitmix.lab.evaluation import evaluate as evaluate_module
 from vitmix.lab.evaluation import subject as subject_module
+from vitmix.lab.evaluation.classification import evaluate, evaluate_run
 from vitmix.lab.evaluation.cost import count_flops, count_parameters
-from vitmix.lab.evaluation.evaluate import evaluate, evaluate_run
 from vitmix.lab.evaluation.predictions import Outcomes, Predictions
 from vitmix.lab.runs import Run
 from vitmix.lab.training.header import read_header
@@ -131,7 +131,7 @@ def test_the_best_weights_are_evaluated_once_where_that_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], again: bool
 ) -> None:
     passes: list[object] = []
-    monkeypatch.setattr(evaluate_module, "predict", lambda *given, **how: passes.append(1) or predict(*given, **how))
+    monkeypatch.setattr(classification, "predict", lambda *given, **how: passes.append(1) or predict(*given, **how))
     trainer = train(tmp_path / "run", **settings)
     trainer.evaluate_best()
     stored = Run(tmp_path / "run").evaluation
@@ -281,7 +281,7 @@ def test_wrong_input(
     def too_late(*arguments: object, **settings: object) -> None:
         raise AssertionError("refused only after the whole pass")
 
-    monkeypatch.setattr("vitmix.lab.evaluation.evaluate.predict", too_late)
+    monkeypatch.setattr("vitmix.lab.evaluation.classification.predict", too_late)
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

@@ -16,7 +16,7 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.data import eval_sample
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation import open_subject
-from vitmix.lab.evaluation.evaluate import evaluate_run
+from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.export import _unfinished, export
 from vitmix.lab.training.checkpoints import write_weights
 from vitmix.lab.training.config import TrainConfig

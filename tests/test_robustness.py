@@ -325,7 +325,7 @@ def test_what_is_not_possible_is_left_out_of_the_whole_suite(monkeypatch: pytest
     for package in ("pyautoattack", "imagecorruptions"):
         monkeypatch.setitem(sys.modules, package, None)
     suite = Suite(subject_of(NearestGray(side=32), 4, side=32), gray_images(side=32), Running(), SMALL)
-    assert [group.conditions[0].of.part for group in suite.groups] == [
+    assert [series.conditions[0].of.part for series in suite.series] == [
         "clean",
         "noise",
         "occlusion",

@@ -1,9 +1,12 @@
 """Evaluation of classifiers: accuracy, calibration, robustness and cost.
 
 `evaluate` measures a `Subject` on a set of images and returns a `vitmix.lab.runs.Evaluation`. A suite is a function of
-(subject, images, running) that yields `vitmix.lab.runs.Measurement`s, as `robustness` does.
+(subject, images, running) that yields `vitmix.lab.runs.Measurement`s, as `robustness` does; `describe.table` prints
+them, each with its n.
 """
 
+from .classification import evaluate as evaluate
+from .classification import evaluate_run as evaluate_run
 from .predictions import Predictions as Predictions
 from .predictions import calibration_bins as calibration_bins
 from .predictions import calibration_error as calibration_error

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from vitmix.lab.runs import Estimate, Evaluation, RobustnessResults
+from vitmix.lab.runs import Estimate, Evaluation, Measurement, RobustnessResults
 
 PERCENT = ("accuracy", "accuracy5", "ece")
 NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
@@ -49,7 +49,7 @@ def describe_suite(results: RobustnessResults) -> str:
     lines = [
         *head(results.weights, results.model, protocol.data, protocol.remarks),
         "",
-        _table([(each.name, _percent(each.estimate), each.estimate.n) for each in results.measurements]),
+        table(results.measurements),
         "Values in brackets are 95 % intervals.",
         *_not_read(protocol.broken_images),
     ]
@@ -60,6 +60,11 @@ def pixels_text(value: float) -> str:
     """A bound or step in pixels of 0..1 as people write it: as a short decimal, or else as `8/255` or `0.5/255`."""
     short, of_255 = f"{value:g}", f"{value * 255:g}"
     return f"{of_255}/255" if float(short) != value and abs(float(of_255) - value * 255) < 1e-9 else short
+
+
+def table(measurements: Iterable[Measurement]) -> str:
+    """A line for each measurement, with its interval if it has one, and its n."""
+    return _table([(each.name, _percent(each.estimate), each.estimate.n) for each in measurements])
 
 
 def _table(rows: Sequence[tuple[str, str, int]]) -> str:

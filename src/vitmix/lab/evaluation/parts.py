@@ -14,21 +14,11 @@ from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.runs import Facts, Measurement
 
-from . import shifts
+from . import corruptions, shifts
 from .attacks import auto_attack_change, check_auto_attack, fgsm_change, pgd_change
 from .cifar_c import is_cifar_c, open_cifar_c
 from .conditions import Change, Condition, Examiner
-from .corruptions import (
-    COMMON,
-    SEVERITIES,
-    CorruptedImages,
-    Errors,
-    check_sides,
-    corruption,
-    divisors,
-    maker,
-    read_reference,
-)
+from .corruptions import COMMON, SEVERITIES, CorruptedImages, Errors, corruption, divisors, read_reference
 from .describe import pixels_text
 from .extras import version_of
 from .occlusion import ORDERS, PatchOrder, drop_change, grid_of, noise_change, saliency_of
@@ -39,7 +29,7 @@ from .summaries import Answered, Summary, accuracies, calibrated, corruption_err
 CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
 
 
-class Group(NamedTuple):
+class Series(NamedTuple):
     """Conditions that are summarized together."""
 
     conditions: list[Condition]
@@ -60,8 +50,8 @@ class Builder:
             self.images = chosen(images, settings.limit, settings.seed)
             self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
 
-    def groups(self, part: str) -> list[Group]:
-        builders: dict[str, Callable[[], list[Group]]] = {
+    def series(self, part: str) -> list[Series]:
+        builders: dict[str, Callable[[], list[Series]]] = {
             "clean": self._clean,
             "noise": self._noise,
             "occlusion": self._occlusion,
@@ -80,19 +70,19 @@ class Builder:
         facts = {key: value for key, value in of.to_json().items() if key != "part"}
         return Condition(name_of(of), images, of, {"seed": self.settings.seed, **facts, **deciding}, change)
 
-    def _clean(self) -> list[Group]:
-        return [Group([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
+    def _clean(self) -> list[Series]:
+        return [Series([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
 
-    def _noise(self) -> list[Group]:
+    def _noise(self) -> list[Series]:
         conditions = []
         for sigma in self.settings.sigmas:
             of, change = Facts(part="noise", sigma=sigma), noise_change(sigma, self.settings.seed)
             conditions.append(self._condition(of, self.images, change, part="noise"))
-        return [Group(conditions, accuracies)]
+        return [Series(conditions, accuracies)]
 
-    def _occlusion(self) -> list[Group]:
+    def _occlusion(self) -> list[Series]:
         settings, classifier, sides = self.settings, self.examiner.classifier, self.examiner.augmentation.sides
-        orders, groups = settings.orders or ORDERS, []
+        orders, found = settings.orders or ORDERS, []
         if settings.orders is None:
             try:
                 saliency_of(classifier, sides)
@@ -106,10 +96,10 @@ class Builder:
             for share in settings.dropped:
                 of = Facts(part="occlusion", order=order, grid=ranks.grid, share=share)
                 conditions.append(self._condition(of, self.images, drop_change(ranks, share), part="occlusion"))
-            groups.append(Group(conditions, accuracies))
-        return groups
+            found.append(Series(conditions, accuracies))
+        return found
 
-    def _corruptions(self) -> list[Group]:
+    def _corruptions(self) -> list[Series]:
         settings = self.settings
         reference = self._reference()
         divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
@@ -120,15 +110,15 @@ class Builder:
             images, cropped = self._stored_corruptions(root, kinds), not is_cifar_c(root)
         else:
             own, seed = self.examiner.augmentation, settings.seed
-            check_sides(own)
+            corruptions.check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
             cropped = True
         conditions = []
         for (name, severity), each in images.items():
             of = Facts(part="corruptions", corruption=name, severity=severity)
-            condition = self._condition(of, each, package=None if stored else maker(name))
+            condition = self._condition(of, each, package=None if stored else corruptions.maker(name))
             conditions.append(dataclasses.replace(condition, cropped=cropped))
-        return [Group(conditions, partial(self._corruption_summary, reference))]
+        return [Series(conditions, partial(self._corruption_summary, reference))]
 
     def _stored_corruptions(self, root: Path, kinds: list[tuple[str, int]]) -> dict[tuple[str, int], ImageSet]:
         if is_cifar_c(root):
@@ -158,7 +148,7 @@ class Builder:
         if reference is not None:
             yield from corruption_errors(found, divisors(reference, names, severities), "relative error", "mCE")
 
-    def _shifts(self) -> list[Group]:
+    def _shifts(self) -> list[Series]:
         conditions = []
         for kind in (kind for kind in shifts.NAMES if kind in self.settings.folders):
             name, found = shifts.NAMES[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
@@ -168,23 +158,23 @@ class Builder:
             images = chosen(found.images, self.settings.limit, self.settings.seed)
             condition = self._condition(Facts(part="shifts"), images, part=name)
             conditions.append(dataclasses.replace(condition, name=name, outputs=found.outputs))
-        return [Group(conditions, accuracies)]
+        return [Series(conditions, accuracies)]
 
-    def _attacks(self) -> list[Group]:
+    def _attacks(self) -> list[Series]:
         settings, classifier = self.settings, self.examiner.classifier
         steps, seed, norm = settings.steps, settings.seed, settings.norm
         untouched = Facts(part="attacks", attack="none", norm=norm)
         # The same answers as the clean ones where those are of the same images.
         clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": seed, "part": "clean"})
-        groups = [Group([clean], accuracies)]
-        groups.append(self._attack({"attack": "fgsm"}, lambda bound: fgsm_change(classifier, bound, norm)))
+        found = [Series([clean], accuracies)]
+        found.append(self._attack({"attack": "fgsm"}, lambda bound: fgsm_change(classifier, bound, norm)))
         for alpha in settings.alphas:
             facts = {"attack": "pgd", "alpha": alpha, "steps": steps}
             change = partial(pgd_change, classifier, alpha=alpha, steps=steps, seed=seed, norm=norm)
-            groups.append(self._attack(facts, change))
-        return groups
+            found.append(self._attack(facts, change))
+        return found
 
-    def _autoattack(self) -> list[Group]:
+    def _autoattack(self) -> list[Series]:
         check_auto_attack(self.subject.settings["num_classes"])
         # Its random numbers are drawn for a batch as a whole.
         deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
@@ -193,13 +183,13 @@ class Builder:
 
     def _attack(
         self, facts: dict[str, Any], change: Callable[[float], Change], *, part: str = "attacks", **deciding: Any
-    ) -> Group:
+    ) -> Series:
         """An attack within each bound, the smallest first."""
         conditions = []
         for bound in sorted(set(self.settings.epsilons)):
             of = Facts(part=part, norm=self.settings.norm, epsilon=bound, **facts)
             conditions.append(self._condition(of, self.attacked, change(bound), **deciding))
-        return Group(conditions, worst_so_far)
+        return Series(conditions, worst_so_far)
 
 
 def name_of(of: Facts) -> str:

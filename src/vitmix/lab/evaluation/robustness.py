@@ -47,10 +47,10 @@ class Suite:
         self.examiner = Examiner(subject, running, folder, self._progress)
         self._report, self._before = progress, 0
         builder = Builder(settings, self.examiner, images, self.remarks)
-        self.groups = []
+        self.series = []
         for name in settings.measured:
             try:
-                self.groups += builder.groups(name)
+                self.series += builder.series(name)
             except NotPossible as problem:
                 if name in settings.parts:
                     raise
@@ -60,12 +60,12 @@ class Suite:
         if self.examiner.folder is not None:
             make_folder(self.examiner.folder)
         self._before = 0
-        for group in self.groups:
+        for series in self.series:
             found = []
-            for condition in group.conditions:
+            for condition in series.conditions:
                 found.append((condition, self.examiner.answers(condition)))
                 self._before += len(condition.images)
-            yield from group.summary(found)
+            yield from series.summary(found)
 
     def results(self, measurements: Iterable[Measurement], *, seconds: float) -> RobustnessResults:
         """Everything that `vitmix eval --suite` says."""
@@ -106,7 +106,7 @@ class Suite:
 
     @property
     def _conditions(self) -> list[Condition]:
-        return [condition for group in self.groups for condition in group.conditions]
+        return [condition for series in self.series for condition in series.conditions]
 
     def _progress(self, name: str, done: int, images: int) -> None:
         self._report(name, self._before + done, sum(len(each.images) for each in self._conditions))

@@ -1,4 +1,4 @@
-"""Old names of `vitmix.lab.evaluation.evaluate` and `vitmix.lab.runs`, for callers that still use dictionaries."""
+"""Old names of `vitmix.lab.evaluation.classification` and `vitmix.lab.runs`, for callers with dictionaries."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from vitmix.lab.data.images import ImageSet
 from vitmix.lab.runs import EVALUATION as FILE
 from vitmix.lab.runs import Evaluation, Run
 
-from . import evaluate as _evaluate
+from . import classification
 from .subject import Running, Subject
 
 __all__ = [
@@ -24,11 +24,11 @@ own_images, running_of = Subject.own_images, Subject.running
 
 
 def evaluate(subject: Subject, images: ImageSet, running: Running) -> dict[str, Any]:
-    return _evaluate.evaluate(subject, images, running).to_json()
+    return classification.evaluate(subject, images, running).to_json()
 
 
 def evaluate_run(folder: Path, images: ImageSet | None = None) -> dict[str, Any]:
-    return _evaluate.evaluate_run(folder, images).to_json()
+    return classification.evaluate_run(folder, images).to_json()
 
 
 def keep_evaluation(subject: Subject, found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from . import describe as _describe
 from .describe import NAMES as NAMES
 from .describe import PERCENT as PERCENT
 from .describe import pixels_text as pixels_text
+from .describe import table as table
 
 
 def top5_tells(evaluation: dict[str, Any]) -> bool:

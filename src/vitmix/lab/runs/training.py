@@ -90,4 +90,4 @@ class Summary(Record):
     classes: tuple[str, ...] | None = None
     processes: int | None = None
     peak_memory: float | None = None
-    environment: dict[str, str | None] | None = None
+    environment: dict[str, str] | None = None
