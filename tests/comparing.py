@@ -8,7 +8,7 @@ import yaml
 
 from training import TINY
 from vitmix.lab.comparison.matrix import Training
-from vitmix.lab.evaluation.stored import evaluate_run
+from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.training.engine import Trainer
 
 SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}

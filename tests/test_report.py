@@ -18,8 +18,8 @@ import pytest
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.report import COMMAND
-from vitmix.lab.evaluation import evaluate_run
-from vitmix.lab.evaluation.text import describe
+from vitmix.lab.evaluation.classification import evaluate_run
+from vitmix.lab.evaluation.describe import describe
 from vitmix.lab.report import svg, write_report
 from vitmix.lab.report.groups import find_runs, group_runs, labels
 from vitmix.lab.report.html import look
@@ -376,7 +376,7 @@ def test_top_five_of_five_classes_is_left_out(runs: Path, tmp_path: Path) -> Non
     assert set(found) == {"0"}
     for places in ([folder / "cut-0", folder / "cut-1"], [folder / "cut-0"]):
         assert "top-5" not in report_on(*places)
-    evaluation = json.loads((folder / "cut-0" / "evaluation.json").read_text())
+    evaluation = Run(folder / "cut-0").evaluation
     assert "top-1" in describe(evaluation) and "top-5" not in describe(evaluation)
 
 

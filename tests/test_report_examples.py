@@ -12,8 +12,8 @@ from PIL import Image
 
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
+from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.evaluation.examples import mixed_examples
-from vitmix.lab.evaluation.stored import evaluate_run
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.report import write_report
 from vitmix.lab.report.html import html

@@ -155,7 +155,7 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
     study = STUDIES[name]
     with bar() as report:
         tables = study.measure(dataclasses.replace(question, progress=partial(report, name)))
-    about = {"study": name, "about": study.about, **facts, "tables": [table.plain() for table in tables]}
+    about = {"study": name, "about": study.about, **facts, "tables": [table.to_json() for table in tables]}
     text = "\n\n".join(table.text() for table in tables)
     return {
         "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
@@ -169,8 +169,9 @@ def _question(namespace: argparse.Namespace) -> "tuple[Question, dict]":
     from vitmix._checks import check_count, check_workers
     from vitmix._text import create
     from vitmix.lab.evaluation import stored
+    from vitmix.lab.studies.batches import Batches
     from vitmix.lab.studies.objects import object_finder
-    from vitmix.lab.studies.studies import Batches, Question
+    from vitmix.lab.studies.studies import Question
 
     check_count("images", namespace.images, least=2)
     check_count("batch", namespace.batch, least=2)

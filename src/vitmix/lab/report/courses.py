@@ -6,7 +6,7 @@ A change with fields of its own in `Facts` is named here; any other is shown by 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vitmix.lab.evaluation.text import pixels_text
+from vitmix.lab.evaluation.describe import pixels_text
 from vitmix.lab.runs import Facts, Measurement
 
 ATTACKS = {"fgsm": "FGSM", "pgd": "PGD", "autoattack": "AutoAttack"}

@@ -23,8 +23,8 @@ from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.network import downloads
-from vitmix.lab.training.checkpoints import load_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig
+from vitmix.lab.training.weights import load_weights
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
 
@@ -109,6 +109,8 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
     """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
     size = augmentation.sides
     frame = learner.mixing.frame(torch.empty(1, 3, *size))
+    if any(0 in grid for grid in frame.grids):
+        raise ValueError(f"images of {size[0]} × {size[1]} pixels are smaller than one patch; raise --size")
     learner.mixing.check_guide(size)
     for mixer in learner.mixer.mixers:
         values = mixer.draw(frame, torch.Generator()).part("mask")

@@ -1,7 +1,7 @@
-"""Cells: a model's answers on changed images, one file for each, so that a stopped evaluation goes on where it was.
+"""Conditions: a model's answers on changed images, one file for each, so that a stopped suite resumes when rerun.
 
-A cell's file is named by a checksum over the weights, the images, the preprocessing and the cell's settings: what was
-measured on anything else is never taken. It is written anew every few seconds under another name and renamed, so it is
+A file is named by a checksum over the weights, the images, the preprocessing and the condition's settings: what was
+measured on anything else is never taken. It is rewritten every few seconds under another name and renamed, so it is
 always whole.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,26 +24,24 @@ from torch import Tensor, nn
 from vitmix.attention.readers import logits_of
 from vitmix.lab.data.augment import Augmentation, per_channel
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.lab.data.loader import EvalLoader
+from vitmix.lab.data.loader import Batch, EvalLoader
 from vitmix.lab.reading import parse_json
+from vitmix.lab.runs import Facts
 from vitmix.lab.teachers import weights_checksum
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.writing import write_file
 
 from .cifar_c import NpyImages
-from .measure import check_finite, top_predictions
+from .predictions import Outcomes, check_finite, logits_over
 from .subject import Running, Subject
 
 FORMAT = 2  # of the files; raised when the same settings would give other answers
 SAVE_SECONDS = 10.0
-SAMPLED = 64  # pictures read for the checksum of a data set that has neither files nor an array
-
-# Settings that decide answers but say nothing of what is measured.
-HIDDEN = ("part", "seed", "batch", "package")
+SAMPLED = 64  # images read for the checksum of a data set that has neither files nor an array
 
 Change = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From pixels in 0..1, labels and places in the data set to pixels."""
 Progress = Callable[[str, int, int], None]
-"""Hears a cell's name, how many of its images are done, and how many there are."""
+"""Hears a condition's name, how many of its images are done, and how many there are."""
 
 
 class PixelClassifier(nn.Module):
@@ -69,10 +67,11 @@ class PixelClassifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One measurement of accuracy.
+class Condition:
+    """One measurement of accuracy: images, and what is done to their pixels.
 
     Attributes:
+        of: what is measured.
         settings: what decides the answers besides weights, images and preprocessing.
         cropped: the images were cropped already and are taken whole.
         outputs: the only classes among which the model chooses; all if None.
@@ -80,20 +79,16 @@ class Cell:
 
     name: str
     images: ImageSet
-    settings: dict[str, Any]
+    of: Facts
+    settings: Mapping[str, Any]
     change: Change | None = None
     cropped: bool = False
     outputs: tuple[int, ...] | None = None
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What is measured, for those who look up or draw the numbers."""
-        return {name: value for name, value in self.settings.items() if name not in HIDDEN}
-
 
 @dataclass
 class Answers:
-    """Of each image: 1 right, 0 wrong, -1 unreadable; and the confidence in the answer."""
+    """For each image: 1 right, 0 wrong, -1 unreadable; and the confidence in the answer."""
 
     right: np.ndarray
     confidence: np.ndarray
@@ -142,8 +137,8 @@ class Answers:
 
 
 @dataclass
-class Measurer:
-    """Measures cells of one model, and keeps what it found in a folder if there is one."""
+class Examiner:
+    """Asks one model about conditions, and keeps its answers in a folder if there is one."""
 
     subject: Subject
     running: Running
@@ -153,7 +148,7 @@ class Measurer:
 
     @cached_property
     def augmentation(self) -> Augmentation:
-        """The subject's, as far as pixels; normalization is the classifier's."""
+        """The subject's, as far as pixels; the classifier normalizes."""
         own = self.subject.augmentation
         return dataclasses.replace(own, mean=(0.0,) * 3, std=(1.0,) * 3, auto_augment=None, color_jitter=0.0)
 
@@ -163,36 +158,37 @@ class Measurer:
         torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
         return PixelClassifier(self.subject.model, self.subject.augmentation, running.device, running.autocast)
 
-    def answers(self, cell: Cell) -> Answers:
-        """The model's answers in a cell: those that were kept, and the missing ones measured now."""
-        place = None if self.folder is None else self.folder / f"{self.key(cell)}.json"
-        found = Answers.none_yet(len(cell.images))
-        if place is not None and place.is_file():
-            found = Answers.parse(place.read_bytes(), len(cell.images))
+    def answers(self, condition: Condition) -> Answers:
+        """The model's answers: those that were kept, and the missing ones computed now."""
+        images, place = condition.images, None
+        found = Answers.none_yet(len(images))
+        if self.folder is not None:
+            place = self.folder / f"{self.key(condition)}.json"
+            if place.is_file():
+                found = Answers.parse(place.read_bytes(), len(images))
             for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found out by the stopped process
-                cell.images.broken.setdefault(row, f"{cell.images.name(row)}: could not be read")
-        if found.done < len(cell.images):
-            self._measure(cell, found, place)
+                images.broken.setdefault(row, f"{images.name(row)}: could not be read")
+        if found.done < len(images):
+            self._ask(condition, found, place)
         else:
-            self.progress(cell.name, found.done, found.done)
+            self.progress(condition.name, found.done, found.done)
         return found
 
-    def _measure(self, cell: Cell, found: Answers, place: Path | None) -> None:
-        start, batch, total = found.done, self.running.batch, len(cell.images)
-        augmentation = dataclasses.replace(self.augmentation, crop_pct=1.0) if cell.cropped else self.augmentation
-        workers = 0 if isinstance(cell.images, ArrayImages) else self.running.workers  # pixels in memory need no help
-        loader = EvalLoader(cell.images, augmentation, batch=batch, workers=workers, start=start)
+    def _ask(self, condition: Condition, found: Answers, place: Path | None) -> None:
+        start, batch, total = found.done, self.running.batch, len(condition.images)
+        augmentation = dataclasses.replace(self.augmentation, crop_pct=1.0) if condition.cropped else self.augmentation
+        workers = 0 if isinstance(condition.images, ArrayImages) else self.running.workers  # no need in memory
+        loader = EvalLoader(condition.images, augmentation, batch=batch, workers=workers, start=start)
         saved = time.monotonic()
-        for each in loader:
-            each = each.to(self.running.device)
-            right, confidence = self._answer(cell, each.images, each.labels, each.indices)
-            rows = each.indices.cpu().numpy()
-            found.right[rows], found.confidence[rows] = right.cpu().numpy(), confidence.cpu().numpy()
+        for each, logits in logits_over(loader, lambda each: self._classify(condition, each), self.running.device):
+            outcomes, rows = _outcomes(logits, each.labels, condition.outputs), each.indices.cpu().numpy()
+            found.right[rows] = outcomes.correct.cpu().numpy()
+            found.confidence[rows] = outcomes.confidence.cpu().numpy()
             check_finite(found.confidence[rows])
-            # A whole number of batches: a resumed cell must see the batches of an uninterrupted one.
+            # A whole number of batches: a resumed condition must see the batches of an uninterrupted one.
             batches = (int(rows.max()) - start) // batch + 1
             found.done = min(total, start + batches * batch)
-            self.progress(cell.name, found.done, total)
+            self.progress(condition.name, found.done, total)
             if place is not None and time.monotonic() - saved > SAVE_SECONDS:
                 write_file(place, found.text().encode())
                 saved = time.monotonic()
@@ -200,26 +196,23 @@ class Measurer:
         if place is not None:
             write_file(place, found.text().encode())
 
-    def _answer(self, cell: Cell, pixels: Tensor, labels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        if cell.change is not None:
-            pixels = cell.change(pixels, labels, indices)
-        with torch.no_grad():
-            logits = self.classifier(pixels)
-        if cell.outputs is not None:
-            chosen = torch.tensor(cell.outputs, device=logits.device)
-            logits, labels = logits[:, chosen], torch.searchsorted(chosen, labels)
-        predicted, confidence, _, _ = top_predictions(logits, labels)
-        return predicted == labels, confidence
+    def _classify(self, condition: Condition, batch: Batch) -> Tensor:
+        pixels = batch.images
+        if condition.change is not None:
+            with torch.enable_grad():  # for attacks
+                pixels = condition.change(pixels, batch.labels, batch.indices)
+        return self.classifier(pixels)
 
-    def key(self, cell: Cell) -> str:
-        """The checksum of everything that decides a cell's answers."""
+    def key(self, condition: Condition) -> str:
+        """The checksum of everything that decides a condition's answers."""
         own = self.subject.augmentation
-        images = getattr(cell.images, "original", cell.images)  # of generated corruptions
+        images = getattr(condition.images, "original", condition.images)  # of generated corruptions
         if id(images) not in self._checksums:
             self._checksums[id(images)] = (images, data_checksum(images))  # kept, so that no other gets its id
-        parts = [FORMAT, self._weights, self._checksums[id(images)][1], cell.settings, cell.outputs]
+        parts = [FORMAT, self._weights, self._checksums[id(images)][1], dict(condition.settings), condition.outputs]
         # The crop of cropped images too: those that are corrupted here were cropped before.
-        parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct, cell.cropped, self.running.precision]
+        parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct]
+        parts += [condition.cropped, self.running.precision]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
@@ -229,8 +222,16 @@ class Measurer:
         return [self.subject.config.model, settings, weights_checksum(self.subject.model)]
 
 
+def _outcomes(logits: Tensor, labels: Tensor, outputs: tuple[int, ...] | None) -> Outcomes:
+    """The outcomes where the model chooses among these outputs only."""
+    if outputs is None:
+        return Outcomes.of(logits, labels)
+    chosen = torch.tensor(outputs, device=logits.device)
+    return Outcomes.of(logits[:, chosen], torch.searchsorted(chosen, labels))
+
+
 def data_checksum(images: ImageSet) -> str:
-    """Of labels and pictures; of files names, sizes and times stand for the content."""
+    """Of labels and images; for files, names, sizes and times stand for the content."""
     digest = hashlib.sha256(images.labels.tobytes())
     if isinstance(images, ArrayImages):
         digest.update(np.ascontiguousarray(images.pixels).data)
