@@ -254,7 +254,7 @@ def test_sideways_photographs_stand_upright(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shapes:1"], "two pictures, got 1"),
+        (["shapes:1"], "two images, got 1"),
         (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
         (["--method", "cutmx"], "did you mean 'cutmix'?"),
         (["--output", "figure.bmp"], ".png, .svg, .pdf"),
