@@ -182,7 +182,7 @@ def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:
     """`"depth=6"` as `("depth", 6)`."""
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
-        example = "depth=6" if setting == "model_args" else "epochs=10"
+        example = "epochs=10" if setting == "--set" else "depth=6"
         raise ValueError(f"{setting} takes KEY=VALUE, such as {example}, got {text!r}")
     try:
         return key, parse_yaml(value)

@@ -42,7 +42,7 @@ class Architecture(Settings):
     section = "Which model"
 
     model: Place | None = option(None, "run folder, weights file, or name of a timm model")
-    arch: Name | None = option(None, "timm model of a weights file that does not name its own")
+    arch: Name | None = option(None, "timm model of a weights file, if the file does not say")
     model_args: dict[str, Any] = option({}, "settings of the timm model; 'vitmix models NAME' lists them")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
 

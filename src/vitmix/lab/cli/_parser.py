@@ -131,7 +131,7 @@ def settings_from(found: argparse.Namespace) -> Any:
         if each.name in given and each.metadata["now"]:
             note(f"{flag(each.name)} is now {each.metadata['now']}")
         if each.name in given and kinds_of(settings)[each.name].base is dict:
-            given[each.name] = dict(map(key_and_value, given[each.name]))
+            given[each.name] = dict(key_and_value(text, each.name) for text in given[each.name])
     if found.command.read is not None:
         return found.command.read(given)
     values = {name: fitted(settings, name, value, "the flags") for name, value in given.items()}
