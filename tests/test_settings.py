@@ -40,7 +40,7 @@ class Example(Base):
 
 def read(*arguments: str) -> Example:
     parser = Parser(prog="example")
-    parser.command = Command(Example, lambda settings: 0)
+    add_arguments(parser, Command(Example, lambda settings: 0))
     return settings_from(parse(parser, arguments))
 
 

@@ -77,7 +77,7 @@ class Kind(NamedTuple):
     optional: bool = False
     length: int | None = None
     choices: tuple[str, ...] = ()
-    checks: tuple[Callable[[str, Any], None], ...] = ()
+    checks: tuple[Callable[[str, Any], object], ...] = ()
     metavar: str | None = None
 
     def check(self, name: str, value: Any) -> None:
@@ -128,7 +128,8 @@ class Kind(NamedTuple):
 
 
 def _kind(annotation: Any) -> Kind:
-    optional, length, extras, choices = False, None, (), ()
+    optional, length, choices = False, None, ()
+    extras: list[Any] = []
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         optional = types.NoneType in typing.get_args(annotation)
         annotation = next(each for each in typing.get_args(annotation) if each is not types.NoneType)

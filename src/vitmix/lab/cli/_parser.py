@@ -22,7 +22,7 @@ class Command:
     alone.
 
     Attributes:
-        about: its line in the overview, if not the docstring of the settings.
+        line: its line in the overview, if not the docstring of the settings.
         read: makes the settings of the given flags, where they are not all there is.
         layered: flags stand over files and recipes, so each switch needs one to turn it off: `--no-compile`.
         without, defaults: of a kind in a group: settings that it does not take, or takes another default of.
@@ -30,11 +30,15 @@ class Command:
 
     settings: type[Settings]
     run: Callable[[Any], int]
-    about: str = ""
+    line: str = ""
     read: Callable[[Mapping[str, Any]], Any] | None = None
     layered: bool = False
     without: Collection[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def about(self) -> str:
+        return self.line or (self.settings.__doc__ or "").partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,7 @@ class Group:
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of a command, or of a group of commands; those of a command are added when it is chosen."""
-
-    command: Command | None = None
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.command is not None:
-            self.set_defaults(command=self.command, parser=self)
-            add_arguments(self, self.command)
-            self.command = None
-        return super().parse_known_args(args, namespace)
+    """A parser whose errors are ours."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; '{self.prog} --help' shows how it is used")
@@ -66,18 +61,18 @@ def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command
     """Adds commands or, within a group, their kinds."""
     choices = parser.add_subparsers(title=f"{kind.lower()}s", metavar=kind, required=True, parser_class=Parser)
     for name, command in commands.items():
-        about = command.about or (command.settings.__doc__ or "").partition("\n")[0]
-        below = choices.add_parser(name, help=about, description=about, allow_abbrev=False)
+        below = choices.add_parser(name, help=command.about, description=command.about, allow_abbrev=False)
         if isinstance(command, Group):
             below.epilog = command.epilog
             add_commands(below, command.kinds, "KIND")
         else:
-            below.command = command
+            add_arguments(below, command)
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: Command) -> None:
     """An argument for each field of the command's settings, in groups by section."""
     settings = command.settings
+    parser.set_defaults(command=command, parser=parser)
     parser.epilog = settings.epilog
     if command.layered:
         parser.usage = f"{parser.prog} [--config FILE] [--SETTING VALUE ...]"

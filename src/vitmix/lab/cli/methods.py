@@ -19,8 +19,10 @@ class Methods(Settings):
 
 
 def run(settings: Methods) -> int:
-    if settings.name:
-        return _explain(settings.name)
+    return _explain(settings.name) if settings.name else _list()
+
+
+def _list() -> int:
     for name, method in METHODS.items():
         print(f"{name:<9} {_first_line(method)}")
         settings = [f"{key}={default}" for key, default in _settings(method).items()]
