@@ -7,20 +7,17 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from vitmix.lab.report.courses import Course, course_of, courses
-from vitmix.lab.report.groups import Group, every_run
 from vitmix.lab.report.measurements import measured
 from vitmix.lab.report.quantities import measurement
-from vitmix.lab.report.studies import ALONG, measured_how, read_studies
-from vitmix.lab.runs import Analysis, Measurement, Run
+from vitmix.lab.report.studies import ALONG, Studies, measured_how, read_studies
+from vitmix.lab.runs import Measurement, Run
 from vitmix.lab.studies.fluctuation import ALIGNED, AREA, TRANSMIX
 from vitmix.lab.studies.regions import PAIRS
 
 Read = Callable[[Run], float | None]
-Studies = Mapping[Path, Analysis]  # one study of each run, by the run's folder
 MEAN = "mean"
 MOST_TABLES = 6  # of a study that is not written out here
 
@@ -49,14 +46,10 @@ class SeedTable:
 
 def read_tables(runs: Sequence[Run]) -> tuple[list[SeedTable], list[str]]:
     """The tables of everything that at least one run has, and a sentence for each study that cannot be shown."""
-    group = Group(dict(enumerate(runs)))
-    members, notes = read_studies([group])
-    found: dict[str, dict[Path, Analysis]] = {}
-    for member in members:
-        found.setdefault(member.study.study, {})[member.run.path] = member.study
-    tables = _changed_images(every_run([group]))
-    for name in sorted(found, key=lambda name: (list(WRITTEN).index(name) if name in WRITTEN else len(WRITTEN), name)):
-        tables += WRITTEN.get(name, _any_study)(found[name])
+    found, notes = read_studies(runs)
+    tables = _changed_images(runs)
+    for name in (*WRITTEN, *(name for name in found if name not in WRITTEN)):
+        tables += WRITTEN.get(name, _any_study)(found[name]) if name in found else []
     return tables, notes
 
 

@@ -1,13 +1,13 @@
 """Quantities of a run: where a number is stored, how it is read from the run's records, and how it is shown."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vitmix.lab.runs import Estimate, Run
 from vitmix.lab.training.progress import duration
 
-from .groups import Group
+from .groups import Group, numbered
 from .html import NONE, Html, html
 
 Shown = Callable[[float], str]
@@ -49,6 +49,29 @@ class Quantity:
         """A count, added up over the group's runs."""
         value = sum(self.values(group))
         return html.number(value, f"{value:,}", self.place, group=group.number, of="total")
+
+
+def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
+    """The value over the group's runs; where one run has it, with its interval.
+
+    Args:
+        quantity: the value, low and high of an estimate by these words.
+    """
+    shown = quantity("value").spread(group)
+    having = [(number, run) for number, run in group.runs.items() if quantity("value").read(run) is not None]
+    if len(having) != 1 or quantity("low").read(having[0][1]) is None:
+        return shown
+    return html.interval(shown, *(quantity(end).number(*having[0]) for end in ("low", "high")))
+
+
+def counts(groups: Iterable[Group], quantities: Sequence[Quantity]) -> Html:
+    """The smallest and the largest of counts that are mostly the same."""
+    every: dict[float, Html] = {}
+    for number, (_, run) in numbered(groups).items():
+        for quantity in quantities:
+            if (value := quantity.read(run)) is not None:
+                every.setdefault(value, quantity.number(number, run))
+    return html.joined([every[end] for end in sorted({min(every), max(every)})], " to ")
 
 
 def best(name: str, shown: Shown = PERCENT) -> Quantity:
@@ -95,8 +118,9 @@ def confusion(label: int, predicted: int) -> Quantity:
     return Quantity(f"evaluation.json:confusion.{label}.{predicted}", read, COUNT)
 
 
-def measurement(name: str, part: str = "value", shown: Shown = PERCENT) -> Quantity:
+def measurement(name: str, part: str = "value") -> Quantity:
     """Of a measurement of the suite: its `value`, `low`, `high` or `n`."""
+    shown = {"value": PERCENT, "n": COUNT}.get(part, lambda value: f"{100 * value:.1f}")
 
     def read(run: Run) -> float | None:
         found = None if run.robustness is None else run.robustness.by_name.get(name)
