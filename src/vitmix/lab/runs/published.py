@@ -45,7 +45,7 @@ class PublishedRun(Run):
 
     @cached_property
     def epochs(self) -> list[Epoch]:
-        return [Epoch.from_json(row) for row in self._files.get(METRICS[1], ())]
+        return [Epoch.from_json(row) for row in self._files.get(METRICS, ())]
 
     def _studies(self) -> list[str]:
         return [Path(name).stem for name in self._files if name.startswith(f"{ANALYSIS}/")]
@@ -85,7 +85,7 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
 def _files(name: str, run: Run) -> dict[str, Any]:
     """The contents of a run's files, with nothing of where the run was."""
     config = dataclasses.asdict(dataclasses.replace(run.config, output=None, resume=None))
-    found: dict[str, Any] = {CONFIG: config, METRICS[1]: [epoch.to_json() for epoch in run.epochs]}
+    found: dict[str, Any] = {CONFIG: config, METRICS: [epoch.to_json() for epoch in run.epochs]}
     measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
     measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}
     for file, record in measured.items():

@@ -15,7 +15,7 @@ class RunFolder(Run):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.config, self.summary = self.path / CONFIG, self.path / "summary.json"  # pyright: ignore
-        self.metrics, self.lock = self.path / METRICS[1], self.path / ".lock"
+        self.metrics, self.lock = self.path / METRICS, self.path / ".lock"
 
     def read_summary(self) -> dict[str, Any] | None:
         found = Run(self.path).summary
