@@ -25,7 +25,7 @@ from vitmix.lab.figures.kinds import Subjects, draw_attention, draw_labels
 from vitmix.lab.figures.looks import chosen_blocks
 from vitmix.lab.figures.sheet import Sheet
 from vitmix.lab.figures.sights import sight_of
-from vitmix.lab.runs.examples import Example, Examples, Part, Source, Strips, Tile
+from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
 from vitmix.lab.training import prepare
 
 from .subject import Subject
@@ -97,10 +97,10 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
             Example(
                 str(method.mixers[draw.choice]),
                 _image(looks[row], augmentation, MIXED_SIDE),
-                tuple(
-                    Source(role, _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE))
+                {
+                    role: _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE)
                     for role, at in sources[row].items()
-                ),
+                },
                 _parts(targets[row], [(role, int(first.labels[at])) for role, at in sources[row].items()], names),
             )
             for row in order
