@@ -15,7 +15,8 @@ from vitmix.lab.report.quantities import measurement
 from vitmix.lab.report.studies import ALONG, Studies, measured_how, read_studies
 from vitmix.lab.runs import Measurement, Run, Table
 
-Read = Callable[[Run], float | None]
+from .rows import Read
+
 MEAN = "mean"
 MOST_NAMES = 16  # of rows; longer tables are for the report alone
 

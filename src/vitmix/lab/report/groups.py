@@ -75,9 +75,11 @@ class NotStarted(ValueError):
     """A run without an evaluated epoch."""
 
 
-def check_started(run: Run) -> None:
+def started(run: Run) -> Run:
+    """The run, if it has an evaluated epoch."""
     if run.best_epoch is None:
         raise NotStarted(f"{run.path} has no evaluated epoch yet; come back when its first row is written")
+    return run
 
 
 def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -98,8 +100,7 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
     left_out: list[str] = []
     for run, named in found.values():
         try:
-            check_started(run)
-            runs.append(run)
+            runs.append(started(run))
         except NotStarted as error:
             if named:
                 raise
