@@ -46,7 +46,7 @@ def robustness(groups: Sequence[Group]) -> list[Html]:
     parts.append(html.charts([figure for figures in charts.values() for figure in figures]) if charts else "")
     for kind, names in kinds.items():
         title = TITLES.get(kind, kind[0].upper() + kind[1:])
-        parts.append(html.details(f"{title}: numbers", _table(seen, names, _grid_caption(seen, names))))
+        parts.append(html.details(f"{title}: numbers", _table(seen, names, _caption(_grids(seen, names)))))
     single = all(len(group.runs) == 1 for group in seen)
     many = "" if single else "Mean ± sample standard deviation over the runs; thick: their mean, thin: each run. "
     return [html.paragraph(f"{many}In brackets and shaded: 95 % intervals over the images."), *parts]
@@ -89,23 +89,20 @@ def _table(groups: Sequence[Group], names: Iterable[str], caption: str = "") -> 
     return html.table(["", "images", *(group.key for group in groups)], rows, caption)
 
 
-def _grids(runs: Iterable[Run], names: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """The grids that patches were dropped on, with their runs."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        every = [each.of.grid for name, each in measured(run).items() if names is None or name in names]
-        for grid in sorted({grid for grid in every if grid is not None}):
-            found.setdefault(" × ".join(map(str, grid)), []).append(run)
+def _grids(groups: Sequence[Group], names: Iterable[str]) -> dict[str, list[str]]:
+    """The grids that patches were dropped on, with the names of their groups."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        every = {each.of.grid for run in group.runs.values() for name, each in measured(run).items() if name in names}
+        for grid in sorted(grid for grid in every if grid is not None):
+            found.setdefault(" × ".join(map(str, grid)), []).append(group.name)
     return found
 
 
-def _grid_caption(groups: Sequence[Group], names: Iterable[str]) -> str:
-    names = set(names)
-    grids = {group.name: " and ".join(_grids(group.runs.values(), names)) for group in groups}
-    different = set(filter(None, grids.values()))
-    if len(different) == 1:
-        return f"Grid of {different.pop()}."
-    return " ".join(f"Grid of {grid}: {name}." for name, grid in grids.items() if grid)
+def _caption(grids: Mapping[str, Sequence[str]]) -> str:
+    if len(grids) == 1:
+        return f"Grid of {next(iter(grids))}."
+    return " ".join(f"Grid of {grid}: {', '.join(names)}." for grid, names in grids.items())
 
 
 def _reservations(groups: Sequence[Group]) -> list[str]:
@@ -132,7 +129,7 @@ def _reservations(groups: Sequence[Group]) -> list[str]:
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
         found.append(f"Measured on different images or bounds, so these do not compare: {', '.join(different)}")
-    grids = _grids(runs)
+    grids = _grids(groups, {name for run in runs for name in measured(run)})
     if len(grids) > 1:
         found.append(f"Patches are dropped on different grids, so these accuracies do not compare: {', '.join(grids)}")
     if len(references) > 1:

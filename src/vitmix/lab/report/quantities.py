@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vitmix.lab.runs import Estimate, Run
+from vitmix.lab.runs import Estimate, Evaluation, Run
 from vitmix.lab.training.progress import duration
 
 from .groups import Group, numbered
@@ -79,6 +79,16 @@ def best(name: str, shown: Shown = PERCENT) -> Quantity:
     return Quantity(f"metrics.jsonl:best.{name}", lambda run: run.score(run.best_epoch, name), shown)
 
 
+def informative_top5() -> Quantity:
+    """Top-5 accuracy of the best epoch, of runs with more than five classes."""
+    found = best("accuracy5")
+
+    def read(run: Run) -> float | None:
+        return found.read(run) if run.evaluation is None or run.evaluation.top5_informative else None
+
+    return Quantity(found.place, read, found.shown)
+
+
 def last(name: str, shown: Shown = PERCENT) -> Quantity:
     return Quantity(f"metrics.jsonl:last.{name}", lambda run: run.epochs[-1].get(name), shown)
 
@@ -102,20 +112,22 @@ def evaluated(name: str, shown: Shown = PERCENT) -> Quantity:
 
 
 def images_of(label: int) -> Quantity:
-    place = f"evaluation.json:images.{label}"
-    return Quantity(place, lambda run: None if run.evaluation is None else run.evaluation.images_of(label), COUNT)
+    return _of_evaluation(f"images.{label}", lambda found: found.images_of(label), COUNT)
 
 
 def recall(label: int) -> Quantity:
-    place = f"evaluation.json:recall.{label}"
-    return Quantity(place, lambda run: None if run.evaluation is None else run.evaluation.recall(label), PERCENT)
+    return _of_evaluation(f"recall.{label}", lambda found: found.recall(label), PERCENT)
 
 
 def confusion(label: int, predicted: int) -> Quantity:
-    def read(run: Run) -> float | None:
-        return None if run.evaluation is None else run.evaluation.counts.get(label, {}).get(predicted, 0)
+    place = f"confusion.{label}.{predicted}"
+    return _of_evaluation(place, lambda found: found.counts.get(label, {}).get(predicted, 0), COUNT)
 
-    return Quantity(f"evaluation.json:confusion.{label}.{predicted}", read, COUNT)
+
+def _of_evaluation(place: str, read: Callable[[Evaluation], float | None], shown: Shown) -> Quantity:
+    return Quantity(
+        f"evaluation.json:{place}", lambda run: None if run.evaluation is None else read(run.evaluation), shown
+    )
 
 
 def measurement(name: str, part: str = "value") -> Quantity:
