@@ -129,7 +129,10 @@ def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_sweep_puts_the_value_of_each_row_in_its_place() -> None:
-    content = {"sweep": {"method": "htm(tau={})", "guide": "g"}, "rows": {"a": 0.1, "b": "0.2", "c": {"method": "none"}}}
+    content = {
+        "sweep": {"method": "htm(tau={})", "guide": "g"},
+        "rows": {"a": 0.1, "b": "0.2", "c": {"method": "none"}},
+    }
     assert parse_matrix(content, "it").rows == {
         "a": {"method": "htm(tau=0.1)", "guide": "g"},
         "b": {"method": "htm(tau=0.2)", "guide": "g"},

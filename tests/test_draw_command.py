@@ -16,10 +16,9 @@ from vitmix.lab.cli.main import main
 from vitmix.lab.data.shapes import CLASSES
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.figures import KINDS
-from vitmix.lab.figures.held_out import held_out
-from vitmix.lab.figures.kept import kept_pictures
+from vitmix.lab.figures.images import held_out, read_image
+from vitmix.lab.figures.stored import stored_figures
 from vitmix.lab.report.gallery import draw_gallery
-from vitmix.lab.show import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,7 +62,7 @@ def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
     assert own[0].name != own[1].name and own == held_out(open_subject(run), 2)
     assert own[0].image.size == (16, 16)  # as the data has them
     words = figure(str(run), "test_vit")
-    assert all(picture.name in words for picture in own)
+    assert all(image.name in words for image in own)
     others = [name for name in CLASSES if name not in words][:2]
     words = figure(str(run), "--names", *others)
     assert all(name in words for name in others)
@@ -80,7 +79,7 @@ def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
 
 def test_folders_name_classes(run, tmp_path, monkeypatch):
     (tmp_path / "ring").mkdir()
-    read_picture("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
+    read_image("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
     monkeypatch.chdir(tmp_path)
     assert main(["draw", "occlusion", str(run), "--images", "ring/photo.png", "--output", "figure.svg"]) == 0
     assert "“ring”" in (tmp_path / "figure.svg").read_text()
@@ -96,7 +95,7 @@ def test_folders_name_classes(run, tmp_path, monkeypatch):
         (["attention", "--block", "3"], "did you mean --blocks?"),
         (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
         (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
-        (["attention", "--names", "cat"], "2 pictures but 1 names"),
+        (["attention", "--names", "cat"], "2 images but 1 names"),
         (["attention", "test_resnet", "--size", "32"], "needs attention"),
         (["attention", "--blocks", "77"], "block 77 is out of range"),
         (["gallery", "--images", "shapes:1"], "mixed in pairs"),
@@ -135,12 +134,12 @@ def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, c
     assert main(["draw", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
     assert main(["draw", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
     assert main(["draw", "gradcam", str(runs[1])]) == 0
-    assert [each.path.name for each in kept_pictures(runs[0])] == ["both.png"]
-    words = [each.words for run in runs for each in kept_pictures(run)]
+    assert [each.path.name for each in stored_figures(runs[0])] == ["both.png"]
+    words = [each.description for run in runs for each in stored_figures(run)]
     assert words == [
         "Confidence under growing occlusion: first.",
         "Attention rolled out through all blocks: first, second, test_vit.",
-        "Grad-CAM of unmixed or mixed pictures: second.",
+        "Grad-CAM of unmixed or mixed images: second.",
     ]
     page = report_of(tmp_path / "runs")
     for each in words:

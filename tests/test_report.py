@@ -20,9 +20,9 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.report import COMMAND
 from vitmix.lab.evaluation import evaluate_run
 from vitmix.lab.evaluation.text import describe
+from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.report import svg, write_report
 from vitmix.lab.report.runs import Run, find_runs, group_runs
-from vitmix.lab.show.figure import OWN, PARTNER
 from vitmix.lab.training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,14 +10,14 @@ from vitmix.lab.cli.train import key_and_value
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation.subject import Subject
-    from vitmix.lab.figures import Sheet, Sight
-    from vitmix.lab.show import Picture
+    from vitmix.lab.figures import NamedImage, NamedModel
+    from vitmix.lab.plotting import ImageGrid
 
 KINDS = {
     "attention": "attention of the class token, or received, block by block",
     "rollout": "attention rolled out through all blocks",
     "heads": "attention of each head after mixing: HTM against none and against blended tokens",
-    "gradcam": "Grad-CAM of unmixed or mixed pictures (needs the extra eval)",
+    "gradcam": "Grad-CAM of unmixed or mixed images (needs the extra eval)",
     "occlusion": "confidence under growing occlusion",
     "labels": "aligned label maps: whose each token is, block by block",
     "gallery": "what methods make of the same pairs",
@@ -40,24 +40,24 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
         "--images",
         nargs="+",
         metavar="IMAGE",
-        help="picture files; shapes:N is built-in picture N (default: two of the first run's held-out pictures, or "
+        help="image files; shapes:N is built-in image N (default: two of the first run's held-out images, or "
         "built-in ones)",
     )
-    add("--names", nargs="+", metavar="NAME", help="what to call them; a class of the model is the picture's label")
+    add("--names", nargs="+", metavar="NAME", help="what to call them; a class of the model is the image's label")
     if name != "occlusion":
         usual = {
             "heads": "none manifold htm",
             "labels": "tl_align",
-            "gallery": "all that the first model allows and that change pictures",
+            "gallery": "all that the first model allows and that change images",
         }
-        words = f"default: {usual[name]}" if name in usual else "default: pictures are not mixed"
-        add("--method", nargs="+", metavar="METHOD", help=f"mix pairs of neighboring pictures ({words})")
+        words = f"default: {usual[name]}" if name in usual else "default: images are not mixed"
+        add("--method", nargs="+", metavar="METHOD", help=f"mix pairs of neighboring images ({words})")
     if name in ("attention", "labels"):
         add("--blocks", nargs="+", type=int, metavar="N", help="blocks to draw (default: all, of a deep model twelve)")
     if name == "heads":
         add("--block", type=int, default=-1, metavar="N", help="block whose heads are drawn (default: -1, the last)")
     if name == "gradcam":
-        add("--only-right", action="store_true", help="only pictures whose class all of the models find, unmixed")
+        add("--only-right", action="store_true", help="only images that all models classify correctly, unmixed")
     add("--pretrained", action="store_true", help="timm's published weights of the named models")
     add("--model", metavar="NAME", help="timm model that files of weights belong to, where they do not say")
     add("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of named models and of that one")
@@ -70,11 +70,12 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
 def _run(namespace: argparse.Namespace) -> int:
     from vitmix._checks import check_count, check_output_file
     from vitmix._text import create
-    from vitmix.lab.figures import KINDS as DRAWN
-    from vitmix.lab.figures import Subjects, draw_sheet
-    from vitmix.lab.figures.sights import MANIFOLD
-    from vitmix.lab.show.figure import check_suffix
-    from vitmix.lab.show.fonts import remarks_on
+    from vitmix.lab.figures import KINDS as FIGURES
+    from vitmix.lab.figures import FigureInputs
+    from vitmix.lab.figures.samples import MANIFOLD
+    from vitmix.lab.plotting import render_grid
+    from vitmix.lab.plotting.canvas import check_suffix
+    from vitmix.lab.plotting.text import font_remarks
     from vitmix.lab.training.checkpoints import write_file
 
     kind, output = namespace.kind, check_suffix(namespace.output)
@@ -84,53 +85,53 @@ def _run(namespace: argparse.Namespace) -> int:
     for method in methods:
         if not (kind == "heads" and method == MANIFOLD):
             create(method, 2)  # a typo should show before a model is built
-    subjects, sights = _open_models(namespace)
-    side = max(max(sight.augmentation.sides) for sight in sights)
-    pictures = _find_pictures(namespace, side, subjects, sights)
+    subjects, models = _open_models(namespace)
+    side = max(max(model.augmentation.sides) for model in models)
+    images = _find_images(namespace, side, subjects, models)
     if kind == "gallery" and not methods:
-        methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # leaves pictures alone
+        methods = [method for method in allowed_methods(models[0].model)[0] if method != "vtm"]  # changes no image
     names = ("blocks", "block", "only_right")
     settings = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
-    sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)
-    write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=namespace.dpi))
-    print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
-    _keep(namespace, output.stem, sheet, subjects, sights)
-    for remark in remarks_on([picture.name for picture in pictures]):
+    grid = FIGURES[kind](FigureInputs(models, images, methods, namespace.seed), **settings)
+    write_file(output, render_grid(grid, suffix=output.suffix.lower(), dpi=namespace.dpi))
+    print(f"{output}: {kind} of {', '.join(model.name for model in models)}")
+    _keep(namespace, output.stem, grid, subjects, models)
+    for remark in font_remarks([image.name for image in images]):
         print(remark)
-    if not all(sight.trained for sight in sights):
+    if not all(model.trained for model in models):
         print("A model is untrained, so where it looks means nothing yet; name a run, or give --pretrained.")
     return 0
 
 
 def _keep(
-    namespace: argparse.Namespace, name: str, sheet: "Sheet", subjects: list["Subject"], sights: list["Sight"]
+    namespace: argparse.Namespace, name: str, grid: "ImageGrid", subjects: list["Subject"], models: list["NamedModel"]
 ) -> None:
-    """A copy for the reports of each run that is drawn."""
-    from vitmix.lab.figures import draw_sheet
-    from vitmix.lab.figures.kept import DPI, keep_picture
+    """Stores a copy with each run, for reports."""
+    from vitmix.lab.figures.stored import DPI, store_figure
+    from vitmix.lab.plotting import render_grid
 
     runs = [(Path(place), each.sha256) for place, each in zip(namespace.models, subjects, strict=False)]
     runs = [(place, weights) for place, weights in runs if place.is_dir()]
     if not runs:
         return
     what = KINDS[namespace.kind].split(" (")[0]
-    words = f"{what[0].upper()}{what[1:]}: {', '.join(sight.name for sight in sights)}."
-    png = draw_sheet(sheet, dpi=DPI)
+    words = f"{what[0].upper()}{what[1:]}: {', '.join(model.name for model in models)}."
+    png = render_grid(grid, dpi=DPI)
     for run, weights in runs:
         try:
-            keep_picture(run, name, png, words, weights)
+            store_figure(run, name, png, words, weights)
         except OSError as error:
             print(f"No copy for reports could be kept in {run}: {error.strerror}.")
 
 
-def _open_models(namespace: argparse.Namespace) -> tuple[list["Subject"], list["Sight"]]:
+def _open_models(namespace: argparse.Namespace) -> tuple[list["Subject"], list["NamedModel"]]:
     import torch
 
     from vitmix.lab.evaluation.subject import open_subject
-    from vitmix.lab.figures.sights import short_names, sight_of
+    from vitmix.lab.figures.models import named_model, short_names
 
     places = namespace.models or [MODEL]
-    subjects, sights = [], []
+    subjects, models = [], []
     for place, name in zip(places, short_names(places), strict=True):
         torch.manual_seed(namespace.seed)  # of weights that are nobody's
         is_file, is_place = Path(place).is_file(), Path(place).exists()
@@ -142,46 +143,46 @@ def _open_models(namespace: argparse.Namespace) -> tuple[list["Subject"], list["
             size=namespace.size,
         )
         subjects.append(subject)
-        sights.append(sight_of(subject, name, trained=is_place or namespace.pretrained))
-    return subjects, sights
+        models.append(named_model(subject, name, trained=is_place or namespace.pretrained))
+    return subjects, models
 
 
-def _find_pictures(
-    namespace: argparse.Namespace, side: int, subjects: list["Subject"], sights: list["Sight"]
-) -> list["Picture"]:
+def _find_images(
+    namespace: argparse.Namespace, side: int, subjects: list["Subject"], models: list["NamedModel"]
+) -> list["NamedImage"]:
     from dataclasses import replace
 
     run = next((subject for subject in subjects if subject.run is not None), None)
-    pictures = _held_out(run) if run is not None and not namespace.images else _read(namespace.images, side, sights)
+    images = _held_out(run) if run is not None and not namespace.images else _read(namespace.images, side, models)
     if namespace.names is None:
-        return pictures
-    if len(namespace.names) != len(pictures):
-        raise ValueError(f"there are {len(pictures)} pictures but {len(namespace.names)} names; give one for each")
-    return [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
+        return images
+    if len(namespace.names) != len(images):
+        raise ValueError(f"there are {len(images)} images but {len(namespace.names)} names; give one for each")
+    return [replace(each, name=name) for each, name in zip(images, namespace.names, strict=True)]
 
 
-def _held_out(run: "Subject") -> list["Picture"]:
-    from vitmix.lab.figures.held_out import held_out
+def _held_out(run: "Subject") -> list["NamedImage"]:
+    from vitmix.lab.figures.images import held_out
 
     try:
         return held_out(run, 2)
     except (ValueError, OSError) as error:
-        raise ValueError(f"no pictures of {run.run} can be drawn ({error}); give --images") from None
+        raise ValueError(f"no images of {run.run} can be read ({error}); give --images") from None
 
 
-def _read(texts: list[str] | None, side: int, sights: list["Sight"]) -> list["Picture"]:
-    """The named pictures, or built-in ones; one that lies in a folder named like a class shows that class."""
+def _read(texts: list[str] | None, side: int, models: list["NamedModel"]) -> list["NamedImage"]:
+    """The named images, or built-in ones; the folder of an image may name its class."""
     from dataclasses import replace
 
-    from vitmix.lab.show.pictures import BUILT_IN, read_picture
+    from vitmix.lab.figures.images import BUILT_IN, read_image
 
     texts = texts or list(BUILT_IN)
-    pictures = [read_picture(text, side) for text in texts]
-    classes = {name for sight in sights for name in sight.classes}
+    images = [read_image(text, side) for text in texts]
+    classes = {name for model in models for name in model.classes}
     folders = [Path(text).resolve().parent.name for text in texts]
     return [
         replace(each, name=folder) if each.name not in classes and folder in classes else each
-        for each, folder in zip(pictures, folders, strict=True)
+        for each, folder in zip(images, folders, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""`vitmix show`: what methods do to two pictures."""
+"""`vitmix show`: what methods do to two images."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -16,17 +16,17 @@ MODEL = "vit_tiny_patch16_224"
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: vitmix show cat.jpg dog.jpg --method cutmix 'tokenmix(share=0.3)' --run runs/NAME --output mix.png. "
-        "Of a switch, such as 'mixup | cutmix', every choice is drawn."
+        "Of a switch, such as 'mixup | cutmix', every choice is shown."
     )
     add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="two picture files; shapes:N is built-in picture N, also by default")
+    add("images", nargs="*", metavar="IMAGE", help="two image files; shapes:N is built-in image N, also by default")
     add("--method", nargs="+", metavar="METHOD", help="methods side by side (default: all that the model allows)")
     add("--run", dest="run_folder", metavar="FOLDER", help="read the attention of the model of this run")
     add("--model", metavar="NAME", help=f"or of this timm model (default: {MODEL}, untrained)")
     add("--checkpoint", metavar="FILE", help="weights of the model, which files of vitmix train name")
     add("--pretrained", action="store_true", help="timm's published weights of the model")
     add("--num-classes", type=int, metavar="N", help="outputs of the model in that file, where not timm's own")
-    add("--names", nargs=2, metavar="NAME", help="what to call the pictures; a class of the run is its label")
+    add("--names", nargs=2, metavar="NAME", help="names of the images; a class of the run is its label")
     add(
         "--seed", type=int, default=0, metavar="N", help="of the random choices; the same for every method (default: 0)"
     )
@@ -41,10 +41,11 @@ def _run(namespace: argparse.Namespace) -> int:
 
     from vitmix._text import create
     from vitmix.lab.evaluation.subject import open_subject
-    from vitmix.lab.show.figure import check_suffix, draw_figure
-    from vitmix.lab.show.fonts import remarks_on
-    from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
-    from vitmix.lab.show.scene import observe
+    from vitmix.lab.figures.images import BUILT_IN, check_image, read_image
+    from vitmix.lab.figures.models import named_model
+    from vitmix.lab.plotting.canvas import check_suffix
+    from vitmix.lab.plotting.text import font_remarks
+    from vitmix.lab.show import render_methods, run_methods
     from vitmix.lab.training.checkpoints import write_file
 
     output = check_suffix(namespace.output)
@@ -53,9 +54,9 @@ def _run(namespace: argparse.Namespace) -> int:
         create(method, 2)  # a typo should show before a model is built
     images = namespace.images or list(BUILT_IN)
     if len(images) != 2:
-        raise ValueError(f"mixing is shown on two pictures, got {len(images)}; give two files")
+        raise ValueError(f"methods mix two images, got {len(images)}; give two files")
     for each in images:
-        check_picture(each)
+        check_image(each)
     if namespace.run_folder is not None:
         if namespace.model or namespace.checkpoint or namespace.pretrained:
             raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
@@ -68,27 +69,19 @@ def _run(namespace: argparse.Namespace) -> int:
         named = (namespace.model or MODEL, None)
         what, model = named if namespace.checkpoint is None else (namespace.checkpoint, namespace.model)
         loaded = open_subject(what, model=model, model_args=settings, pretrained=namespace.pretrained)
-    augmentation = loaded.augmentation
-    pictures = [read_picture(text, max(augmentation.sides)) for text in images]
+    shown = [read_image(text, max(loaded.augmentation.sides)) for text in images]
     if namespace.names:
-        pictures = [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
+        shown = [replace(each, name=name) for each, name in zip(shown, namespace.names, strict=True)]
     methods, left_out = (namespace.method, []) if namespace.method else allowed_methods(loaded.model)
-    scene = observe(
-        loaded.model,
-        augmentation,
-        pictures,
-        methods,
-        classes=None if loaded.classes is None else list(loaded.classes),
-        seed=namespace.seed,
-    )
+    pair = run_methods(named_model(loaded, loaded.config.model), shown, methods, seed=namespace.seed)
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
     # Of a model without attention there is nothing to say: masks and targets are the method's alone.
-    footer = f"Attention: {loaded.config.model}, {said}." if any(view.statistics for view in scene.views) else ""
-    write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
-    print(f"{output}: {', '.join(view.title for view in scene.views)}")
+    footer = f"Attention: {loaded.config.model}, {said}." if any(result.statistics for result in pair.results) else ""
+    write_file(output, render_methods(pair, footer=footer, suffix=output.suffix.lower()))
+    print(f"{output}: {', '.join(result.title for result in pair.results)}")
     for reason in left_out:
         print(f"Left out: {reason}.")
-    for remark in remarks_on([picture.name for picture in pictures]):
+    for remark in font_remarks([image.name for image in shown]):
         print(remark)
     if not loaded.trained and footer:
         print("The model is untrained, so its attention means nothing yet; --run FOLDER shows a trained one's.")
@@ -111,4 +104,4 @@ def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
     return allowed, left_out
 
 
-COMMAND = Command("Draw what methods do to two pictures.", _add_arguments, _run)
+COMMAND = Command("Show what methods do to two images.", _add_arguments, _run)

@@ -6,7 +6,7 @@ from html import escape
 
 from PIL import Image
 
-from vitmix.lab.figures.kept import Kept, kept_pictures
+from vitmix.lab.figures.stored import StoredFigure, stored_figures
 
 from .examples import JPEG, data_uri
 from .html import note
@@ -19,9 +19,9 @@ MOST = 900_000  # bytes of all pictures together: the page must stay small
 
 def drawn_section(groups: Sequence[Group]) -> str:
     """Each picture once, however many of the runs it shows; what is too much for a page is named."""
-    found: dict[bytes, Kept] = {}
+    found: dict[bytes, StoredFigure] = {}
     for run in (run for group in groups for run in group.runs):
-        for kept in kept_pictures(run.folder):
+        for kept in stored_figures(run.folder):
             found.setdefault(kept.image.tobytes(), kept)
     parts, left_out, total = [], [], 0
     for kept in found.values():
@@ -30,7 +30,7 @@ def drawn_section(groups: Sequence[Group]) -> str:
         if total > MOST:
             left_out.append(str(kept.path))
             continue
-        words = kept.words if kept.current else f"{kept.words} Drawn of earlier weights of the run."
+        words = kept.description if kept.current else f"{kept.description} Drawn of earlier weights of the run."
         image = f'<img src="{data_uri(file)}" alt="{escape(kept.path.stem)}" width="{kept.image.width}">'
         parts.append(f'<figure class="drawn">{image}<figcaption class="soft">{escape(words)}</figcaption></figure>')
     if left_out:

@@ -7,11 +7,12 @@ import numpy as np
 
 from vitmix.attention.readers import read_model
 from vitmix.lab.evaluation.subject import Subject
-from vitmix.lab.figures.held_out import held_out
-from vitmix.lab.figures.kinds import Subjects, draw_attention, draw_labels
-from vitmix.lab.figures.looks import chosen_blocks
-from vitmix.lab.figures.sheet import Sheet
-from vitmix.lab.figures.sights import sight_of
+from vitmix.lab.figures.attention import chosen_blocks
+from vitmix.lab.figures.images import held_out
+from vitmix.lab.figures.kinds import attention_figure, labels_figure
+from vitmix.lab.figures.layout import FigureInputs
+from vitmix.lab.figures.models import named_model
+from vitmix.lab.plotting.grid import ImageGrid
 
 from .examples import data_uri, encoded
 from .html import note
@@ -25,28 +26,28 @@ SEED = 0  # of the mixing: the same for every run
 def draw_gallery(subject: Subject) -> str:
     """Strips of tiles; for what cannot be drawn, a sentence that says why."""
     try:
-        pictures = held_out(subject, IMAGES)
-        subjects = Subjects([sight_of(subject, "")], pictures, seed=SEED)
+        images = held_out(subject, IMAGES)
+        inputs = FigureInputs([named_model(subject, "")], images, seed=SEED)
         blocks = chosen_blocks(read_model(subject.model).depth, None, most=MOST_BLOCKS)
     except (ValueError, OSError) as error:
         return note(f"Nothing can be drawn of where this model looks: {error}")
-    alone = Subjects(subjects.sights, pictures[:2])
-    attention = _strips("attention", lambda: draw_attention(alone, blocks=blocks))
-    return attention + _strips("label maps", lambda: draw_labels(subjects, blocks=blocks))
+    alone = FigureInputs(inputs.models, images[:2])
+    attention = _strips("attention", lambda: attention_figure(alone, blocks=blocks))
+    return attention + _strips("label maps", lambda: labels_figure(inputs, blocks=blocks))
 
 
-def _strips(what: str, draw: Callable[[], Sheet]) -> str:
+def _strips(what: str, plot: Callable[[], ImageGrid]) -> str:
     try:
-        sheet = draw()
+        grid = plot()
     except (ValueError, RuntimeError) as error:
         return note(f"No {what}: {error}")
     rows = []
-    for band in sheet.bands:
-        for row in band.rows:
+    for section in grid.sections:
+        for row in section.rows:
             tiles = []
-            for head, panel in zip(band.heads, row.panels, strict=True):
-                words = "".join(f"<div>{escape(line)}</div>" for line in (head, *panel.caption.splitlines()))
-                image = f'<img src="{data_uri(_tile(panel.pixels))}" alt="{escape(f"{what}, {head}")}">'
+            for head, tile in zip(section.heads, row.tiles, strict=True):
+                words = "".join(f"<div>{escape(line)}</div>" for line in (head, *tile.caption.splitlines()))
+                image = f'<img src="{data_uri(_tile(tile.pixels))}" alt="{escape(f"{what}, {head}")}">'
                 tiles.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
             rows.append(f'<div class="strip">{"".join(tiles)}</div>')
     return f'<div class="strips">{"".join(rows)}</div>'

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitmix import __version__
 from vitmix.lab.evaluation.text import top5_tells
-from vitmix.lab.show.figure import OWN, PARTNER
+from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.training.checkpoints import write_file
 from vitmix.lab.training.progress import duration
 
