@@ -4,9 +4,9 @@ from vitmix.lab.cli import (
     analyze,
     bench,
     compare,
-    draw,
     evaluate,
     export,
+    figure,
     maps,
     methods,
     models,
@@ -17,6 +17,7 @@ from vitmix.lab.cli import (
 )
 from vitmix.lab.cli._command import Command as Command
 
+RENAMED = {"draw": "figure"}  # old names, which work until version 0.3
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
@@ -25,7 +26,7 @@ COMMANDS: dict[str, Command] = {
     "compare": compare.COMMAND,
     "report": report.COMMAND,
     "show": show.COMMAND,
-    "draw": draw.COMMAND,
+    "figure": figure.COMMAND,
     "maps": maps.COMMAND,
     "recipes": recipes.COMMAND,
     "methods": methods.COMMAND,

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from vitmix import __version__
 from vitmix._registry import PLUGINS, load_plugins
-from vitmix.lab.cli import COMMANDS
+from vitmix.lab.cli import COMMANDS, RENAMED
 from vitmix.lab.training.output import flush_or_discard
 
 BAD_INPUT = 2
@@ -64,7 +64,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, parser=subparser)
     try:
-        given = [_with_dashes(each) for each in (sys.argv[1:] if arguments is None else arguments)]
+        words = _with_new_name(sys.argv[1:] if arguments is None else list(arguments))
+        given = [_with_dashes(each) for each in words]
         namespace, unknown = parser.parse_known_args(given)
         if unknown:
             raise _unknown_argument(unknown[0], namespace.parser)
@@ -84,6 +85,18 @@ def _main(arguments: Sequence[str] | None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; '{self.prog} --help' shows how it is used")
+
+
+def _with_new_name(arguments: list[str]) -> list[str]:
+    """The arguments with the new name of a renamed command, and a note about it."""
+    places = [
+        n for n, word in enumerate(arguments) if not word.startswith("-") and arguments[n - 1 : n] != ["--plugin"]
+    ]
+    if not places or arguments[places[0]] not in RENAMED:
+        return arguments
+    old, new = arguments[places[0]], RENAMED[arguments[places[0]]]
+    warnings.warn(f"'vitmix {old}' is now 'vitmix {new}'; the old name will be removed in 0.3", FutureWarning, 2)
+    return [*arguments[: places[0]], new, *arguments[places[0] + 1 :]]
 
 
 def _with_dashes(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""`vitmix draw`: where models look."""
+"""`vitmix figure`: where models look."""
 
 import argparse
 from pathlib import Path
@@ -25,10 +25,10 @@ KINDS = {
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Example: vitmix draw attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf"
+    parser.epilog = "Example: vitmix figure attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf"
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
     for name, words in KINDS.items():
-        kind = kinds.add_parser(name, help=words, description=f"Draw {words}.", allow_abbrev=False)
+        kind = kinds.add_parser(name, help=words, description=f"A figure of {words}.", allow_abbrev=False)
         kind.set_defaults(parser=kind)
         _add_kind(kind, name)
 
@@ -53,9 +53,9 @@ def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
         words = f"default: {usual[name]}" if name in usual else "default: images are not mixed"
         add("--method", nargs="+", metavar="METHOD", help=f"mix pairs of neighboring images ({words})")
     if name in ("attention", "labels"):
-        add("--blocks", nargs="+", type=int, metavar="N", help="blocks to draw (default: all, of a deep model twelve)")
+        add("--blocks", nargs="+", type=int, metavar="N", help="blocks to show (default: all, of a deep model twelve)")
     if name == "heads":
-        add("--block", type=int, default=-1, metavar="N", help="block whose heads are drawn (default: -1, the last)")
+        add("--block", type=int, default=-1, metavar="N", help="block whose heads are shown (default: -1, the last)")
     if name == "gradcam":
         add("--only-right", action="store_true", help="only images that all models classify correctly, unmixed")
     add("--pretrained", action="store_true", help="timm's published weights of the named models")
@@ -186,4 +186,4 @@ def _read(texts: list[str] | None, side: int, models: list["NamedModel"]) -> lis
     ]
 
 
-COMMAND = Command("Draw where models look: attention, Grad-CAM, label maps, galleries.", _add_arguments, _run)
+COMMAND = Command("Plot where models look: attention, Grad-CAM, label maps, galleries.", _add_arguments, _run)
