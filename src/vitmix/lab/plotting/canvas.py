@@ -30,9 +30,7 @@ def check_suffix(path: str | Path) -> Path:
 def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
     """A figure as a file: the same bytes each time, letters as letters instead of outlines."""
     buffer = io.BytesIO()
-    metadata: dict[str, Any] = (
-        {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else {}
-    )
+    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata=metadata)
     return buffer.getvalue()

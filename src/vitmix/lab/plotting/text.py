@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -69,27 +69,17 @@ def fitted(words: str, width: float, *, size: float, lines: int, weight: str = "
 
 def broken(words: str, width: float, *, size: float, weight: str = "normal") -> list[str]:
     """Words in lines of `width` inches, broken after spaces, brackets and signs; between letters if it must be."""
-
-    def fits(text: str) -> bool:
-        return text_width(text.rstrip(), size, weight) <= width
-
-    lines = [""]
-    for piece in BREAKS.split(UNPRINTABLE.sub("?", words)):
-        if lines[-1] and not fits(lines[-1] + piece):
-            lines.append("")
-        while len(piece) > 1 and not fits(lines[-1] + piece):
-            count = _letters_that_fit(piece, fits)
-            lines[-1], piece = piece[:count], piece[count:]
-            lines.append("")
-        lines[-1] += piece
-    return [line.strip() for line in lines]
-
-
-def _letters_that_fit(piece: str, fits: Callable[[str], bool]) -> int:
-    count = 1
-    while fits(piece[: count + 1]):
-        count += 1
-    return count
+    rest, lines = UNPRINTABLE.sub("?", words), []
+    while True:
+        count = 1
+        while count < len(rest) and text_width(rest[: count + 1].rstrip(), size, weight) <= width:
+            count += 1
+        if count >= len(rest):
+            return [*lines, rest.strip()]
+        between = [at.start() for at in BREAKS.finditer(rest, 1) if at.start() <= count]
+        count = max(between, default=count)
+        lines.append(rest[:count].strip())
+        rest = rest[count:]
 
 
 def text_width(words: str, size: float, weight: str = "normal") -> float:
