@@ -86,7 +86,7 @@ def _mask(result: MethodResult) -> Tile:
                 axes.add_patch(Ellipse(place, size / columns, size / rows, color=OWN, linewidth=0))
         if result.moved_from is not None:
             top, bottom, left, right = result.moved_from
-            style = {"fill": False, "edgecolor": INK, "linewidth": 0.9, "linestyle": (0, (3, 2))}
+            style = {"fill": False, "edgecolor": INK, "linewidth": 0.9, "linestyle": (0, (3, 2)), "zorder": 3}
             axes.add_patch(Rectangle((left, top), right - left, bottom - top, **style))
         if origin.size == 1 and 0 < float(origin[0, 0]) < 1:
             axes.text(0.5, 0.5, f"{float(origin[0, 0]):.0%}", ha="center", va="center", fontsize=8, color=INK)
