@@ -160,7 +160,7 @@ def _shown_picture(case: Case) -> bool:
     suffix, content = _picture(case.chance)
     path = case.folder / f"a{suffix}"
     path.write_bytes(content)
-    case.shown = f"read_picture {path.name} {content[:3000]!r}"
+    case.shown = f"read_image {path.name} {content[:3000]!r}"
     read_image(str(path), 16)
     return True
 

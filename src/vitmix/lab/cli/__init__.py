@@ -1,35 +1,14 @@
-"""The subcommands of `vitmix`, one module each."""
+"""The subcommands of `vitmix`: a module for each, with its settings and what it does with them."""
 
-from vitmix.lab.cli import (
-    analyze,
-    bench,
-    compare,
-    evaluate,
-    export,
-    figure,
-    maps,
-    methods,
-    models,
-    recipes,
-    report,
-    show,
-    train,
-)
-from vitmix.lab.cli._command import Command as Command
+from importlib import import_module
 
+from vitmix.lab.cli._parser import Command as Command
+from vitmix.lab.cli._parser import Group as Group
+
+MODULES = {"eval": "evaluate"}  # where a module's name is not the command's
 RENAMED = {"draw": "figure"}  # old names, which work until version 0.3
-COMMANDS: dict[str, Command] = {
-    "train": train.COMMAND,
-    "eval": evaluate.COMMAND,
-    "export": export.COMMAND,
-    "analyze": analyze.COMMAND,
-    "compare": compare.COMMAND,
-    "report": report.COMMAND,
-    "show": show.COMMAND,
-    "figure": figure.COMMAND,
-    "maps": maps.COMMAND,
-    "recipes": recipes.COMMAND,
-    "methods": methods.COMMAND,
-    "models": models.COMMAND,
-    "bench": bench.COMMAND,
+NAMES = ("train", "eval", "export", "analyze", "compare", "report", "show", "figure", "maps")
+NAMES += ("recipes", "methods", "models", "bench")
+COMMANDS: dict[str, Command | Group] = {
+    name: import_module(f"vitmix.lab.cli.{MODULES.get(name, name)}").COMMAND for name in NAMES
 }
