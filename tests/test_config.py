@@ -11,6 +11,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 import vitmix
 from training import TINY, tiny
+from vitmix.lab.runs import run_for
 from vitmix.lab.settings import section_of
 from vitmix.lab.training.config import (
     FIELDS,
@@ -23,7 +24,6 @@ from vitmix.lab.training.config import (
 )
 from vitmix.lab.training.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
 from vitmix.lab.training.recipes import list_recipes, load_recipe, recipe_header, recipe_text
-from vitmix.lab.training.runs import folder_for
 from vitmix.parts.masks import NoMask
 
 NAMED = {
@@ -162,7 +162,7 @@ def test_one_spelling_of_a_method(text: str, same: str) -> None:
     config = resolve({**TINY, "method": text})
     assert config.method == same and vitmix.create(same, 10) == vitmix.create(text, 10)
     assert config == resolve({**TINY, "method": same})
-    assert folder_for(config).path == folder_for(resolve({**TINY, "method": same})).path
+    assert run_for(config).path == run_for(resolve({**TINY, "method": same})).path
 
 
 def test_blanks_make_no_wrong_method_right() -> None:
