@@ -1,4 +1,4 @@
-"""`vitmix figure` as a command, and its pictures in reports."""
+"""`vitmix figure` as a command, and its figures in reports."""
 
 import re
 import shutil
@@ -62,7 +62,7 @@ def test_same_command_same_figure(run, tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
+def test_a_run_is_shown_on_its_own_images(run, tmp_path, capsys):
     def figure(*arguments: str) -> str:
         assert main(["figure", "occlusion", *arguments, "--output", str(tmp_path / "figure.svg")]) == 0
         return (tmp_path / "figure.svg").read_text()
@@ -71,7 +71,7 @@ def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
     assert own[0].name != own[1].name and own == held_out(open_subject(run), 2)
     assert own[0].image.size == (16, 16)  # as the data has them
     words = figure(str(run), "test_vit")
-    assert all(picture.name in words for picture in own)
+    assert all(image.name in words for image in own)
     others = [name for name in CLASSES if name not in words][:2]
     words = figure(str(run), "--names", *others)
     assert all(name in words for name in others)
@@ -134,7 +134,7 @@ def test_gallery_of_a_report(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_documented_pictures_are_small(kind):
+def test_documented_figures_are_small(kind):
     path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
 
@@ -168,19 +168,19 @@ def report_of(place: Path) -> str:
     return page.read_text()
 
 
-def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
+def test_a_figure_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
     runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
     assert main(["figure", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
     page = report_of(tmp_path / "runs")
     assert page.count('class="drawn"') == 1 and '<section id="drawn">' in page
     weights = runs[0] / "best.safetensors"
     weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
-    (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
+    (runs[1] / "pictures" / "labels.png").write_bytes(b"no image")
     (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
     assert "Made with earlier weights of the run." in report_of(tmp_path / "runs")
 
 
-def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
+def test_figures_that_are_too_much_for_a_page_are_named(run, tmp_path):
     place = copied(run, tmp_path / "runs" / "run")
     (place / "pictures").mkdir()
     noise = torch.randint(0, 256, (900, 1600, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
