@@ -212,7 +212,7 @@ def claims(stored: Comparison) -> list[Claim]:
         Claim("TransMix trains better models than CutMix (points of top-1)", better(stored, TRANSMIX, CUTMIX)),
         *_claims_of_tokenmixup(stored),
         Claim(
-            "mixing trains better models than none, which all of them take for granted (points of top-1)",
+            "mixing trains better models than no mixing, which all papers assume (points of top-1)",
             [each for row in others for each in figures(stored, row, (row, NONE), top1)],
         ),
     ]
@@ -238,31 +238,34 @@ def _claims_of_smmix(stored: Comparison) -> list[Claim]:
 
     return [
         Claim("SMMix trains better models (points of top-1)", better(stored, SMMIX, CUTMIX, TOKENMIX, NONE)),
-        Claim("... in turns with MixUp, better than CutMix in turns with it", better(stored, MIXUP_OR_SMMIX, EITHER)),
         Claim(
-            "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
-            "CutMix's models, on images mixed by SMMix for each; last block)",
+            "... alternating with MixUp, better than CutMix alternating with MixUp",
+            better(stored, MIXUP_OR_SMMIX, EITHER),
+        ),
+        Claim(
+            "in its models, the pasted region attends to itself and the rest to the rest (tables A1, A2; × 1000, "
+            "difference to CutMix's models, both on images mixed by SMMix; last block)",
             regions("smmix"),
         ),
         Claim("... mean over the blocks", regions("smmix", last=False)),
-        Claim("... on CutMix boxes, the same for both; last block", regions("cutmix")),
+        Claim("... both on the same CutMix boxes; last block", regions("cutmix")),
         Claim(
-            "... and the rest more to itself than to the pasted (× 1000, in its models; last block)",
+            "... and the rest attends more to itself than to the pasted region (× 1000, in its models; last block)",
             [
                 *figures(stored, "on its images", (SMMIX, SMMIX), own("smmix")),
                 *figures(stored, "on CutMix boxes", (SMMIX, SMMIX), own("cutmix")),
             ],
         ),
         Claim(
-            "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
+            "its models recognize its images better than CutMix's models recognize CutMix's (figure 5, points)",
             [
-                *figures(stored, "one of the two named", (SMMIX, CUTMIX), named("top-1"), digits=1),
+                *figures(stored, "one of the two classes", (SMMIX, CUTMIX), named("top-1"), digits=1),
                 *figures(stored, "both", (SMMIX, CUTMIX), named("top-2"), digits=1),
             ],
         ),
         Claim(
-            "its windows show more of the partner's object and hide less of the own than random ones (points of the "
-            "object, or of its box where only that is known)",
+            "its windows show more of the partner's object and hide less of the original object than random ones "
+            "(points of the object, or of its box if only that is known)",
             [
                 *figures(stored, "shown", (SMMIX, SMMIX), windows("pasted"), digits=1),
                 *figures(stored, "hidden", (SMMIX, SMMIX), windows("own hidden"), -1, digits=1),
@@ -279,11 +282,12 @@ def _claims_of_tokenmix(stored: Comparison) -> list[Claim]:
     return [
         Claim("TokenMix trains better models than CutMix (points of top-1)", better(stored, *rows)),
         Claim(
-            "... which bear occlusion better, the more so the more is dropped (figure 5, points of top-1)",
+            "... which are more robust to occlusion, increasingly so with more dropped patches (figure 5, points of "
+            "top-1)",
             [
                 *figures(stored, "half of the patches dropped", rows, occluded(50)),
                 *figures(stored, "80 %", rows, occluded(80)),
-                *figures(stored, "80 % less none", rows, drop),
+                *figures(stored, "80 % minus none", rows, drop),
             ],
         ),
     ]
@@ -302,12 +306,12 @@ def _claims_of_tl_align(stored: Comparison) -> list[Claim]:
         Claim("TL-Align trains better models (points of top-1)", better(stored, TL_ALIGN, CUTMIX, TRANSMIX)),
         Claim("... with TokenMix's masks too (table 7)", better(stored, BLOCKS_ALIGNED, TOKENMIX)),
         Claim(
-            "its labels follow the tokens more than area's (correlation with the share by the tokens' similarity to "
-            "the images' own, mean over the blocks)",
+            "its labels follow the tokens more closely than area labels (correlation with the share from the tokens' "
+            "similarity to those of the unmixed images, mean over the blocks)",
             follows("area", last=False),
         ),
-        Claim("... after the last block, more than area's", follows("area", last=True)),
-        Claim("... and than TransMix's", follows("TransMix", last=True)),
+        Claim("... after the last block, more closely than area labels", follows("area", last=True)),
+        Claim("... and than TransMix's labels", follows("TransMix", last=True)),
     ]
 
 
@@ -316,7 +320,7 @@ def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
     return [
         Claim("HTM trains better models (points of top-1)", better(stored, HTM, plain)),
         Claim(
-            "... which bear Gaussian noise better (table 8, points)",
+            "... which are more robust to Gaussian noise (table 8, points)",
             figures(stored, "top-1 kept", (HTM, plain), kept("noise")),
         ),
         Claim("VTM trains better models (points of top-1)", better(stored, VTM, plain)),

@@ -11,8 +11,8 @@ from timm.data import FastCollateMixup, create_loader
 from torch.utils.data import Dataset
 
 
-class Pictures(Dataset):
-    """Black pictures of ten classes."""
+class BlackImages(Dataset):
+    """Black images of ten classes."""
 
     transform = None
 
@@ -27,7 +27,7 @@ class Pictures(Dataset):
 def epochs_with_mixing(persistent_workers: bool) -> list[int]:
     """Returns how many images of an epoch are mixed: before mixing is switched off, and in the two epochs after."""
     loader = create_loader(
-        Pictures(),
+        BlackImages(),
         input_size=(3, 32, 32),
         batch_size=128,
         is_training=True,
