@@ -118,7 +118,7 @@ def test_gallery_of_a_report(run, tmp_path):
     settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
     train(tmp_path / "cnn", model="test_resnet", **settings)
     without = draw_gallery(open_subject(tmp_path / "cnn"))
-    assert "No attention: a map of attention needs attention" in without and without.count('<div class="strip">') == 2
+    assert "No attention: an attention map needs attention" in without and without.count('<div class="strip">') == 2
     train(tmp_path / "unread", model="test_efficientnet", **settings)
     assert "cannot be read" in draw_gallery(open_subject(tmp_path / "unread"))
 

@@ -38,7 +38,7 @@ def test_parts_of_a_mixed_batch_are_refused(method: str) -> None:
     model = tiny_vit().train()
     with vitmix.create(method, CLASSES).attach(model) as mixing:
         batch = mixing.mix(*tiny_batch(5))
-        with pytest.raises(RuntimeError, match="the model got 2 images, and the mixed batch has 5"):
+        with pytest.raises(RuntimeError, match="the model got 2 images, but the mixed batch has 5"):
             mixing.loss(model(batch.images[:2]), batch)
 
 
@@ -151,7 +151,7 @@ def test_parts_of_a_switch_have_score_nets_of_their_own_where_they_read_other_to
 def test_block_mask_says_that_the_image_size_is_wrong() -> None:
     with vitmix.create("tokenmix", CLASSES).attach(tiny_vit()) as mixing:
         with pytest.raises(
-            ValueError, match="a block mask is drawn on the model's tokens: this model takes images of 16x16"
+            ValueError, match="a block mask is drawn on the model's tokens: this model expects images of 16x16"
         ):
             mixing.mix(*tiny_batch(size=(24, 24)))
 
@@ -192,7 +192,7 @@ def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
 
 def test_model_without_attention_may_have_a_guide() -> None:
     model = timm.create_model("resnet18", num_classes=CLASSES).train()
-    with pytest.raises(ValueError, match="this ResNet has none; use a guide with attention"):
+    with pytest.raises(ValueError, match="this ResNet does not have; use a guide with attention"):
         vitmix.create("smmix", CLASSES).attach(model)
     with vitmix.create("smmix", CLASSES).attach(model, guide=tiny_vit(img_size=64, patch_size=16)) as mixing:
         batch = mixing.mix(*tiny_batch(size=(64, 64)))

@@ -543,7 +543,7 @@ def test_erasing_happens_after_mixing() -> None:
         (lambda: vitmix.htm(10, rho=float("inf")), "rho must be zero or a positive"),
         (lambda: vitmix.vtm(10, tokens=0), "tokens must be an integer of at least 1"),
         (lambda: vitmix.RegionLoss(weight=-1), "weight must be zero or a positive"),
-        (lambda: create("tl_align + htm", 10), "htm needs its incoming labels before the forward pass"),
+        (lambda: create("tl_align + htm", 10), "htm needs the labels before the forward pass"),
         (lambda: create("smmix + htm", 10), "region loss labels tokens by the input mask"),
         (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(4)), (1.0, 1.0)), "same num_classes"),
         (lambda: vitmix.Switch((vitmix.none(3),), (1.0,)), "a switch needs at least two mixers"),
@@ -586,7 +586,7 @@ def test_bad_batches() -> None:
         mixer(images, torch.nn.functional.one_hot(labels, 10))
     with pytest.raises(ValueError, match="images must be \\(B, C, H, W\\)"):
         mixer(images[0], labels)
-    with pytest.raises(ValueError, match="a batch needs an image"):
+    with pytest.raises(ValueError, match="a batch needs at least one image"):
         mixer(images[:0], labels[:0])
     with pytest.raises(ValueError, match="16x16 does not divide into a 5x5 grid"):
         vitmix.tokenmix(10, grid=(5, 5))(images, labels)
@@ -600,7 +600,7 @@ def test_bad_batches() -> None:
     learner.compile(backend="eager")
     with pytest.raises(ValueError, match="labels must lie in 0..9, got 11"):
         learner(images, labels + 8)
-    with pytest.raises(ValueError, match="takes images of 16x16, got 18x16"):
+    with pytest.raises(ValueError, match="expects images of 16x16, got 18x16"):
         vitmix.Learner(tiny_vit(), vitmix.tl_align(10))(torch.randn(4, 3, 18, 16), labels)
     with pytest.raises(ValueError, match="do not divide into patches of 4x4"):
         vitmix.Learner(tiny_vit(dynamic_img_size=True), vitmix.tl_align(10))(torch.randn(4, 3, 18, 16), labels)

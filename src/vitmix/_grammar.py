@@ -128,6 +128,8 @@ class _Parser:
             while not self.take(")"):
                 if settings and not self.take(","):
                     raise self.error("',' or ')'")
+                if self.peek()[0] != "name":
+                    raise self.error("a setting")
                 key = self.next()[1]
                 self.expect("=")
                 if key in settings:
