@@ -95,7 +95,7 @@ def test_folders_name_classes(run, tmp_path, monkeypatch):
         (["attention", "--method", "cutmx"], "did you mean 'cutmix'?"),
         (["attention", "--block", "3"], "did you mean --blocks?"),
         (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
-        (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["attention", "--output", "nowhere/figure.png"], "output folder 'nowhere' does not exist"),
         (["attention", "--names", "cat"], "2 pictures but 1 names"),
         (["attention", "test_resnet", "--size", "32"], "needs attention"),
         (["attention", "--blocks", "77"], "block 77 is out of range"),

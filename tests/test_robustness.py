@@ -455,7 +455,7 @@ def test_results_belong_to_the_weights_that_were_read(
         (["--suite", "attacks", "--steps", "0"], "steps must be"),
         (["--suite", "occlusion", "--orders", "salient"], "unknown order"),
         (["--suite", "noise", "--limit", "0"], "limit must be"),
-        (["--suite", "noise", "--output", "no/such/folder.json"], "no folder"),
+        (["--suite", "noise", "--output", "no/such/folder.json"], "does not exist"),
     ],
 )
 def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
