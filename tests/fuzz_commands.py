@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import vitmix
 from fuzz import Wrong
 from vitmix.lab import families
 from vitmix.lab.bench import growth, steps
@@ -75,7 +74,6 @@ def prepare() -> None:
             raise Enough
         learn(trainer, *arguments)
 
-    mock.patch.object(vitmix.Learner, "compile", lambda *_, **__: None).start()
     mock.patch.object(socket.socket, "connect", connect_here).start()
     mock.patch.object(DataLoader, "__init__", load_with_two).start()
     mock.patch.object(socket, "getaddrinfo", no_network).start()

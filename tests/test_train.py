@@ -445,6 +445,12 @@ def test_another_model_guides(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_images_smaller_than_a_patch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="images of 7 × 7 pixels are smaller than one patch"):
+        Trainer(tiny(tmp_path / "run", size=7))
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_follows_the_end_of_mixing_is_one_mixer(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", method="mixup(alpha=0.8) | cutmix", mixing_off_epoch=1))
     assert len(trainer.core.mixer.mixers) == 3

@@ -89,6 +89,16 @@ def check_grid(name: str, grid: tuple[int, int] | None) -> None:
         raise ValueError(f"{name} must be (rows, columns) of tokens, for example (14, 14), got {grid!r}")
 
 
+def check_output_name(path: str | Path) -> None:
+    """Refuses a name that is not valid UTF-8: safetensors could neither write nor read a file there."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the output's name must be valid UTF-8, got {str(path)!a}: safetensors cannot use it; name another output"
+        ) from None
+
+
 def check_output_file(path: str | Path) -> None:
     """Raises an error if the file cannot be written, before long work is done in vain."""
     path = Path(path)

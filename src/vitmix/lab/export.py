@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmix import __version__
-from vitmix._checks import check_choice
+from vitmix._checks import check_choice, check_output_name
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation.stored import read_evaluation
 from vitmix.lab.evaluation.subject import Subject
@@ -35,6 +35,7 @@ WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preproce
 def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
     """Writes the folder, whole or not at all, after timm loaded it with the same logits; returns the files' names."""
     check_choice("to", to, TARGETS)
+    check_output_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
     folder = folder.resolve()

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from vitmix.lab.evaluation.settings import PARTS
+from vitmix.lab.reading import MOST_JSON, read_bytes
 from vitmix.lab.report.runs import Run
 from vitmix.lab.training.checkpoints import make_folder, write_file
 from vitmix.lab.training.config import to_yaml
@@ -59,7 +60,7 @@ def _publish_run(run: Run, folder: Path) -> None:
     for path in sorted(path for pattern in KEPT for path in run.folder.glob(pattern)):
         place = folder / path.relative_to(run.folder)
         make_folder(place.parent)
-        held = path.read_bytes().replace(f"{run.folder.parent}/".encode(), b"")
+        held = read_bytes(path, MOST_JSON).replace(f"{run.folder.parent}/".encode(), b"")
         write_file(place, elsewhere.sub(rb"\1", held))
     write_file(folder / "config.yaml", to_yaml(replace(run.config, output=None)).encode())
 

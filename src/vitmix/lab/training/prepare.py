@@ -109,6 +109,8 @@ def check_size(learner: Learner, augmentation: Augmentation) -> None:
     """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
     size = augmentation.sides
     frame = learner.mixing.frame(torch.empty(1, 3, *size))
+    if any(0 in grid for grid in frame.grids):
+        raise ValueError(f"images of {size[0]} × {size[1]} pixels are smaller than one patch; raise --size")
     learner.mixing.check_guide(size)
     for mixer in learner.mixer.mixers:
         values = mixer.draw(frame, torch.Generator()).part("mask")
