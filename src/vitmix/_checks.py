@@ -90,12 +90,12 @@ def check_grid(name: str, grid: tuple[int, int] | None) -> None:
 
 
 def check_output_name(path: str | Path) -> None:
-    """Refuses a name that is not valid UTF-8: safetensors could neither write nor read a file there."""
+    """Raises an error for a name that is not valid UTF-8, with which safetensors can neither write nor read."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"the output's name must be valid UTF-8, got {str(path)!a}: safetensors cannot use it; name another output"
+            f"the output name must be valid UTF-8, got {str(path)!a}; safetensors needs it, so choose another output"
         ) from None
 
 
