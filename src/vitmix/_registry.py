@@ -145,8 +145,8 @@ def _add_part(part: type, kind: Any, name: str) -> None:
             f"{part.__name__} must be a frozen dataclass, so that a text can contain its settings; add "
             "@dataclass(frozen=True)"
         )
-    beside = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' can add both kinds
-    _check_free(name, part, {key: each for other in beside for key, each in _PARTS[other].items()})
+    kinds = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' can add both kinds
+    _check_free(name, part, {key: each for other in kinds for key, each in _PARTS[other].items()})
     _PARTS[kind][name] = part
 
 

@@ -334,7 +334,7 @@ class Steps(Flow):
     """A chain of spatial steps on the grid of shares, with a shortcut that is also a chain: a convolutional block."""
 
     def __init__(self, grid: Grid, steps: Sequence[Callable[[Tensor], Tensor]], shortcut: Callable[[Tensor], Tensor]):
-        self.grid, self.steps, self.beside = grid, steps, shortcut
+        self.grid, self.steps, self.branch = grid, steps, shortcut
 
     def carry(self, share: Tensor) -> Tensor:
         grid = share.view(len(share), 1, *self.grid)
@@ -343,7 +343,7 @@ class Steps(Flow):
         return grid.flatten(1)
 
     def shortcut(self, share: Tensor) -> Tensor:
-        return self.beside(share.view(len(share), 1, *self.grid)).flatten(1)
+        return self.branch(share.view(len(share), 1, *self.grid)).flatten(1)
 
 
 def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
