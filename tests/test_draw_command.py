@@ -125,7 +125,7 @@ def test_gallery_of_a_report(run, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documented_pictures_are_small(kind):
-    path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
+    path = Path(__file__).parents[1] / "docs" / "figures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
 
 

@@ -159,7 +159,7 @@ def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> Non
         (lambda: vitmix.VTM(choose="all"), "unknown choose"),
         (lambda: vitmix.VTM(rollout=-1), "rollout must be an integer of at least 0"),
         (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0,)), "at least two mixers and as many weights"),
-        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0, 0.0)), "each of weights must be a positive"),
+        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0, 0.0)), "each weight must be a positive"),
     ],
 )
 def test_bad_settings_of_parts(make, words: str) -> None:

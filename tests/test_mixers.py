@@ -257,7 +257,7 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("cutmix; import os", "cannot parse"),
         ("__import__('os')", "cannot parse"),
         ("", "non-empty text"),
-        ("0*cutmix | mixup", "weights must be a positive"),
+        ("0*cutmix | mixup", "each weight must be a positive"),
         ("cutmix(alpha=box(alpha=1))", "takes a word or a number"),
         ("-3*cutmix", "a weight needs several methods"),
         ("smmix(blocks=0)", "blocks must be 'all' or block numbers"),

@@ -206,7 +206,7 @@ class Switch(_Method):
                 f"got {len(self.choices)} and {len(self.weights)}"
             )
         for weight in self.weights:
-            check_positive("each of weights", weight)
+            check_positive("each weight", weight)
         classes = {mixer.num_classes for mixer in self.choices}
         if len(classes) > 1:
             raise ValueError(f"the mixers of a switch must have the same num_classes, got {sorted(classes)}")
