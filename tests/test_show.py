@@ -258,7 +258,7 @@ def test_sideways_photographs_stand_upright(tmp_path):
         (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
         (["--method", "cutmx"], "did you mean 'cutmix'?"),
         (["--output", "figure.bmp"], ".png, .svg, .pdf"),
-        (["--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["--output", "nowhere/figure.png"], "output folder 'nowhere' does not exist"),
         (["--run", "nowhere"], "no run folder"),
         (["--run", "nowhere", "--model", "resnet18"], "names the model already"),
         (["--model", "deit_smal"], "unknown model"),
