@@ -483,3 +483,11 @@ def test_a_brief_tape_gives_the_same_targets(settings: dict, text: str) -> None:
             rows = batch.tape.token_share[2].shape[1]
         assert rows == ((2 if "name" in settings else 1) if brief else 16 + model.num_prefix_tokens)
     close(targets[1], targets[0], 1e-12)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_saliency_is_the_class_row_or_the_column_mean(pool: str) -> None:
+    model, (images, _) = tiny_vit(global_pool=pool, class_token=pool == "token").eval(), tiny_batch(2)
+    with vitmix.AttentionTap(model, class_row=[1] if pool == "token" else [], column_mean=[1], saliency=[1]) as tap:
+        model(images)
+        same(tap.saliency(1), tap.class_row(1) if pool == "token" else tap.column_mean(1))
