@@ -15,9 +15,9 @@ from training import one_thread, train
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.analyze import NAMES
 from vitmix.lab.data import Shapes
+from vitmix.lab.runs import Estimate, Table
 from vitmix.lab.studies import labels
 from vitmix.lab.studies.figures import draw_bars, draw_blocks
-from vitmix.lab.studies.results import Spread, Table
 from vitmix.lab.studies.studies import STUDIES
 
 __all__ = ["one_thread"]
@@ -104,7 +104,7 @@ def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "what to analyze is missing"),
+        ([], "no model is named"),
         (["--study", "magic"], "unknown study 'magic'"),
         (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
@@ -167,13 +167,13 @@ def test_a_stopped_command_says_what_it_finished(
     monkeypatch.setitem(STUDIES, "regions", dataclasses.replace(STUDIES["regions"], measure=stop))
     given = ["analyze", str(run), "--images", "8", "--output", str(tmp_path / "found")]
     assert cli.main([*given, "--study", "accuracy", "regions"]) == 130
-    assert capsys.readouterr().err == f"Stopped. Studies that were finished are in {tmp_path / 'found'}: accuracy.\n"
+    assert capsys.readouterr().err == f"Stopped. Finished studies are in {tmp_path / 'found'}: accuracy.\n"
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"accuracy.json", "accuracy.txt", "accuracy.png"}
 
 
 def test_bars_of_one_row_stand_at_one_height() -> None:
     """Also where a column has no value in some rows."""
-    one = Spread(1.0, 0.1, 9, 0.9, 1.1)
+    one = Estimate(1.0, 0.1, 9, 0.9, 1.1)
     rows = [(("0", "area"), {"error": one}), (("1", "aligned"), {"error": one, "to area": one})]
     error, to_area = draw_bars([Table("Labels", ("block", "rule"), rows)]).axes
     assert error.get_ylim() == to_area.get_ylim() == (1.5, -0.5)
@@ -181,9 +181,9 @@ def test_bars_of_one_row_stand_at_one_height() -> None:
 
 
 def test_lines_of_methods_can_be_compared() -> None:
-    def table(high: float) -> list[tuple[tuple[str, str], dict[str, Spread]]]:
+    def table(high: float) -> list[tuple[tuple[str, str], dict[str, Estimate]]]:
         return [
-            (("cutmix" if high < 2 else "smmix", str(block)), {"own": Spread(high, 0.1, 9, high - 0.5, high + 0.5)})
+            (("cutmix" if high < 2 else "smmix", str(block)), {"own": Estimate(high, 0.1, 9, high - 0.5, high + 0.5)})
             for block in range(3)
         ]
 

@@ -98,7 +98,7 @@ def test_erasing_fills_the_box_with_noise_and_nothing_else():
 
 
 def test_a_sample_depends_on_its_numbers_alone_and_leaves_the_generators_as_they_were():
-    augmentation, image = Augmentation(32), noise_picture()
+    augmentation, image = Augmentation(32, erasing=0.25), noise_picture()
     seed_all(1)
     first = train_sample(image, augmentation, seed_numbers=(1, 2, 3))
     after = random.random(), np.random.rand(), torch.rand(1)
@@ -163,7 +163,7 @@ def test_color_jitter_changes_colors():
 def test_small_and_long_pictures(size):
     image = Image.new("RGB", size, (200, 100, 50))
     for number in range(20):
-        assert train_sample(image, Augmentation(32), seed_numbers=(number,)).shape == (3, 32, 32)
+        assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(number,)).shape == (3, 32, 32)
     for augmentation in (Augmentation(32), PLAIN):
         assert eval_sample(image, augmentation).shape == (3, 32, 32)
     assert max(augment_module._prepare(image).size) <= 16 * max(8, min(size))
@@ -172,7 +172,7 @@ def test_small_and_long_pictures(size):
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
 def test_pictures_of_every_mode(mode):
     image = noise_picture(mode=mode)
-    assert train_sample(image, Augmentation(32), seed_numbers=(0,)).shape == (3, 32, 32)
+    assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(0,)).shape == (3, 32, 32)
     assert torch.equal(eval_sample(image, PLAIN), eval_sample(image.convert("RGB"), PLAIN))
 
 

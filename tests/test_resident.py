@@ -45,7 +45,7 @@ from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
-FULL = Augmentation(32, scale=(0.8, 1.0))
+FULL = Augmentation(32, scale=(0.8, 1.0), erasing=0.25)
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 INCREASING = tuple(operation.name for operation in timm_policy("rand-m9-inc1", (32, 32), (0.5,) * 3, "bicubic").ops)
 OTHERS = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")

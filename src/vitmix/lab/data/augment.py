@@ -17,8 +17,8 @@ from timm.data.transforms_factory import transforms_imagenet_eval
 from torch import Tensor
 from torchvision import transforms
 
-from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative
 from vitmix._sampling import generator_for
+from vitmix.lab.augmentation import AugmentationSettings
 
 from .images import as_rgb
 from .policy import fill_color, timm_policy
@@ -35,35 +35,15 @@ SAMPLE = 0x53414D50  # keeps these random numbers apart from others made from th
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """What happens to a picture before the model sees it.
+class Augmentation(AugmentationSettings):
+    """What happens to an image before the model sees it.
 
     Args:
         size: of the model's input, one side or (height, width).
-        scale: area of the random resized crop, as parts of the picture; `None` takes the middle of the picture.
-        ratio: width : height of that crop.
-        padding: when positive, a crop at a random place of the picture with this many black pixels added on each side,
-            in place of the random resized crop; `scale` must be `None` then.
-        color_jitter: strength; only without `auto_augment`, as in timm.
-        auto_augment: policy in timm's notation, such as `"rand-m9-mstd0.5-inc1"`.
-        interpolation: `"bicubic"`, `"bilinear"`, or `"random"`: one of the two for each operation.
-        erasing: probability of random erasing with noise.
-        erasing_count: at most this many boxes.
-        erase_after_mixing: leaves the erasing to the training step; the loaders give the boxes instead.
         crop_pct: for evaluation: the part of the shorter side that the center crop shows.
     """
 
     size: int | tuple[int, int] = 224
-    scale: tuple[float, float] | None = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    padding: int = 0
-    hflip: float = 0.5
-    color_jitter: float = 0.0
-    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    interpolation: str = "bicubic"
-    erasing: float = 0.25
-    erasing_count: int = 1
-    erase_after_mixing: bool = False
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
     crop_pct: float = 0.875
@@ -81,17 +61,12 @@ class Augmentation:
                 raise ValueError(f"{name} must be (least, most), both positive, got {pair!r}")
         if self.scale is not None and self.scale[1] > 1:
             raise ValueError(f"scale is a part of the picture, at most 1, got {self.scale!r}")
-        check_count("padding", self.padding, least=0)
-        check_count("erasing_count", self.erasing_count)
+        super().__post_init__()
         for name, most in (("padding", MOST_PADDING), ("erasing_count", MOST_ERASED)):
             if getattr(self, name) > most:
                 raise ValueError(f"{name} may be at most {most:,}, got {getattr(self, name)}")
         if self.padding and self.scale is not None:
             raise ValueError(f"padding={self.padding} replaces the random resized crop; pass scale=None with it")
-        check_fraction("hflip", self.hflip)
-        check_fraction("erasing", self.erasing)
-        check_not_negative("color_jitter", self.color_jitter)
-        check_choice("interpolation", self.interpolation, ("bicubic", "bilinear", "random"))
         if not LEAST_CROP <= self.crop_pct <= 1:  # pictures are scaled to size / crop_pct
             raise ValueError(f"crop_pct must be at least {LEAST_CROP} and at most 1, got {self.crop_pct!r}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:

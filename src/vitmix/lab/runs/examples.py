@@ -1,0 +1,71 @@
+"""Images that a run shows of itself: examples.json, with each image as a small file within a data URI."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .records import Record, absent
+
+SOURCES = {"own": "original image", "partner": "partner", "taken": "image whose tokens were taken"}
+ROLES = (*SOURCES, "other", "rest")
+"""Of a source: the image itself, the one mixed into it, the one (as mixed) whose tokens HTM took. Of a part of a target
+also a class of none of them (`other`), and what smoothing spreads over all classes (`rest`)."""
+
+
+@dataclass(frozen=True)
+class Part(Record):
+    """A class's part of a target."""
+
+    role: str
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Example(Record):
+    """A mixed image, the images by role that it is made of, and its target in the same order."""
+
+    method: str
+    mixed: str
+    sources: dict[str, str]
+    target: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Tile(Record):
+    image: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Strips(Record):
+    """Rows of tiles about one thing, such as attention by block."""
+
+    what: str
+    rows: tuple[tuple[Tile, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples(Record):
+    """What a run's best weights were shown with; `problems` say what could not be drawn, and why."""
+
+    weights_sha256: str | None = absent()
+    mixed: tuple[Example, ...]
+    strips: tuple[Strips, ...]
+    problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Any other address, or style, could lead a reader of a page elsewhere."""
+        if not all(
+            re.fullmatch(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/=]*", each) for each in self._images()
+        ):
+            raise ValueError("an image is not a data URI of one")
+        roles = {part.role for each in self.mixed for part in each.target} - set(ROLES)
+        if roles or any(each.sources.keys() - SOURCES for each in self.mixed):
+            raise ValueError("an image has an unknown role")
+
+    def _images(self) -> Iterator[str]:
+        for each in self.mixed:
+            yield from (each.mixed, *each.sources.values())
+        for strips in self.strips:
+            yield from (tile.image for row in strips.rows for tile in row)
