@@ -440,7 +440,10 @@ def test_results_belong_to_the_weights_that_were_read(
             "applies to the suite attacks or autoattack, which --suite noise does not",
         ),
         (["--suite", "autoattack", "--steps", "3"], "--steps applies to the suite attacks, which"),
-        (["--suite", "clean,noise", "--attack-limit", "3"], "--attack-limit applies to the suite attacks or autoattack"),
+        (
+            ["--suite", "clean,noise", "--attack-limit", "3"],
+            "--attack-limit applies to the suite attacks or autoattack",
+        ),
         (["--suite", "attacks", "--orders", "random"], "--orders applies to the suite occlusion"),
         (["--suite", "noise", "--reference", "alexnet"], "--reference applies to the suite corruptions"),
         (["--suite", "noise", "--folders", "c=."], "the folder 'c' is of the suite 'corruptions'"),
