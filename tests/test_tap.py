@@ -297,7 +297,7 @@ def test_unreadable_variants_of_the_family() -> None:
     registers = tiny_vit(class_token=False, reg_tokens=2, global_pool="avg")
     with pytest.raises(ValueError, match="block 2 of this VisionTransformer has no class token; use column_mean"):
         vitmix.AttentionTap(registers, class_row=[-1])
-    with pytest.raises(ValueError, match="a map of attention needs attention, and this ResNet has none"):
+    with pytest.raises(ValueError, match="an attention map needs attention, which this ResNet does not have"):
         vitmix.AttentionTap(timm.create_model("resnet18"), attention=[-1])
 
 
