@@ -184,6 +184,7 @@ def test_pictures_of_every_mode(mode):
         ({"scale": (0.5, 0.2)}, "scale must be"),
         ({"scale": (0.5, 2.0)}, "at most 1"),
         ({"ratio": (0, 1)}, "ratio must be"),
+        ({"ratio": (1e-320, 1)}, "ratio must lie between 1/1000 and 1000"),
         ({"hflip": 2}, "hflip must lie"),
         ({"erasing": -1}, "erasing must lie"),
         ({"padding": 4}, "pass scale=None"),

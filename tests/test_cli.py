@@ -316,8 +316,8 @@ def test_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "note", "sentence"),
     [
-        ("show --run nowhere", "--run is now --model", "'nowhere' is no run folder"),
-        ("show --run nowhere --model x", "--run is now --model", "--run names the model already"),
+        ("show --run nowhere", "--run is now --model", "unknown model 'nowhere'"),
+        ("show --run nowhere --model x", "--run is now --model", "the model is named twice"),
         ("show --checkpoint no.pth --model test_vit", "--checkpoint is now --model FILE", "no file no.pth"),
         ("maps --data shapes --output x --teacher test_vit", "--teacher is now --model", "would have random weights"),
         ("eval no.pth --model test_vit", "--model NAME beside a weights file is now --arch NAME", "no file no.pth"),

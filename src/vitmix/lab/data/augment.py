@@ -28,7 +28,7 @@ ERASE_AREA = (0.02, 1 / 3)
 ERASE_ASPECT = (0.3, 1 / 0.3)
 ATTEMPTS = 10  # to find a box that fits into the picture, for crops and for erasing
 
-MOST_PADDING, MOST_ERASED, LEAST_CROP = 4096, 1000, 0.05
+MOST_PADDING, MOST_ERASED, LEAST_CROP, MOST_RATIO = 4096, 1000, 0.05, 1000
 MIN_SIDE = 8  # pixels; smaller pictures are enlarged first, since a crop of one may round to nothing
 MAX_ASPECT = 16  # longer strips are cut to their middle: scaled by their shorter side they could fill the memory
 SAMPLE = 0x53414D50  # keeps these random numbers apart from others made from the same seed
@@ -61,6 +61,8 @@ class Augmentation(AugmentationSettings):
                 raise ValueError(f"{name} must be (least, most), both positive, got {pair!r}")
         if self.scale is not None and self.scale[1] > 1:
             raise ValueError(f"scale is a part of the picture, at most 1, got {self.scale!r}")
+        if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:  # a side would have no whole number
+            raise ValueError(f"ratio must lie between 1/{MOST_RATIO} and {MOST_RATIO}, got {self.ratio!r}")
         super().__post_init__()
         for name, most in (("padding", MOST_PADDING), ("erasing_count", MOST_ERASED)):
             if getattr(self, name) > most:
