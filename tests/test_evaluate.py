@@ -268,7 +268,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["vit_tiny_patch16_224", "--data", "shapes", "--model-args", "num_classes=0"], "num_classes must be"),
         (["RUN/best.safetensors", "--model", "resnet10t"], "holds weights of vit_tiny_patch16_224, not of resnet10t"),
         (["RUN", "--output", "/proc/x.json"], "'/proc'"),
-        (["RUN/config.yaml", "--data", "shapes", "--model", "vit_tiny_patch16_224"], "not a file of weights"),
+        (["RUN/config.yaml", "--data", "shapes", "--model", "vit_tiny_patch16_224"], "not a weights file"),
     ],
 )
 def test_wrong_input(

@@ -79,6 +79,6 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
         known: the outcomes of the best weights on it.
     """
     subject = open_subject(folder)
-    images = subject.own_images() if images is None else images
+    images = subject.evaluation_images() if images is None else images
     found = evaluate(subject, images, subject.running(images), known)
     return Run(folder).write_evaluation(found, subject.sha256)

@@ -20,7 +20,7 @@ __all__ = [
     "read_evaluation",
     "running_of",
 ]
-own_images, running_of = Subject.own_images, Subject.running
+own_images, running_of = Subject.evaluation_images, Subject.running
 
 
 def evaluate(subject: Subject, images: ImageSet, running: Running) -> dict[str, Any]:

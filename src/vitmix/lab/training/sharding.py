@@ -21,12 +21,12 @@ from vitmix.lab.training.config import TrainConfig
 def shard(learner: Learner, config: TrainConfig, accelerator: Accelerator) -> None:
     """Spreads the learner's parameters over the processes; the optimizer must be made after this."""
     if accelerator.num_processes == 1:
-        raise ValueError("fsdp spreads a model over processes, and there is one; start with torchrun or accelerate")
+        raise ValueError("fsdp needs several processes; start with torchrun or accelerate")
     for name, set_ in (("ema", config.ema is not None), ("compile", config.compile)):
         if set_:
-            raise ValueError(f"{name} does not go with fsdp; leave one of them out")
+            raise ValueError(f"{name} cannot be combined with fsdp; leave one of them out")
     if config.precision == "fp16":
-        raise ValueError("precision fp16 does not go with fsdp; use bf16")
+        raise ValueError("precision fp16 cannot be combined with fsdp; use bf16")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for block in blocks(learner.model):
         fully_shard(block, mesh=mesh)
