@@ -224,6 +224,6 @@ def read_reference(text: str) -> Errors:
             raise ValueError
     except (AttributeError, ValueError, TypeError, OverflowError):
         raise ValueError(
-            f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five of them]}}, or come from this command'
+            f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five]}}, or come from this command'
         ) from None
     return found
