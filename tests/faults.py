@@ -50,7 +50,7 @@ from faulty_files import CUT, DEAD, KINDS, Fault, Files
 from training import TINY
 from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison import cell, measuring, runner
+from vitmix.lab.comparison import evaluations, process, runner
 from vitmix.lab.evaluation import classification, conditions
 from vitmix.lab.report import page  # noqa: F401  imported before the fork
 from vitmix.lab.runs import Estimate
@@ -164,7 +164,7 @@ def _take_notes(files: Files) -> None:
 def _cell(settings: str) -> int:
     """As the module does when it is run."""
     try:
-        return cell.run(settings, measuring.Measuring())
+        return process.run(settings, evaluations.Evaluations())
     except (ValueError, OSError) as error:
         print(f"vitmix: error: {error}")
         return 1

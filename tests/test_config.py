@@ -1,12 +1,12 @@
 """One configuration: layers, types, round trip, recipes."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-import yaml
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 import vitmix
@@ -238,6 +238,17 @@ def test_smoothing_of_the_text_wins(method: str, smoothing: list[float]) -> None
     assert [each.smoothing for each in mixer.mixers] == smoothing
 
 
+def test_recipes_keep_their_settings() -> None:
+    """Against a snapshot of what each recipe sets other than `TrainConfig` does."""
+    stored = json.loads((Path(__file__).parent / "behaviour" / "recipes.json").read_text())
+    default = dataclasses.asdict(TrainConfig())
+    for name in list_recipes():
+        resolved = dataclasses.asdict(resolve({"recipe": name}))
+        changed = {key: value for key, value in resolved.items() if value != default[key]}
+        assert json.loads(json.dumps(changed)) == stored[name], name
+    assert stored.keys() <= set(list_recipes())
+
+
 def test_settings_of_recipes() -> None:
     """Single facts of the papers, as a guard against slips of the hand."""
     deit, transmix, swin = (resolve({"recipe": name}) for name in ("deit", "transmix", "swin_small"))
@@ -277,8 +288,11 @@ def test_fine_tuning_starts_from_the_papers_weights(name: str, weights: str) -> 
     assert config.pretrained and cfg is not None and cfg.tag == weights
 
 
-def test_recipes_are_safe_yaml() -> None:
-    assert all(isinstance(yaml.safe_load(recipe_text(name)), dict) for name in list_recipes())
+def test_a_printed_recipe_is_a_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    for name in list_recipes():
+        file.write_text(recipe_text(name))
+        assert dataclasses.replace(resolve(file=file), recipe=name) == resolve({"recipe": name}), name
 
 
 def test_cuda_graphs_do_not_accumulate(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from test_checkpoints import names, some
 from training import one_thread, rows, tiny, train, train_until  # noqa: F401
 from vitmix.lab import reading, writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison.runner import is_trained, take
+from vitmix.lab.comparison.matrix import is_trained
+from vitmix.lab.comparison.runner import take
 from vitmix.lab.runs import FolderLock, Run, lock
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
-from vitmix.lab.training.runs import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -163,11 +163,10 @@ def test_results_that_cannot_be_read_now_are_not_replaced(tmp_path: Path, monkey
 def test_a_finished_training_that_cannot_be_read_now_is_not_called_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder(tmp_path)
     train(tmp_path, epochs=1)
     monkeypatch.setattr(reading, "open_regular", failing(reading.open_regular))
     with pytest.raises(OSError, match="Input/output error"):
-        is_trained(folder)
+        is_trained(Run(tmp_path))
     with pytest.raises(OSError, match="Input/output error"):
         Run(tmp_path).evaluation  # noqa: B018
 

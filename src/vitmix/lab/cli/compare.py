@@ -1,7 +1,6 @@
 """`vitmix compare`: a matrix of trainings, and what may be concluded from it."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ from vitmix.lab.cli._command import Command
 from vitmix.lab.cli.train import key_and_value
 
 if TYPE_CHECKING:
-    from vitmix.lab.comparison.matrix import Cell, Matrix
+    from vitmix.lab.comparison.matrix import Matrix, Training
 
 UNFINISHED = 75  # what shells know as "try again later"
 
@@ -20,7 +19,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "The same command goes on where it was stopped, and skips what is done."
     )
     add = parser.add_argument
-    add("matrix", nargs="?", metavar="MATRIX", help="YAML file of a matrix, or the name of a ready one")
+    add(
+        "matrix",
+        nargs="?",
+        metavar="MATRIX",
+        help="YAML file, published comparison, or name of a ready matrix",
+    )
     add("--list", action="store_true", help="list the ready matrices: the papers' tables")
     add(
         "--rows",
@@ -67,17 +71,17 @@ def _run(namespace: argparse.Namespace) -> int:
     # Not at the top: every other command would wait for these imports.
     from vitmix._checks import check_count, check_positive
     from vitmix.lab.comparison import matrix as matrices
-    from vitmix.lab.comparison.measuring import Measuring
-    from vitmix.lab.comparison.runner import Interrupted, check_cells, is_done, run_cells
+    from vitmix.lab.comparison.evaluations import Evaluations
+    from vitmix.lab.comparison.runner import Interrupted, check_trainings, is_done, run_trainings
 
     if namespace.list:
         return _list()
     check_count("jobs", namespace.jobs)
     if namespace.minutes is not None:
         check_positive("minutes", namespace.minutes)
-    measuring = Measuring.of(namespace.suite, namespace.analyze)
-    if namespace.no_train and measuring.flags:
-        raise ValueError(f"--no-train runs nothing, which {measuring.flags[0]} would; give one of the two")
+    evaluations = Evaluations.of(namespace.suite, namespace.analyze)
+    if namespace.no_train and evaluations.flags:
+        raise ValueError(f"--no-train runs nothing, which {evaluations.flags[0]} would; give one of the two")
     if namespace.matrix is None and namespace.rows:
         raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if namespace.matrix is None and not namespace.method:
@@ -93,48 +97,49 @@ def _run(namespace: argparse.Namespace) -> int:
         settings=dict(key_and_value(each, "--set") for each in namespace.set),
         baseline=namespace.baseline,
     )
-    output = Path(namespace.output or Path("comparisons") / Path(namespace.matrix or "methods").stem)
+    output = Path(namespace.output or matrices.usual_output(namespace.matrix))
     if output.exists() and not output.is_dir():
         raise ValueError(f"{str(output)!r} is a file; give a folder as --output")
     if namespace.rows:
         matrix = _only(matrix, namespace.rows, output, asked=namespace.baseline)
-    cells = matrix.cells(output)
-    check_cells(cells)
-    bare = [cell.name for cell in cells if is_done(cell) and not cell.folder.best.exists()]
-    if measuring.flags and bare:
+    trainings = matrix.trainings(output)
+    check_trainings(trainings)
+    bare = [training.name for training in trainings if is_done(training) and not training.run.best.exists()]
+    if evaluations.flags and bare:
         raise ValueError(
-            f"{bare[0]} has no weights to measure, as in a published folder; leave out {measuring.flags[0]}"
+            f"{bare[0]} has no weights to evaluate, as in a published folder; leave out {evaluations.flags[0]}"
         )
     if namespace.dry_run:
-        for cell in cells:
-            left = "to measure" if is_done(cell) else "to run"
-            print(f"{'done' if is_done(cell, measuring) else left:<{10 if measuring.flags else 7}} {cell.name}")
+        for training in trainings:
+            left = "to evaluate" if is_done(training) else "to run"
+            state = "done" if is_done(training, evaluations) else left
+            print(f"{state:<{11 if evaluations.flags else 7}} {training.name}")
         return 0
     failures = []
     if not namespace.no_train:
         if matrix.note:
             print(f"Note: {matrix.note}.")
         try:
-            failures = run_cells(
-                cells,
+            failures = run_trainings(
+                trainings,
                 jobs=namespace.jobs,
                 minutes=namespace.minutes,
                 stop_at_failure=namespace.stop_at_failure,
-                measuring=measuring,
+                evaluations=evaluations,
                 say=print,
             )
         except Interrupted as stopped:
-            print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command goes on from there.")
+            print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command resumes.")
             return stopped.exit_code
-    _conclude(matrix, cells, output, namespace.measure, publish=namespace.publish)
+    _conclude(matrix, trainings, output, namespace.measure, namespace.publish)
     for failure in failures:
-        print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
+        print(f"Failed: {failure.training.name}: {failure.reason} ({failure.log})")
     if failures:
         return 1
-    unmeasured = sum(is_done(cell) and not is_done(cell, measuring) for cell in cells)
+    unmeasured = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
     if unmeasured:
-        print(f"Not measured yet: {unmeasured} of {len(cells)} trainings; the same command goes on.")
-    return 0 if namespace.no_train or all(is_done(cell, measuring) for cell in cells) else UNFINISHED
+        print(f"Not measured yet: {unmeasured} of {len(trainings)} trainings; the same command resumes.")
+    return 0 if namespace.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
 def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None) -> "Matrix":
@@ -144,7 +149,7 @@ def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None)
     chosen, baseline = matrix.only(rows), matrix.reference
     if baseline in rows:
         return chosen
-    if all(map(is_done, matrix.only([baseline]).cells(output))):
+    if all(map(is_done, matrix.only([baseline]).trainings(output))):
         return matrix.only([baseline, *rows])
     if asked is not None:
         raise ValueError(f"the baseline {asked!r} is not finished; name it among --rows too")
@@ -153,30 +158,20 @@ def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None)
     return chosen
 
 
-def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str, *, publish: str | None) -> None:
-    import yaml
+def _conclude(matrix: "Matrix", trainings: "list[Training]", output: Path, measure: str, publish: str | None) -> None:
+    from vitmix.lab.comparison import compare, publishing, rows
 
-    from vitmix.lab.comparison import measured, page, results
-    from vitmix.lab.comparison import publish as publishing
-    from vitmix.lab.training.checkpoints import write_file
-
-    found = results.compare_cells(matrix, cells, measure=measure)
-    if not any(entry.runs for entry in found.entries):
+    found = compare(matrix, trainings, measure=measure)
+    if not any(row.runs for row in found.rows):
         print("No training is finished yet, so there is nothing to compare.")
         return
-    panels, notes = measured.read_panels(found)
-    print(results.text(found))  # first: a disk may be full by now
-    for note in notes:
+    print(rows.text(found))  # first: a disk may be full by now
+    for note in publishing.write_results(matrix, found, output):
         print(f"Left out: {note}.")
-    content = publishing.content(matrix, found, panels)
-    write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
-    write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
-    write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
-        publishing.publish(matrix, found, panels, Path(publish))
-        print(f"{publish}: README.md, compare.csv, compare.json, matrix.yaml, runs")
+        publishing.publish(matrix, found, Path(publish))
+        print(f"{publish}: README.md, {publishing.FILE}")
 
 
 def _list() -> int:
@@ -185,8 +180,8 @@ def _list() -> int:
     found = list_matrices()
     width = max(map(len, found))
     for name, matrix in found.items():
-        cells = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
-        print(f"{name:<{width}}  {matrix.about} ({cells} trainings)")
+        trainings = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
+        print(f"{name:<{width}}  {matrix.about} ({trainings} trainings)")
     return 0
 
 

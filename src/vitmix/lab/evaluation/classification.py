@@ -82,4 +82,15 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
     subject = open_subject(folder)
     images = subject.evaluation_images() if images is None else images
     found = evaluate(subject, images, subject.running(images), known)
-    return Run(folder).write_evaluation(found, subject.sha256)
+    return store(subject, found)
+
+
+def store(subject: Subject, evaluation: Evaluation) -> Evaluation:
+    """Stores the evaluation of a run's best weights in its folder, with images that show them."""
+    from .examples import draw_examples  # not at the top: figures import this package
+
+    assert subject.run is not None
+    run = Run(subject.run)
+    evaluation = run.write_evaluation(evaluation, subject.sha256)
+    run.write_examples(draw_examples(subject), subject.sha256)
+    return evaluation

@@ -34,7 +34,7 @@ def evaluate_run(folder: Path, images: ImageSet | None = None) -> dict[str, Any]
 def keep_evaluation(subject: Subject, found: dict[str, Any]) -> None:
     assert subject.run is not None
     found["weights_sha256"] = subject.sha256
-    Run(subject.run).write_evaluation(Evaluation.from_json(found), subject.sha256)
+    classification.store(subject, Evaluation.from_json(found))
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
