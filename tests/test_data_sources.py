@@ -12,8 +12,9 @@ from PIL import Image
 from torchvision import datasets
 
 from training import one_thread  # noqa: F401
-from vitmix.lab.data import images as images_module
-from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, as_rgb, in_memory
+from vitmix.lab.data import decoding
+from vitmix.lab.data.decoding import as_rgb
+from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, in_memory
 from vitmix.lab.data.shapes import Shapes
 from vitmix.lab.data.sources import held_out_mask, open_images
 
@@ -203,7 +204,7 @@ def test_holdout_is_stratified_disjoint_and_the_same_every_time():
 def test_held_out_mask_never_takes_a_whole_class():
     mask = held_out_mask(np.array([0, 0, 0, 1, 1, 2]), 0.9)
     assert mask.tolist().count(True) == 3 and not mask[5]
-    with pytest.raises(ValueError, match="one image only"):
+    with pytest.raises(ValueError, match="a single image"):
         held_out_mask(np.array([0, 1, 2]), 0.5)
 
 
@@ -324,7 +325,7 @@ def test_nothing_readable_is_an_error(tmp_path):
 
 def test_pictures_of_absurd_size_are_unreadable(tmp_path, monkeypatch):
     fill_folder(tmp_path / "train")
-    monkeypatch.setattr(images_module, "MAX_PIXELS", 100)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 100)
     images = open_images(f"imagefolder:{tmp_path}", "train")
     with pytest.raises(BrokenImage, match="12 x 10 pixels, more than the 100 allowed"):
         images[0]

@@ -177,13 +177,13 @@ def test_refusals_of_shards(tmp_path: Path) -> None:
     write_tar(tmp_path / "texts.tar", {"1.txt": b"words"})
     assert "no samples" in sentence(f"wds:{tmp_path}/texts.tar")
     (tmp_path / "not.tar").write_bytes(b"not a tar at all" * 100)
-    assert "whole tar file" in sentence(f"wds:{tmp_path}/not.tar")
+    assert "complete tar file" in sentence(f"wds:{tmp_path}/not.tar")
     whole = shard(tmp_path / "cut.tar", range(10)).read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2 + 100])
     assert "cut.tar" in sentence(f"wds:{tmp_path}/cut.tar")
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".vitmix*"))
     (tmp_path / "a.tar.gz").write_bytes(b"")
-    assert "no .tar file" in sentence(f"wds:{tmp_path}/a.tar.gz")
+    assert "not a .tar file" in sentence(f"wds:{tmp_path}/a.tar.gz")
 
 
 def test_an_absurd_label_does_not_name_millions_of_classes(tmp_path: Path) -> None:

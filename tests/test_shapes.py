@@ -180,7 +180,7 @@ def test_bad_indices():
     with pytest.raises(IndexError):
         dataset.mask(5)
     for indices in ([], [-1], torch.zeros(2, 2, dtype=torch.long)):
-        with pytest.raises(ValueError, match="indices must be a row of integers"):
+        with pytest.raises(ValueError, match="indices must be a list of integers"):
             shapes_batch(indices)
     with pytest.raises(ValueError, match="size must be"):
         shapes_batch([0], size=4)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmix._checks import check_count, check_workers
-from vitmix.lab.data.images import BrokenImage, ImageSet, log, match_names
+from vitmix.lab.data.classes import match_names
+from vitmix.lab.data.images import BrokenImage, ImageSet, log
 from vitmix.lab.data.label_maps import FORMAT, INDEX, describe_data, read_index, read_shard, same_data
 from vitmix.lab.reading import read_json
 from vitmix.lab.teachers import Teacher

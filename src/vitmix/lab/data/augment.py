@@ -20,7 +20,7 @@ from torchvision import transforms
 from vitmix._checks import check_choice, check_count, check_fraction, check_not_negative
 from vitmix._sampling import generator_for
 
-from .images import as_rgb
+from .decoding import as_rgb
 from .policy import fill_color, timm_policy
 
 # Settings of timm's random erasing that no recipe changes.

@@ -15,7 +15,8 @@ from torch import nn
 
 from vitmix._checks import check_choice, check_count, check_workers
 from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.data.images import ImageSet, match_names
+from vitmix.lab.data.classes import match_names
+from vitmix.lab.data.images import ImageSet
 from vitmix.lab.training import prepare
 from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import TrainConfig, resolve
