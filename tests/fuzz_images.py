@@ -19,8 +19,10 @@ from PIL import Image
 
 from fuzz import Case
 from fuzz_values import change_bytes, change_value, hostile
+from samples import train_sample
 from vitmix.lab.data import open_images
-from vitmix.lab.data.augment import Augmentation, eval_pixels, train_sample
+from vitmix.lab.data.augment import eval_pixels
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, BrokenImage, ImageSet, in_memory
 from vitmix.lab.data.label_maps import describe_data, read_label_maps
 from vitmix.lab.show.pictures import read_picture

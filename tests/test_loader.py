@@ -18,11 +18,13 @@ import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from samples import eval_sample, train_sample
 from training import look_often, one_thread  # noqa: F401
-from vitmix.lab.data.augment import Augmentation, eval_sample, train_sample
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost, _started
+from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader
 from vitmix.lab.data.plan import EpochPlan
+from vitmix.lab.data.workers import WorkerLost, started
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -310,7 +312,7 @@ def test_workers_leave_the_end_of_a_job_to_the_main_process():
     """Whoever stops a job may signal each of its processes; the main one still needs its last batches."""
     loader = TrainLoader(some_images(), PLAIN, batch=4, seed=0, workers=2)
     assert loader._loader is not None
-    fetching: Any = _started(loader._loader)  # as the first `next` of an epoch does, to be there while they start
+    fetching: Any = started(loader._loader)  # as the first `next` of an epoch does, to be there while they start
     for worker in fetching._workers:
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)

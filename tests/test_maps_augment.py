@@ -14,11 +14,10 @@ from torch import Tensor
 from blobs import RAND, SIDE, blob_images, blobs, correlation, picture_of
 from training import one_thread  # noqa: F401
 from vitmix.lab.data import augment as augment_module
-from vitmix.lab.data import batch_draws, map_augment
-from vitmix.lab.data.augment import Augmentation, augment, global_generators_kept
+from vitmix.lab.data.augment import augment, augment_map, global_generators_kept
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.batch_augment import augment_maps
 from vitmix.lab.data.loader import Batch, TrainLoader
-from vitmix.lab.data.map_augment import augment_map
 from vitmix.lab.data.resident import ResidentLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,8 +38,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """A function that makes RandAugment know these operations alone, and gives the name of a policy."""
 
     def forget() -> None:
-        for made in (augment_module._train_transform, map_augment._transform, batch_draws._timm_policy):
-            made.cache_clear()
+        augment_module._train_transform.cache_clear()
 
     def policy(*names: str) -> str:
         monkeypatch.setattr(timm_augment, "_RAND_TRANSFORMS", list(names))

@@ -19,21 +19,21 @@ from support import never_waiting
 from training import one_thread  # noqa: F401
 from vitmix.lab.data import batch_draws
 from vitmix.lab.data import batch_ops as ops
-from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.batch_augment import apply_operation, augment_batch
 from vitmix.lab.data.batch_draws import (
-    AFFINE,
-    CODES,
     CROP,
     CUBIC,
     FLIP,
     LAYERS,
+    MATRIX,
     NOTHING,
     PER_LAYER,
     BatchSettings,
     batch_settings,
     draw,
     operation_argument,
+    operation_code,
     operation_matrix,
     uniforms_per_sample,
 )
@@ -45,9 +45,9 @@ from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
-FULL = Augmentation(32, scale=(0.8, 1.0))
+FULL = Augmentation(32, scale=(0.8, 1.0), erasing=0.25)
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-INCREASING = tuple(operation.name for operation in timm_policy("rand-m9-inc1", (32, 32), (0.5,) * 3, "bicubic").ops)
+INCREASING = tuple(operation.name for operation in timm_policy(Augmentation(32, auto_augment="rand-m9-inc1")).ops)
 OTHERS = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 
 
@@ -100,7 +100,7 @@ def test_operations_are_pillows(name, interpolation, sign):
     (operation,) = [
         each
         for config in ("rand-inc1", "rand-inc0")
-        for each in timm_policy(config, (32, 32), augmentation.mean, interpolation).ops
+        for each in timm_policy(dataclasses.replace(augmentation, auto_augment=config)).ops
         if each.name == name and (config == "rand-inc1") == (name in INCREASING)
     ]
     pixels = pictures()
@@ -119,13 +119,13 @@ def test_operations_are_pillows(name, interpolation, sign):
         argument = operation_argument(name, levels, torch.full_like(levels, sign))
         if arguments:
             assert argument[0].item() == pytest.approx(arguments[0], abs=1e-12)
-        matrix = operation_matrix(name, argument, 32, 32)
-        code = torch.full_like(argument, CODES[name])
+        matrix = operation_matrix(name, argument, (32, 32))
+        code = torch.full_like(argument, operation_code(name))
         columns = torch.cat([code[:, None], argument[:, None], matrix, torch.zeros(len(pixels), 1)], dim=1).float()
         settings = batch_settings(augmentation, (32, 32), dense=dense)
         ours = to_pixels(apply_operation(to_batch(pixels), columns, settings))
         difference = np.abs(ours - np.stack([np.asarray(each, dtype=np.float32) for each in expected]))
-        if CODES[name] == AFFINE:
+        if operation_code(name) == MATRIX:
             # Pillow computes in float64 and truncates; in float32 a whole level, as ramps have it, can end just below.
             assert difference.max() <= 1 and (difference > 0).mean() < 0.05
         else:
@@ -236,7 +236,7 @@ def test_operations_are_drawn_as_in_timm(config):
     augmentation = dataclasses.replace(PLAIN, auto_augment=config)
     settings = batch_settings(augmentation, (32, 32), dense=True)
     numbers = draw(uniforms(6000, settings), settings)
-    policy = timm_policy(config, (32, 32), augmentation.mean, "bicubic")
+    policy = timm_policy(augmentation)
     assert settings.policy.layers == policy.num_layers
     drawn: dict[str, list[float]] = collections.defaultdict(list)
     for operation in policy.ops:
@@ -254,17 +254,17 @@ def test_operations_are_drawn_as_in_timm(config):
     argument = torch.cat([numbers[:, LAYERS + PER_LAYER * layer + 1] for layer in range(settings.policy.layers)])
     total = len(code)
     for name in drawn:
-        if CODES[name] == AFFINE:
+        if operation_code(name) == MATRIX:
             continue  # one code for five operations: counted together below
-        ours, theirs = argument[code == CODES[name]], torch.tensor(drawn[name], dtype=torch.float32)
+        ours, theirs = argument[code == operation_code(name)], torch.tensor(drawn[name], dtype=torch.float32)
         assert abs(len(ours) - len(theirs)) / total < 0.015
         if theirs.any():
             assert float(ours.mean() - theirs.mean()) == pytest.approx(0, abs=0.2 * float(theirs.std()) + 1e-6)
             # Posterizing to no bit at all is drawn a few times only, and makes up most of the spread.
             slack = 0.7 if name.startswith("Posterize") else 0.15
             assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=slack, abs=1e-6)
-    moved = sum(len(values) for name, values in drawn.items() if CODES[name] == AFFINE)
-    assert abs(int((code == AFFINE).sum()) - moved) / total < 0.02
+    moved = sum(len(values) for name, values in drawn.items() if operation_code(name) == MATRIX)
+    assert abs(int((code == MATRIX).sum()) - moved) / total < 0.02
     assert abs(int((code == NOTHING).sum()) / total - (1 - policy.ops[0].prob)) < 0.02
 
 

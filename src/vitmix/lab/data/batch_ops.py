@@ -1,10 +1,10 @@
-"""Pillow's operations on a whole batch at once, each sample with settings of its own.
+"""Pillow's operations on a whole batch at once, each sample with its own settings.
 
-Images are float tensors `(B, 3, H, W)` that hold whole numbers in 0..255; results are rounded as Pillow rounds. Nothing
-here waits for the device, indexes by a condition or has a shape that depends on values, so all of it can be compiled.
+Images are float tensors `(B, 3, H, W)` of whole numbers in 0..255; results are rounded as Pillow rounds. Nothing here
+waits for the device, indexes by a condition or has a shape that depends on values, so all of it can be compiled.
 
-`cubic` says how to interpolate: bicubic or bilinear for all samples, or per sample where it is a `(B,)` tensor.
-With `levels=False` values are not levels but any numbers, such as those of an activation map: nothing is rounded.
+`cubic` chooses bicubic or bilinear interpolation for all samples, or per sample where it is a `(B,)` tensor.
+With `levels=False`, values are any numbers, such as those of an activation map, and are not rounded.
 
 Operations that treat each pixel alone are tables of 256 levels, one per sample and channel, as they are in Pillow.
 """
@@ -24,39 +24,37 @@ Cubic = bool | Tensor
 def resized_crop(
     images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int], *, cubic: Cubic, levels: bool = True
 ) -> Tensor:
-    """Cut out, scaled to `size` with `Image.resize`'s filter (which smooths when it shrinks), and mirrored where asked.
+    """Cropped, scaled to `size` with `Image.resize`'s filter (which smooths when it shrinks), and flipped where asked.
 
     Args:
         crop: `(B, 4)` top, left, height and width of the part to keep.
-        flipped: `(B,)` 1 where left and right are to be swapped.
+        flipped: `(B,)` 1 for a horizontal flip.
     """
     top, left, height, width = crop.unbind(1)
     rows = _resize_weights(top, height, images.shape[2], size[0], cubic=cubic)
     columns = _resize_weights(left, width, images.shape[3], size[1], cubic=cubic)
-    columns = torch.where(flipped.view(-1, 1, 1) > 0, columns.flip(1), columns)
-    return _apply_weights(images, rows, columns, levels=levels)
+    return _apply_weights(images, rows, columns, flipped, levels=levels)
 
 
 def shifted_crop(
     images: Tensor, crop: Tensor, flipped: Tensor, size: tuple[int, int], *, levels: bool = True
 ) -> Tensor:
-    """The part that starts at `crop`'s (top, left), which may lie outside; what is not in the picture is black."""
+    """The part that starts at `crop`'s (top, left), which may lie outside; outside the image is black."""
     top, left = crop.unbind(1)[:2]
     rows = _shift_weights(top, images.shape[2], size[0]).to(images.dtype)
     columns = _shift_weights(left, images.shape[3], size[1]).to(images.dtype)
-    columns = torch.where(flipped.view(-1, 1, 1) > 0, columns.flip(1), columns)
-    return _apply_weights(images, rows, columns, levels=levels)
+    return _apply_weights(images, rows, columns, flipped, levels=levels)
 
 
 def _resize_weights(start: Tensor, length: Tensor, source: int, target: int, *, cubic: Cubic) -> Tensor:
-    """`(B, target, source)`: how much each source pixel gives to each target pixel."""
+    """`(B, target, source)`: the weight of each source pixel in each target pixel."""
     step = (length / target).view(-1, 1, 1)
     spread = step.clamp_min(1)
     place = torch.arange(source, device=start.device) + 0.5 - start.view(-1, 1, 1)
     center = (torch.arange(target, device=start.device) + 0.5).view(1, -1, 1) * step
     distance = ((place - center) / spread).abs()
     weights = _choose(cubic, lambda: _cubic_filter(distance), lambda: (1 - distance).clamp_min(0))
-    inside = (place > 0) & (place < length.view(-1, 1, 1))  # Pillow cuts first: what is outside the crop gives nothing
+    inside = (place > 0) & (place < length.view(-1, 1, 1))  # Pillow crops first: pixels outside the crop have no weight
     weights = torch.where(inside, weights, 0)
     return weights / weights.sum(2, keepdim=True)
 
@@ -80,8 +78,9 @@ def _shift_weights(start: Tensor, source: int, target: int) -> Tensor:
     return place == torch.arange(source, device=start.device)
 
 
-def _apply_weights(images: Tensor, rows: Tensor, columns: Tensor, *, levels: bool) -> Tensor:
+def _apply_weights(images: Tensor, rows: Tensor, columns: Tensor, flipped: Tensor, *, levels: bool) -> Tensor:
     """Columns first and in whole levels in between, as in Pillow; newer versions may begin with rows that shrink."""
+    columns = torch.where(flipped.view(-1, 1, 1) > 0, columns.flip(1), columns)
     narrowed = images @ columns.transpose(1, 2).unsqueeze(1)
     if not levels:
         return rows.unsqueeze(1) @ narrowed
@@ -93,7 +92,7 @@ def _to_level(values: Tensor) -> Tensor:
 
 
 def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubic, levels: bool = True) -> Tensor:
-    """`Image.transform` with six numbers per sample that lead from a place in the result to one in the source."""
+    """`Image.transform` with six numbers per sample, which map a place in the result to one in the source."""
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrix.view(count, 6, 1, 1).unbind(1)
     column = torch.arange(width, device=images.device) + 0.5
@@ -127,7 +126,7 @@ def _linear_between(values: list[Tensor], part: Tensor) -> Tensor:
 
 
 def _cubic_between(values: list[Tensor], part: Tensor) -> Tensor:
-    """Keys' filter with a = -1, which `Image.transform` uses. Of differences, so that a plain area stays what it is."""
+    """Keys' filter with a = -1, which `Image.transform` uses. Of differences, so that a plain area stays unchanged."""
     before, first, second, after = values
     slope = second - before
     bend = 2 * (before - first) + second - after
@@ -136,7 +135,7 @@ def _cubic_between(values: list[Tensor], part: Tensor) -> Tensor:
 
 
 def blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """`Image.blend`: `base` at factor 0, `images` at 1, beyond that exaggerated."""
+    """`Image.blend`: `base` at factor 0, `images` at 1, extrapolated beyond."""
     return (base + factor * (images - base)).clamp(0, LEVELS - 1).floor()
 
 
@@ -151,7 +150,7 @@ def color(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Against a smoothed picture; Pillow's smoothing leaves the outermost pixels alone."""
+    """Against a smoothed image; Pillow's smoothing leaves the outermost pixels unchanged."""
     height, width = images.shape[2:]
     lines = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
     sums = lines[..., :-2] + lines[..., 1:-1] + lines[..., 2:] + 4 * images[:, :, 1:-1, 1:-1]
@@ -163,7 +162,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def apply_table(images: Tensor, table: Tensor) -> Tensor:
-    """Each level replaced by that of the table `(B, 3 or 1, 256)` of its sample and channel."""
+    """Each level replaced by its entry in the table `(B, 3 or 1, 256)` of its sample and channel."""
     table = table.to(images.dtype).expand(-1, images.shape[1], -1)
     return table.gather(2, images.flatten(2).long()).view_as(images)
 
@@ -174,7 +173,7 @@ def brightness_table(factor: Tensor) -> Tensor:
 
 
 def contrast_table(images: Tensor, factor: Tensor) -> Tensor:
-    """Against the mean brightness of the picture."""
+    """Against the mean brightness of the image."""
     count = images.shape[2] * images.shape[3]
     total = gray(images).long().sum((1, 2, 3))
     mean = (2 * total + count) // (2 * count)  # rounded
@@ -203,7 +202,7 @@ def solarize_add_table(amount: Tensor) -> Tensor:
 
 def autocontrast_table(images: Tensor) -> Tensor:
     """Darkest level of each channel to 0, lightest to 255."""
-    # Pillow truncates a product that is often a whole number up to rounding, so the rounding must be the same.
+    # Pillow truncates a product that is often nearly a whole number, so the rounding must be the same.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     dark, light = images.amin((2, 3)).to(exact).unsqueeze(2), images.amax((2, 3)).to(exact).unsqueeze(2)
     levels = torch.arange(LEVELS, device=images.device).to(exact)

@@ -8,13 +8,13 @@ import torch
 from vitmix._checks import check_count, check_integer
 from vitmix._sampling import generator_for
 
-ORDER = 0x4F524452  # keeps the order's random numbers apart from others made from the same seed
+ORDER = 0x4F524452  # separates the order's random numbers from others made from the same seed
 ROUND = 256  # an epoch of repeated augmentation is cut to a multiple of this, as in DeiT and timm
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which samples an epoch shows, in which order, on each rank; every rank has as many batches."""
+    """Which samples an epoch shows, in which order, on each rank; every rank has the same number of batches."""
 
     length: int
     batch: int
@@ -38,7 +38,7 @@ class EpochPlan:
     @property
     def samples(self) -> int:
         """Samples of each rank, before the last incomplete batch is dropped."""
-        if self.repeats > 1:  # every epoch shows a part of the images, so that it is not longer than a plain one
+        if self.repeats > 1:  # every epoch shows a part of the images, so that it is no longer than a plain one
             return (self.length // ROUND * ROUND or self.length) // self.world
         return self.length // self.world if self.drop_last else -(-self.length // self.world)
 
@@ -49,11 +49,11 @@ class EpochPlan:
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Index and repeat number of each sample of this rank.
 
-        The copies of a picture follow each other, so that different ranks get them, each augmented differently. A
-        global batch holds the same samples however many ranks share it.
+        The copies of an image follow each other, so that they go to different ranks, each augmented differently. A
+        global batch holds the same samples for any number of ranks.
         """
         indices = torch.randperm(self.length, generator=generator_for(ORDER, self.seed, epoch)).numpy()
-        # Up to `world` positions beyond the end are filled from the start again, with new repeat numbers.
+        # Up to `world` positions beyond the end wrap around to the start, with new repeat numbers.
         positions = np.arange(self.rank, self.samples * self.world, self.world)
         rounds, positions = np.divmod(positions, self.length * self.repeats)
         return indices[positions // self.repeats], positions % self.repeats + rounds * self.repeats
