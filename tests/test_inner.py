@@ -254,3 +254,19 @@ def test_tokens_without_a_prefix_are_exchanged_by_default() -> None:
     tokens = torch.randn(4, 6, 2)
     assert mix.take.any()
     same(F.exchange_tokens(tokens, mix), F.mix_tokens(tokens, mix.take, mix.partner))
+
+
+def test_borrowed_tokens_are_counted_where_they_came_from() -> None:
+    images, labels = tiny_batch(3)
+    model = tiny_vit(reg_tokens=2).train()
+    with vitmix.create("vtm(block=2, tokens=3)", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        (actor,) = batch.tape.actors
+        assert actor.borrowed is None  # the model has not run
+        mixing.loss(model(batch.images), batch)
+        expected = torch.zeros(3, math.prod(batch.frame.grids[2]), dtype=torch.long)
+        for positions in actor.positions:
+            for row, position in ((row, int(each)) for row in range(3) for each in positions[row]):
+                expected[row, position - 3] += 1
+        assert expected.sum(1).tolist() == [6, 6, 6]
+        same(actor.borrowed, expected)

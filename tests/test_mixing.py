@@ -12,6 +12,7 @@ import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from test_mixers import EVERY
 from vitmix import functional as F
+from vitmix._mixing import _fit_scores
 
 # Draws
 
@@ -330,3 +331,15 @@ def test_erasing_follows_the_precision_of_the_images() -> None:
     learner = vitmix.Learner(tiny_vit().bfloat16(), vitmix.create("cutmix", 10))
     boxes, fill = torch.tensor([[0, 8, 0, 8]] * 4), torch.zeros(4, 3, 16, 16)
     assert learner(images.bfloat16(), labels, erase=(boxes, fill)).loss.isfinite()
+
+
+def test_without_mixing_the_images_are_not_copied() -> None:
+    images, labels = tiny_batch()
+    with vitmix.create("none", 10).attach(tiny_vit()) as mixing:
+        assert mixing.mix(images, labels).images is images
+
+
+def test_scores_of_another_grid_are_resampled() -> None:
+    scores = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))  # as many images as the grid has rows
+    same(_fit_scores(scores, (2, 3)), scores)
+    same(_fit_scores(scores, (4, 3)), scores.repeat_interleave(2, dim=1))

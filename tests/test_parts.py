@@ -354,6 +354,11 @@ def test_uniform_attention_gives_area() -> None:
 # Losses
 
 
+def test_predictions_are_averaged_as_logits_or_as_probabilities() -> None:
+    with pytest.raises(ValueError, match="unknown average .mean., known: logits, probabilities"):
+        F.consistency_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([1, 0]), torch.zeros(2), average="mean")
+
+
 @given(batches, st.integers(2, 6), seeds)
 def test_losses_are_the_slow_ones(batch: int, classes: int, seed: int) -> None:
     logits = torch.randn(batch, classes, generator=gen(seed), dtype=torch.float64) * 3

@@ -240,6 +240,7 @@ def frozen(base: type, name: str) -> type:
         (dict(share=vitmix.AlignedShare(), inner=(Mover(),)), "aligned shares follow tokens.*mover moves them"),
         (dict(mask=vitmix.SalientMask(), extra=(Asking(),)), "different blocks"),
         (dict(extra=(frozen(Odd, "main")(),)), "'main' is the name of a loss"),
+        (dict(extra=(frozen(Odd, "loss")(),)), "'loss' is the name of a loss"),
     ],
 )
 def test_a_part_that_is_wrong_says_how(settings: dict, words: str) -> None:

@@ -217,7 +217,7 @@ class Recorder:
             return
         if tape.is_other(_count((output,))) and not module.training:
             return
-        if tape.one_pass and tape.final is not None:
+        if tape.final is not None:
             tape.refuse_second_pass(module.training)
         else:
             tape.final = self.reader.final_tokens(output)
