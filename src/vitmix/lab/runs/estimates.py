@@ -1,0 +1,127 @@
+"""An estimate: a number, how many values it comes from, and its 95 % interval where it has one."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from .records import Record, absent
+
+LEVEL = 0.95
+QUANTILE = 1.959963984540054  # scipy.special.ndtri((1 + LEVEL) / 2); importing scipy takes longer than reading a run
+RESAMPLES = 1000
+CHUNK = 50  # resamples at a time: 20 MB for 50,000 images
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Estimate(Record):
+    """A mean (or a statistic) of `n` values, their sample standard deviation, and the 95 % interval of the mean.
+
+    What does not exist is None: a correlation has no deviation, and one value has no interval. `p` is that of the
+    paired t-test against zero.
+    """
+
+    mean: float
+    std: float | None
+    n: int
+    low: float | None = None
+    high: float | None = None
+    p: float | None = absent()
+
+    @classmethod
+    def of_proportion(cls, right: int, n: int) -> Self:
+        """The proportion of right answers, with Wilson's interval."""
+        return cls(right / n, None, n, *wilson(right, n))
+
+    @classmethod
+    def normal(cls, mean: float, std: float | None, n: int, *, effect: float, couples: int) -> Self:
+        """With the interval of a normal distribution of the mean, for values that come in couples.
+
+        Args:
+            effect: how many times the variance of independent values their mean has.
+            couples: how many independent groups of values there are.
+        """
+        if std is None or couples < 2:
+            return cls(mean, std, n)
+        # As of the couples' means, where all couples are of one size.
+        margin = QUANTILE * std / n * math.sqrt(effect * (n - 1) * couples / (couples - 1))
+        return cls(mean, std, n, mean - margin, mean + margin)
+
+    @classmethod
+    def paired(cls, values: Sequence[float], reference: Sequence[float]) -> Self:
+        """The mean of `values` minus `reference`, paired in their order, with interval and p of the paired t-test.
+
+        Interval and p are None where there is no test: one pair, or differences that are all alike.
+        """
+        if len(values) != len(reference) or not values:
+            raise ValueError(
+                f"paired values must be as many on either side, at least one, got {len(values)}, {len(reference)}"
+            )
+        differences = [one - other for one, other in zip(values, reference, strict=True)]
+        n, mean = len(differences), statistics.fmean(differences)
+        if n < 2:
+            return cls(mean, None, n)
+        std = statistics.stdev(differences)
+        if std <= 1e-12 * max(1.0, abs(mean)):  # rounding, or nothing at all
+            return cls(mean, std, n)
+        from scipy import stats  # whose import takes a second
+
+        error = std / math.sqrt(n)
+        margin = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+        p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
+        return cls(mean, std, n, mean - margin, mean + margin, p)
+
+    @property
+    def interval(self) -> Interval | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def text(self, factor: float = 1, form: str = ".4g") -> str:
+        """The number, with ± half of its interval, or with an interval that is not symmetric in brackets."""
+        shown = f"{factor * self.mean:{form}}"
+        if self.low is None or self.high is None:
+            return shown
+        below, above = self.mean - self.low, self.high - self.mean
+        if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
+            return f"{shown} ± {factor * above:{'.2g' if form == '.4g' else form}}"
+        return f"{shown} [{factor * self.low:{form}}, {factor * self.high:{form}}]"
+
+
+def wilson(right: float, n: float) -> Interval:
+    """Wilson's score interval of a proportion; unlike the normal one it holds at 0 and 1 and for small n."""
+    if not 0 <= right <= n or n < 1:
+        raise ValueError(f"an interval needs 0 <= right <= n and n of at least 1, got {right} of {n}")
+    square = QUANTILE**2
+    middle = (right + square / 2) / (n + square)
+    half = QUANTILE / (n + square) * math.sqrt(right * (n - right) / n + square / 4)
+    return (0.0 if right == 0 else middle - half), (1.0 if right == n else middle + half)
+
+
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int, *, seed: int = 0) -> Interval:
+    """The percentile interval of a statistic over images.
+
+    Args:
+        statistic: from how often each of the n images occurs in each resample, `(resamples, n)`, to `(resamples,)`.
+            The same images are resampled in all that it looks at, so correlations between conditions are kept.
+    """
+    generator = np.random.default_rng(seed)
+    found: list[np.ndarray] = []
+    for _ in range(RESAMPLES // CHUNK):
+        counts = np.stack([np.bincount(generator.integers(0, n, n), minlength=n) for _ in range(CHUNK)])
+        found.append(statistic(counts.astype(np.float64)))
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def reflected(value: float, percentiles: Interval) -> Interval:
+    """The basic bootstrap interval of a statistic, from the percentile one; it always contains the value.
+
+    A statistic that scatter makes larger, such as a sum of absolute values, is biased upwards again in each resample,
+    so the percentile interval is off by twice this bias. Where the value lies outside the percentiles, it is an end.
+    """
+    low, high = percentiles
+    return min(value, 2 * value - high), max(value, 2 * value - low)

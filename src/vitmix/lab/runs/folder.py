@@ -1,0 +1,202 @@
+"""A run folder: where its files are, what they say, and whether results belong to its weights."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vitmix.lab.reading import MOST_JSON, is_fault, read_bytes, read_json
+from vitmix.lab.training.config import CONFIG, TrainConfig, resolve, to_yaml
+from vitmix.lab.writing import write_file
+
+from .analysis import Analysis, LeftOut
+from .evaluation import Evaluation
+from .records import Record
+from .robustness import RobustnessResults
+from .training import EMA, SCORES, Epoch, Summary, best_epoch, parse_epochs
+
+METRICS = ("metrics.csv", "metrics.jsonl")
+SUMMARY, EVALUATION, ROBUSTNESS = "summary.json", "evaluation.json", "robustness.json"
+ANALYSIS, LEFT_OUT = "analysis", ".left_out"
+LOG = "train.log"
+Found = TypeVar("Found", bound=Record)
+
+
+class Run:
+    """The files of one training, as they were when each of them was first asked for.
+
+    config.yaml         the resolved configuration
+    metrics.csv, .jsonl one row per epoch
+    checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
+    best.safetensors    the best weights; last.safetensors the final ones
+    summary.json        written at the end: the results in short
+    train.log           what the training printed, where a comparison ran it
+    evaluation.json, robustness.json, analysis/  measurements of the best weights
+
+    A file that is missing, unreadable or about other weights is None here; `problems` says why, by file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.best, self.last = self.path / "best.safetensors", self.path / "last.safetensors"
+        self.checkpoints, self.log = self.path / "checkpoints", self.path / LOG
+        self.problems: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Run":
+        """The run in a folder, which must be one."""
+        run = cls(path)
+        if not run.exists:
+            raise ValueError(f"{run.path} is not a run folder: it holds no {CONFIG}")
+        return run
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / CONFIG).exists()
+
+    # What the training wrote
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        return resolve(file=self.path / CONFIG)
+
+    @cached_property
+    def epochs(self) -> list[Epoch]:
+        """The finished epochs; what follows a damaged row is left out."""
+        try:
+            return parse_epochs(read_bytes(self.path / METRICS[1], MOST_JSON).decode(errors="replace"))
+        except FileNotFoundError:
+            return []
+
+    @cached_property
+    def best_epoch(self) -> Epoch | None:
+        """The epoch whose weights were kept as the best, as far as the training has got."""
+        return best_epoch(self.epochs, self.config.best)
+
+    def score(self, epoch: Epoch | None, name: str) -> float | None:
+        """A score of an epoch; of the best one that of the weights that were kept, which may be the averaged ones."""
+        kept = epoch is self.best_epoch and name in SCORES and self.config.best.startswith(EMA)
+        return None if epoch is None else epoch.get(f"{EMA}{name}" if kept else name)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """What a finished training says; None while it is running."""
+        return self._read(SUMMARY, Summary)
+
+    # What was measured of its weights
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        return self._measured(EVALUATION, Evaluation)
+
+    @cached_property
+    def robustness(self) -> RobustnessResults | None:
+        return self._measured(ROBUSTNESS, RobustnessResults)
+
+    @cached_property
+    def analyses(self) -> dict[str, Analysis]:
+        """The studies by name, of the best or the last weights."""
+        found = {}
+        for path in sorted((self.path / ANALYSIS).glob("*.json")):
+            study = self._measured(f"{ANALYSIS}/{path.name}", Analysis, "best", "last")
+            if study is not None and study.study == path.stem:
+                found[path.stem] = study
+            elif study is not None:
+                self.problems[f"{ANALYSIS}/{path.name}"] = f"{path} is a study of another name"
+        return found
+
+    @cached_property
+    def left_out(self) -> frozenset[str]:
+        """Parts of the suite and studies that do not apply to the best weights."""
+        found = self._measured(LEFT_OUT, LeftOut)
+        return frozenset(() if found is None else found.names)
+
+    def belongs(self, sha256: str | None, *which: str) -> bool:
+        """Whether a result is about the run's weights, of which it has the checksum.
+
+        Every result belongs to a published folder, which comes without weights.
+
+        Args:
+            which: `"best"`, `"last"`, or both; the best weights if none are named.
+        """
+        known = {own for each in which or ("best",) if (own := self.checksum(each)) is not None}
+        return not known or sha256 in known
+
+    def checksum(self, which: str = "best") -> str | None:
+        """The checksum of the best or last weights; None where there are none."""
+        path = self.best if which == "best" else self.last
+        return checksum(path) if path.is_file() else None
+
+    def _measured(self, name: str, kind: type[Found], *which: str) -> Found | None:
+        found: Any = self._read(name, kind)
+        if found is None or self.belongs(found.weights_sha256, *which):
+            return found
+        self.problems[name] = f"{self.path / name} is about other weights"
+        return None
+
+    def _read(self, name: str, kind: type[Found]) -> Found | None:
+        try:
+            return kind.from_json(read_json(self.path / name))
+        except FileNotFoundError:
+            self.problems[name] = f"there is no {self.path / name}"
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and is_fault(error):
+                raise
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.problems[name] = f"{self.path / name} cannot be read: {reason}"
+        return None
+
+    # Writing
+
+    def write_config(self, config: TrainConfig) -> None:
+        write_file(self.path / CONFIG, to_yaml(replace(config, resume=None)).encode())
+
+    def write_epochs(self, epochs: Sequence[Epoch], columns: Sequence[str]) -> None:
+        """Stores all epochs, so that what a full disk kept out is made up for; the CSV file has these columns."""
+        lines = io.StringIO()
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([each.to_json().get(name, "") for name in columns] for each in epochs)
+        write_file(self.path / METRICS[0], lines.getvalue().encode())
+        rows = (json.dumps(each.to_json(), allow_nan=False) + "\n" for each in epochs)
+        write_file(self.path / METRICS[1], "".join(rows).encode())
+
+    def write_summary(self, summary: Summary) -> None:
+        self._write(SUMMARY, summary, indent=1)
+
+    def write_evaluation(self, evaluation: Evaluation, sha256: str | None) -> Evaluation:
+        """Stores the evaluation of the best weights, of which this is the checksum."""
+        evaluation = replace(evaluation, weights_sha256=sha256)
+        self._write(EVALUATION, evaluation)
+        return evaluation
+
+    def write_robustness(self, results: RobustnessResults) -> Path:
+        """Stores what a suite measured, beside the parts that are there of the same weights."""
+        before = Run(self.path).robustness  # as it is now
+        return self._write(ROBUSTNESS, results.added_to(before))
+
+    def write_left_out(self, left_out: LeftOut) -> None:
+        self._write(LEFT_OUT, left_out)
+
+    def _write(self, name: str, record: Record, indent: int | None = None) -> Path:
+        write_file(self.path / name, record.encoded(indent))
+        return self.path / name
+
+
+def checksum(path: Path) -> str:
+    """What identifies a file of weights."""
+    state = path.stat()
+    return _checksum(path, state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _checksum(path: Path, *state: int) -> str:
+    """Once for each file as it is: a comparison that waits for another looks several times a second."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,141 @@
+"""Which process trains in a run folder. Whether a training may start there is decided before anything is written."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences
+from vitmix.lab.writing import PARTIAL, make_folder
+
+from .folder import LOG, METRICS, SUMMARY, Run
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; two trainings in one folder are then not noticed
+    fcntl = None
+
+# The kernel gives a process any lock that it has, and takes it away when any file of that name is closed.
+_held: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
+
+
+def run_for(config: TrainConfig) -> Run:
+    """The run that the configuration names, or one in runs/ whose name is the same for the same configuration."""
+    if config.output is not None:
+        return Run(config.output)
+    deciding = {name: getattr(config, name) for name, each in FIELDS.items() if not each.metadata["may_change"]}
+    number = hashlib.sha256(json.dumps(deciding, sort_keys=True, default=list).encode()).hexdigest()[:8]
+    words = [
+        config.recipe or re.split(r"[:(?]", config.data)[0],
+        *re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|$))", config.method),
+    ]
+    return Run(Path("runs") / "-".join([*words[:4], number]))
+
+
+def check_folder(run: Run, config: TrainConfig) -> None:
+    """Refuses a folder that holds something else, without touching it."""
+    path = run.path
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the name of the run folder must be valid UTF-8, got {str(path)!a}: safetensors could not read "
+            "its weights; give another --output, or rename the folder"
+        ) from None
+    if not run.exists:
+        if config.resume:
+            raise ValueError(f"there is no run to resume in {path}; leave --resume out to start one")
+        if path.exists() and (not path.is_dir() or any(map(_visible, path.iterdir()))):
+            raise ValueError(f"{path} exists and is not a run folder; give another --output")
+        return
+    if config.resume is False:
+        raise ValueError(f"{path} already holds a run; give another --output, or leave --no-resume out")
+    different = differences(run.config, config)
+    if different:
+        longer = any(each.startswith("epochs: ") for each in different) and run.summary is not None
+        begin = f'vitmix train --checkpoint {path} --data "{config.data}" --output OTHER'
+        further = f"; '{begin}' trains its weights further"
+        raise ValueError(
+            f"{path} holds a run with another configuration ({', '.join(different)}); "
+            f"give another --output, or these settings as they were{further if longer else ''}"
+        )
+
+
+class FolderLock:
+    """A run folder that this process trains in, from `acquire` until `release` or the end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, folder / ".lock"
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Makes the folder this process's, and removes what a killed training had not finished writing."""
+        if self.held_here:
+            raise ValueError(f"this process is already training in {self.folder}; give another --output")
+        try:
+            make_folder(self.folder)
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ValueError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
+        try:
+            if fcntl is not None:
+                # Not flock: a worker process would inherit it and hold it for seconds after its parent was killed.
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(f"another process is training in {self.folder}; give another --output") from None
+            why = f"{error.strerror}; give another --output"
+            raise ValueError(f"cannot lock the run folder {self.folder}: {why}") from None
+        self._handle = handle
+        _held[_identity(handle)] = os.getpid()
+        self._remove_unfinished()
+
+    @property
+    def held_here(self) -> bool:
+        """Whether this process has the folder; asking the kernel would end its own lock."""
+        return self.file.exists() and _held.get(_identity(self.file)) == os.getpid()
+
+    @property
+    def held(self) -> bool:
+        """Whether any process trains in the folder."""
+        if self.held_here:
+            return True
+        if fcntl is None or not self.file.exists():
+            return False
+        with open(self.file, "rb") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
+    def release(self) -> None:
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            _held.pop(_identity(handle), None)
+            with suppress(OSError):  # nothing was written to it, and the lock is gone whatever closing says
+                os.close(handle)
+
+    def __del__(self) -> None:
+        self.release()  # of a training that was never run
+
+    def _remove_unfinished(self) -> None:
+        """Only the training's own files: other commands write without the lock."""
+        own = (CONFIG, SUMMARY, *METRICS, "best.safetensors", "last.safetensors")
+        unfinished = re.compile(rf"\.({'|'.join(map(re.escape, own))})\.[0-9]+{re.escape(PARTIAL)}")
+        for path in self.folder.iterdir():
+            if unfinished.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+
+def _identity(file: Path | int) -> tuple[int, int]:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino
+
+
+def _visible(entry: Path) -> bool:
+    return not entry.name.startswith(".") and entry.name != LOG

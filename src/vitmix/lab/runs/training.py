@@ -1,0 +1,91 @@
+"""What a training writes: a row for each epoch (metrics.jsonl), and a summary at its end (summary.json)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from vitmix.lab.reading import is_count, is_number, parse_json
+
+from .records import Record
+
+SCORES = ("accuracy", "accuracy5", "eval_loss")  # of the model; `ema_` before them: of the averaged weights
+EMA = "ema_"
+
+
+@dataclass(frozen=True)
+class Epoch(Record):
+    """The numbers of an epoch: `lr`, `loss` and its parts, counts of the method, scores, `images/s`, `seconds`.
+
+    Which columns there are depends on the method and on whether the epoch was evaluated, hence `values` by name.
+    """
+
+    number: int
+    values: Mapping[str, float]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Entries that are not numbers are left out."""
+        if not isinstance(value, dict) or not is_count(value.get("epoch")):
+            raise ValueError("it has no epoch")
+        numbers = {name: each for name, each in value.items() if is_number(each)}
+        return cls(numbers.pop("epoch"), numbers)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"epoch": self.number, **self.values}
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+
+def parse_epochs(text: str) -> list[Epoch]:
+    """The rows of metrics.jsonl up to the first one that is damaged, as the last one is while it is being written."""
+    found: list[Epoch] = []
+    for line in text.splitlines():
+        try:
+            found.append(Epoch.from_json(parse_json(line)))
+        except ValueError:
+            break
+    return found
+
+
+def is_better(score: str, new: float, old: float) -> bool:
+    return new < old if score.endswith("loss") else new > old
+
+
+def best_epoch(epochs: Sequence[Epoch], score: str) -> Epoch | None:
+    """The first of the epochs with the best score, which is the one whose weights were kept."""
+    best = None
+    for epoch in epochs:
+        value, least = epoch.get(score), None if best is None else best.get(score)
+        if value is not None and (least is None or is_better(score, value, least)):
+            best = epoch
+    return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Record):
+    """A finished training in short; `text` is what a person reads.
+
+    Attributes:
+        best: number and scores of the epoch whose weights were kept.
+        seconds: of everything; `training_seconds` without evaluation and checkpoints.
+        peak_memory: bytes that tensors on the GPU took at most.
+    """
+
+    text: str
+    accuracy: float | None = None
+    best: Epoch | None = None
+    last: Epoch | None = None
+    epochs: int | None = None
+    updates: int | None = None
+    seconds: float | None = None
+    training_seconds: float | None = None
+    skipped_updates: int = 0
+    overflowed_updates: int = 0
+    broken_images: tuple[str, ...]
+    model: str | None = None
+    model_settings: dict[str, Any] | None = None
+    classes: tuple[str, ...] | None = None
+    processes: int | None = None
+    peak_memory: float | None = None
+    environment: dict[str, str | None] | None = None

@@ -1,0 +1,57 @@
+"""Writing files that are complete or absent, whatever happens meanwhile: the counterpart of `vitmix.lab.reading`."""
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+PARTIAL = ".partial"  # ends the name of a file or folder that is being written
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file so that it is complete, or stays as it was."""
+    if path.exists() and not path.is_file():  # renaming would put a file in the place of /dev/null
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")  # another process may write the same file
+    try:
+        write_synced(partial, content)
+        partial.replace(path)
+    except BaseException:  # Ctrl-C included
+        partial.unlink(missing_ok=True)
+        raise
+    sync_name(path)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a file and waits until the disk has it."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that outlives a power cut."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in new:
+        sync_folder(each.parent)
+
+
+def sync_name(path: Path) -> None:
+    """Makes a new name outlive a power loss. The content is safe already, so a failure is only a warning."""
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on file systems that cannot sync folders
+            warnings.warn(f"{path} is written, but a power loss may undo that: {error.strerror}", stacklevel=3)
+
+
+def sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
