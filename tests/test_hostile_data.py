@@ -27,12 +27,12 @@ from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
 from vitmix.lab.data.images import ArrayImages, BrokenImage
-from vitmix.lab.data.label_maps import read_label_maps
 from vitmix.lab.evaluation.shifts import open_class_folders
-from vitmix.lab.make_maps import make_maps
+from vitmix.lab.maps.making import make_maps
+from vitmix.lab.maps.stored import read_label_maps
+from vitmix.lab.maps.teachers import saliency_teacher
 from vitmix.lab.reading import open_regular, read_bytes
 from vitmix.lab.show import read_picture
-from vitmix.lab.teachers import saliency_teacher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -31,7 +31,7 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitmix.lab.reading import open_regular, parse_json
-from vitmix.lab.training.checkpoints import make_folder, write_file
+from vitmix.lab.writing import make_folder, write_file
 
 from .archive import read_arrays
 from .classes import class_names, count_classes
