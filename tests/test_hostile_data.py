@@ -295,9 +295,9 @@ def test_patterns_that_stand_for_too_many(tmp_path: Path, pattern: str, capfd: p
 
 def test_braces_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tars, "MOST_SHARDS", 10)
-    assert len(list(tars.expand_braces("{0..9}"))) == 10
+    assert len(tars.expand_braces("{0..9}")) == 10
     with pytest.raises(ValueError, match="more than 10 shards"):
-        list(tars.expand_braces("{0..4}{0..4}"))
+        tars.expand_braces("{0..4}{0..4}")
 
 
 def test_a_pipe_is_no_shard(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from support import never_waiting
 from training import one_thread  # noqa: F401
 from vitmix.lab.data import batch_draws
-from vitmix.lab.data import batch_ops as ops
+from vitmix.lab.data import batch_geometry as ops
 from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.batch_augment import apply_operation, augment_batch
 from vitmix.lab.data.batch_draws import (

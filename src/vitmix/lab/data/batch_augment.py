@@ -8,14 +8,14 @@ from torch.nn.functional import interpolate
 
 from vitmix.parts.masks import box_mask
 
-from . import batch_draws as drawn
-from . import batch_ops as ops
+from . import batch_geometry as geometry
 from .augment import normalize
 from .augmentation import Augmentation
-from .batch_draws import LAYERS, PER_LAYER, BatchSettings
+from .batch_colors import COLORS
+from .batch_draws import CROP, CUBIC, FLIP, LAYERS, MATRIX, PER_LAYER, BatchSettings
 
 Rows = Tensor | slice
-Family = tuple[Tensor, Callable[[Tensor, Rows], Tensor]]  # which samples, and what is done to them
+Operation = Callable[[Tensor, Rows], Tensor]  # of the images of some rows, and these rows
 
 
 def augment_batch(images: Tensor, numbers: Tensor, noise: Tensor | None, settings: BatchSettings) -> Tensor:
@@ -48,7 +48,7 @@ def augment_maps(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tens
         maps = interpolate(maps, settings.source, mode="bilinear", antialias=True)
     maps = _crop_and_flip(maps, numbers, settings.augmentation, levels=False)
     for columns in _layers(numbers, settings):
-        maps = _apply_families(maps, (_geometry(columns, settings, fill=(0,), levels=False),), settings)
+        maps = _move(maps, columns, settings, fill=(0,), levels=False)
     return maps.squeeze(1)
 
 
@@ -58,12 +58,12 @@ def _layers(numbers: Tensor, settings: BatchSettings) -> list[Tensor]:
 
 
 def _crop_and_flip(images: Tensor, numbers: Tensor, augmentation: Augmentation, *, levels: bool) -> Tensor:
-    crop, flipped = numbers[:, drawn.CROP], numbers[:, drawn.FLIP]
+    crop, flipped = numbers[:, CROP], numbers[:, FLIP]
     if augmentation.scale is not None:
-        cubic = _cubic(numbers[:, drawn.CUBIC], augmentation)
-        return ops.resized_crop(images, crop, flipped, augmentation.sides, cubic=cubic, levels=levels)
+        cubic = _cubic(numbers[:, CUBIC], augmentation)
+        return geometry.resized_crop(images, crop, flipped, augmentation.sides, cubic=cubic, levels=levels)
     if augmentation.padding:
-        return ops.shifted_crop(images, crop, flipped, augmentation.sides, levels=levels)
+        return geometry.shifted_crop(images, crop, flipped, augmentation.sides, levels=levels)
     if augmentation.hflip:
         return torch.where(flipped.view(-1, 1, 1, 1) > 0, images.flip(3), images)
     return images
@@ -71,59 +71,32 @@ def _crop_and_flip(images: Tensor, numbers: Tensor, augmentation: Augmentation, 
 
 def apply_operation(images: Tensor, columns: Tensor, settings: BatchSettings) -> Tensor:
     """One layer of RandAugment: each sample's own operation."""
-    code, argument = columns[:, 0], columns[:, 1]
-    families: tuple[Family, ...] = (
-        _geometry(columns, settings, fill=settings.augmentation.fill, levels=True),
-        (code == drawn.COLOR, lambda own, rows: ops.color(own, argument[rows])),
-        (code == drawn.SHARPNESS, lambda own, rows: ops.sharpness(own, argument[rows])),
-        (code >= drawn.FIRST_TABLE, lambda own, rows: ops.apply_table(own, _table(own, code[rows], argument[rows]))),
-    )
-    return _apply_families(images, families, settings)
+    images = _move(images, columns, settings, fill=settings.augmentation.fill, levels=True)
+    code, argument = columns[:, 0], columns[:, 1].view(-1, 1, 1, 1)
+    for number, operation in enumerate(COLORS.values(), start=MATRIX + 1):
+        images = _replace(images, code == number, lambda own, rows, do=operation: do(own, argument[rows]), settings)
+    return images
 
 
-def _geometry(columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Family:
+def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Tensor:
     """All operations that move things."""
-    matrix, interpolation = columns[:, 2:8], columns[:, 8]
 
     def affine(own: Tensor, rows: Rows) -> Tensor:
-        cubic = _cubic(interpolation[rows], settings.augmentation)
-        return ops.affine(own, matrix[rows], fill, cubic=cubic, levels=levels)
+        cubic = _cubic(columns[rows, 8], settings.augmentation)
+        return geometry.affine(own, columns[rows, 2:8], fill, cubic=cubic, levels=levels)
 
-    return columns[:, 0] == drawn.MATRIX, affine
+    return _replace(images if settings.dense else images.clone(), columns[:, 0] == MATRIX, affine, settings)
 
 
-def _apply_families(images: Tensor, families: tuple[Family, ...], settings: BatchSettings) -> Tensor:
-    """Each family of operations on the samples it is chosen for."""
+def _replace(images: Tensor, chosen: Tensor, operation: Operation, settings: BatchSettings) -> Tensor:
+    """The images with an operation done to the chosen ones, which may be in place."""
     if settings.dense:
-        everything = slice(None)
-        for chosen, operation in families:
-            images = torch.where(chosen.view(-1, 1, 1, 1), operation(images, everything), images)
-        return images
-    images = images.clone()
-    for chosen, operation in families:
-        rows = chosen.nonzero()[:, 0]
-        if len(rows):
-            images[rows] = operation(images[rows], rows)
+        return torch.where(chosen.view(-1, 1, 1, 1), operation(images, slice(None)), images)
+    rows = chosen.nonzero()[:, 0]
+    if len(rows):
+        images[rows] = operation(images[rows], rows)
     return images
 
 
 def _cubic(column: Tensor, augmentation: Augmentation) -> bool | Tensor:
     return column if augmentation.interpolation == "random" else augmentation.interpolation == "bicubic"
-
-
-def _table(images: Tensor, code: Tensor, argument: Tensor) -> Tensor:
-    """The table `(B, 3, 256)` of each sample's operation."""
-    tables = {
-        drawn.AUTOCONTRAST: ops.autocontrast_table(images),
-        drawn.EQUALIZE: ops.equalize_table(images),
-        drawn.INVERT: ops.invert_table(argument),
-        drawn.POSTERIZE: ops.posterize_table(argument),
-        drawn.SOLARIZE: ops.solarize_table(argument),
-        drawn.SOLARIZE_ADD: ops.solarize_add_table(argument),
-        drawn.CONTRAST: ops.contrast_table(images, argument),
-        drawn.BRIGHTNESS: ops.brightness_table(argument),
-    }
-    chosen = tables[drawn.AUTOCONTRAST]
-    for number, table in tables.items():
-        chosen = torch.where((code == number).view(-1, 1, 1), table, chosen)
-    return chosen

@@ -4,6 +4,7 @@ The order of an epoch is a function of (seed, epoch), an image's augmentation on
 the number of workers changes nothing, and an epoch entered at batch k continues as if it had run from its start.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -105,11 +106,10 @@ class _TrainFetch(Fetch[Key, _Fetched]):
         labels = torch.empty(len(keys), dtype=torch.long)
         indices = torch.empty(len(keys), dtype=torch.long)
         maps: list[Tensor] = []
-        broken: dict[int, str] = {}
+        known = len(self.images.broken)
         with global_generators_kept():
             for row, (epoch, index, repeat) in enumerate(keys):
                 image, label, found = self.images.readable(index)
-                broken.update(_skipped(self.images, index, found))
                 numbers = (self.seed, epoch, index, repeat)
                 pixels[row], boxes[row] = augment(image, augmentation, seed_numbers=numbers)
                 labels[row], indices[row] = label, found
@@ -119,26 +119,18 @@ class _TrainFetch(Fetch[Key, _Fetched]):
         batch = Batch(normalize(pixels, augmentation), labels, indices)
         if maps:
             batch.maps = pooled(torch.stack(maps), self.map_grid)
+        fetched = _Fetched(batch, dict(itertools.islice(self.images.broken.items(), known, None)))
         if augmentation.erase_after_mixing:
             batch.erase = boxes[:, 0]
-            return _Fetched(batch, broken)
+            return fetched
         for row, (epoch, index, repeat) in enumerate(keys):
             erase(batch.images[row], boxes[row], seed_numbers=(self.seed, epoch, index, repeat))
-        return _Fetched(batch, broken)
+        return fetched
 
 
 def pooled(maps: Tensor, grid: Grid | None) -> Tensor:
     """Maps on a grid, by area."""
     return maps if grid is None else resample_mask(maps, grid, rule="area")
-
-
-def _skipped(images: ImageSet, index: int, found: int) -> dict[int, str]:
-    """The unreadable samples between the requested one and its replacement."""
-    skipped: dict[int, str] = {}
-    while index != found:
-        skipped[index] = images.broken[index]
-        index = (index + 1) % len(images)
-    return skipped
 
 
 class _EvalFetch(Fetch[int, _Fetched]):

@@ -17,7 +17,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import re
 import tarfile
@@ -86,17 +85,13 @@ def tar_splits(pattern: str) -> Openers:
     return {split: lambda split=split: open_split(split) for split in parts}
 
 
-def expand_braces(text: str) -> Iterator[str]:
+def expand_braces(text: str) -> list[str]:
     """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc; refuses more than `MOST_SHARDS`."""
-    groups = re.findall(r"\{([^{}]*)\}", text)
-    many = text.count("{") > MOST_BRACES or math.prod(len(_choices(group)) for group in groups) > MOST_SHARDS
-    for number, each in enumerate(() if many else _expanded(text)):
-        if number == MOST_SHARDS:  # braces within braces
-            many = True
-            break
-        yield each
-    if many:
+    many = text.count("{") > MOST_BRACES
+    found = [] if many else list(itertools.islice(_expanded(text), MOST_SHARDS + 1))
+    if many or len(found) > MOST_SHARDS:
         raise ValueError(f"wds: {text[:80]!r} stands for more than {MOST_SHARDS:,} shards; correct the braces")
+    return found
 
 
 def _expanded(text: str) -> Iterator[str]:

@@ -1,19 +1,16 @@
-"""Pillow's operations on a whole batch at once, each sample with its own settings.
+"""Pillow's geometric operations on a whole batch at once, each sample with its own settings.
 
 Images are float tensors `(B, 3, H, W)` of whole numbers in 0..255; results are rounded as Pillow rounds. Nothing here
 waits for the device, indexes by a condition or has a shape that depends on values, so all of it can be compiled.
 
 `cubic` chooses bicubic or bilinear interpolation for all samples, or per sample where it is a `(B,)` tensor.
 With `levels=False`, values are any numbers, such as those of an activation map, and are not rounded.
-
-Operations that treat each pixel alone are tables of 256 levels, one per sample and channel, as they are in Pillow.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .augment import per_channel
 
@@ -132,101 +129,3 @@ def _cubic_between(values: list[Tensor], part: Tensor) -> Tensor:
     bend = 2 * (before - first) + second - after
     twist = first - before + after - second
     return first + part * (slope + part * (bend + part * twist))
-
-
-def blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """`Image.blend`: `base` at factor 0, `images` at 1, extrapolated beyond."""
-    return (base + factor * (images - base)).clamp(0, LEVELS - 1).floor()
-
-
-def gray(images: Tensor) -> Tensor:
-    """`(B, 1, H, W)` brightness, as `convert("L")` computes it."""
-    red, green, blue = images.int().unbind(1)
-    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).unsqueeze(1).to(images.dtype)
-
-
-def color(images: Tensor, factor: Tensor) -> Tensor:
-    return blend(gray(images), images, _per_sample(factor))
-
-
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Against a smoothed image; Pillow's smoothing leaves the outermost pixels unchanged."""
-    height, width = images.shape[2:]
-    lines = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
-    sums = lines[..., :-2] + lines[..., 1:-1] + lines[..., 2:] + 4 * images[:, :, 1:-1, 1:-1]
-    row = torch.arange(height, device=images.device).unsqueeze(1)
-    column = torch.arange(width, device=images.device)
-    inner = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
-    smooth = torch.where(inner, pad((sums / 13 + 0.5).floor(), (1, 1, 1, 1)), images)
-    return blend(smooth, images, _per_sample(factor))
-
-
-def apply_table(images: Tensor, table: Tensor) -> Tensor:
-    """Each level replaced by its entry in the table `(B, 3 or 1, 256)` of its sample and channel."""
-    table = table.to(images.dtype).expand(-1, images.shape[1], -1)
-    return table.gather(2, images.flatten(2).long()).view_as(images)
-
-
-def brightness_table(factor: Tensor) -> Tensor:
-    levels = _levels(factor)
-    return blend(torch.zeros_like(levels), levels, factor.view(-1, 1, 1))
-
-
-def contrast_table(images: Tensor, factor: Tensor) -> Tensor:
-    """Against the mean brightness of the image."""
-    count = images.shape[2] * images.shape[3]
-    total = gray(images).long().sum((1, 2, 3))
-    mean = (2 * total + count) // (2 * count)  # rounded
-    return blend(mean.to(factor.dtype).view(-1, 1, 1), _levels(factor), factor.view(-1, 1, 1))
-
-
-def invert_table(like: Tensor) -> Tensor:
-    return LEVELS - 1 - _levels(like)
-
-
-def posterize_table(bits: Tensor) -> Tensor:
-    """The `bits` highest bits of each level."""
-    step = torch.exp2(8 - bits).round().view(-1, 1, 1)
-    return (_levels(bits) / step).floor() * step
-
-
-def solarize_table(threshold: Tensor) -> Tensor:
-    levels = _levels(threshold)
-    return torch.where(levels < threshold.view(-1, 1, 1), levels, LEVELS - 1 - levels)
-
-
-def solarize_add_table(amount: Tensor) -> Tensor:
-    levels = _levels(amount)
-    return torch.where(levels < 128, (levels + amount.view(-1, 1, 1)).clamp_max(LEVELS - 1), levels)
-
-
-def autocontrast_table(images: Tensor) -> Tensor:
-    """Darkest level of each channel to 0, lightest to 255."""
-    # Pillow truncates a product that is often nearly a whole number, so the rounding must be the same.
-    exact = torch.float32 if images.device.type == "mps" else torch.float64
-    dark, light = images.amin((2, 3)).to(exact).unsqueeze(2), images.amax((2, 3)).to(exact).unsqueeze(2)
-    levels = torch.arange(LEVELS, device=images.device).to(exact)
-    scale = torch.full_like(dark, LEVELS - 1) / (light - dark).clamp_min(1)  # a plain 255 / x is 255 * (1 / x) in torch
-    stretched = (levels * scale + -dark * scale).trunc().clamp(0, LEVELS - 1)
-    return torch.where(light > dark, stretched, levels).to(images.dtype)
-
-
-def equalize_table(images: Tensor) -> Tensor:
-    """The level of each channel that makes all levels equally frequent."""
-    pixels = images.flatten(2).long()
-    counts = torch.zeros(*pixels.shape[:2], LEVELS, dtype=torch.long, device=images.device)
-    counts = counts.scatter_add(2, pixels, torch.ones_like(pixels))
-    lightest = counts.gather(2, pixels.amax(2, keepdim=True))
-    step = (pixels.shape[2] - lightest) // (LEVELS - 1)
-    below = counts.cumsum(2) - counts
-    spread = ((step // 2 + below) // step.clamp_min(1)).clamp_max(LEVELS - 1)
-    return torch.where(step > 0, spread.to(images.dtype), _levels(images[:, 0, 0, 0]))
-
-
-def _levels(like: Tensor) -> Tensor:
-    """`(B, 1, 256)`: the table that changes nothing."""
-    return torch.arange(LEVELS, device=like.device).to(like.dtype).expand(len(like), 1, LEVELS)
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    return values.view(-1, 1, 1, 1)
