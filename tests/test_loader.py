@@ -151,13 +151,6 @@ def test_boxes_to_erase_after_mixing():
     assert 10 < erased < 30
 
 
-def test_the_last_batch_can_be_kept():
-    loader = TrainLoader(some_images(), PLAIN, batch=8, seed=0, drop_last=False)
-    batches = list(loader.epoch(0))
-    assert len(loader) == 6 and len(batches[-1]) == 5
-    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(45))
-
-
 # Ranks and repeats
 
 
@@ -170,15 +163,6 @@ def test_ranks_share_each_global_batch(world):
         part = 12 // world
         rows = [set(plan.order(5)[0][number * part : (number + 1) * part].tolist()) for plan in plans]
         assert set.union(*rows) == set(whole[number * 12 : (number + 1) * 12].tolist())
-
-
-def test_ranks_are_filled_up_when_the_last_batch_is_kept():
-    plans = [EpochPlan(10, 2, seed=0, rank=rank, world=4, drop_last=False) for rank in range(4)]
-    orders = [plan.order(0) for plan in plans]
-    assert {plan.batches for plan in plans} == {2} and {len(indices) for indices, _ in orders} == {3}
-    assert set(np.concatenate([indices for indices, _ in orders]).tolist()) == set(range(10))
-    keys = {pair for indices, repeats in orders for pair in zip(indices.tolist(), repeats.tolist(), strict=True)}
-    assert len(keys) == 12  # the two extra pictures are augmented anew
 
 
 @pytest.mark.parametrize("world", [1, 4])

@@ -191,7 +191,7 @@ def test_maps_are_augmented_in_one_graph():
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 def test_gpu_makes_the_same_maps(compile):
-    settings = {"map_grid": (8, 8), "drop_last": False}
+    settings = {"map_grid": (8, 8)}
     here = batches(loader_of(ResidentLoader, RAND, **settings))
     there = batches(loader_of(ResidentLoader, RAND, device="cuda", compile=compile, **settings))
     for ours, theirs in zip(here, there, strict=True):

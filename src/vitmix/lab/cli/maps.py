@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 def _teacher(namespace: argparse.Namespace) -> "Teacher":
     from vitmix.lab.evaluation.subject import open_subject
-    from vitmix.lab.maps.teachers import saliency_teacher, timm_teacher
+    from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 
     name = namespace.teacher
     if name.startswith("saliency:"):
@@ -93,7 +93,7 @@ def _teacher(namespace: argparse.Namespace) -> "Teacher":
             what, model=model, model_args=settings, pretrained=namespace.pretrained, size=namespace.size
         )
     own = loaded.augmentation
-    return timm_teacher(
+    return Teacher(
         loaded.config.model, loaded.model, size=own.sides, mean=own.mean, std=own.std, classes=loaded.classes
     )
 

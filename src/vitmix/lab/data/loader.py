@@ -164,8 +164,6 @@ class TrainLoader(Fetcher[Key, _Fetched]):
         workers: processes that read and augment; 0 does it in this process.
         repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. An epoch
             is not longer for it; it shows a part of the images.
-        drop_last: drops an incomplete last batch. Otherwise images are repeated until every rank has the same number.
-        pin_memory: for asynchronous copies to a GPU; by default where there is one.
         maps: `(N, h, w)` activation map of each image's label over the whole image, to be augmented with it; see
             `vitmix.lab.maps`. The images' random choices do not depend on them.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
@@ -182,17 +180,15 @@ class TrainLoader(Fetcher[Key, _Fetched]):
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
-        drop_last: bool = True,
-        pin_memory: bool | None = None,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
     ) -> None:
         check_maps(maps, len(images), images.description, augmentation)
         self.images = images
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats)
         self._sampler = _EpochSampler(self.plan)
         fetch = _TrainFetch(images, augmentation, seed, maps, map_grid)
-        super().__init__(fetch, self._sampler, workers, pin_memory=pin_memory, persistent=True)
+        super().__init__(fetch, self._sampler, workers, persistent=True)
 
     def __len__(self) -> int:
         return self.plan.batches
@@ -228,13 +224,12 @@ class EvalLoader(Fetcher[int, _Fetched]):
         rank: int = 0,
         world: int = 1,
         start: int = 0,
-        pin_memory: bool | None = None,
     ) -> None:
         check_count("batch", batch)
         self.images = images
         rows = rows_of_rank(len(images), rank, world)[start:]
         self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-        super().__init__(_EvalFetch(images, augmentation), self._rows, workers, pin_memory=pin_memory)
+        super().__init__(_EvalFetch(images, augmentation), self._rows, workers)
 
     def __len__(self) -> int:
         return len(self._rows)

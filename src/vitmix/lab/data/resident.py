@@ -47,7 +47,6 @@ class ResidentLoader:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
-        drop_last: bool = True,
         compile: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
@@ -56,7 +55,7 @@ class ResidentLoader:
         self.images, self.map_grid = images, map_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats)
         arrays = in_memory(images)
         self._replacements = _replacements(arrays)
         pixels = torch.from_numpy(arrays.pixels)
@@ -90,23 +89,22 @@ class ResidentLoader:
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             batches = range(first, min(first + per_chunk, self.plan.batches))
             rows = order[first * size : (first + per_chunk) * size]
-            numbers = self._draw(epoch, batches)[: len(rows)]
+            numbers = self._draw(epoch, batches)
             whole = None
             if self.device.type != "cpu":
                 whole = self._chunk(epoch, batches, rows, numbers, length=per_chunk * size)
             for batch in range(max(start, first), batches.stop):
-                part = slice((batch - first) * size, min((batch - first + 1) * size, len(rows)))
+                part = slice((batch - first) * size, (batch - first + 1) * size)
                 if whole is not None:
                     yield whole.part(part)
                 else:
-                    yield self._batch(rows[part], numbers[part], self._noise(epoch, batch, part.stop - part.start))
+                    yield self._batch(rows[part], numbers[part], self._noise(epoch, range(batch, batch + 1)))
 
     def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
         """Several batches at once: a call takes the host longer than the GPU. Always of one length, to compile once."""
-        noise = [self._noise(epoch, batch, self.plan.batch) for batch in batches]
-        given = [each for each in noise if each is not None]
-        joined = _filled(torch.cat(given), length) if given else None
-        return self._batch(_filled(rows, length), _filled(numbers, length), joined)
+        noise = self._noise(epoch, batches)
+        noise = None if noise is None else _filled(noise, length)
+        return self._batch(_filled(rows, length), _filled(numbers, length), noise)
 
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
@@ -119,13 +117,14 @@ class ResidentLoader:
     def _generator(self, stream: int, epoch: int, batch: int) -> torch.Generator:
         return generator_for(stream, self.plan.seed, epoch, batch, self.plan.rank)
 
-    def _noise(self, epoch: int, number: int, count: int) -> Tensor | None:
-        """The content of a batch's erased boxes, unless that is left to the training step."""
+    def _noise(self, epoch: int, batches: range) -> Tensor | None:
+        """The content of erased boxes, unless that is left to the training step."""
         if not self.augmentation.erasing or self.augmentation.erase_after_mixing:
             return None
-        generator = torch.Generator(self.device)
-        generator.manual_seed(self._generator(NOISE, epoch, number).initial_seed())
-        return torch.randn(count, 3, *self.augmentation.sides, generator=generator, device=self.device)
+        seeds = [self._generator(NOISE, epoch, batch).initial_seed() for batch in batches]
+        generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+        shape = (self.plan.batch, 3, *self.augmentation.sides)
+        return torch.cat([torch.randn(shape, generator=each, device=self.device) for each in generators])
 
     def _batch(self, rows: Tensor, numbers: Tensor, noise: Tensor | None) -> Batch:
         images = self._pixels[rows].permute(0, 3, 1, 2)

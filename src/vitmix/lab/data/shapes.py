@@ -298,7 +298,7 @@ def shapes_batch(
 
 
 class Shapes(Dataset[tuple[Any, int]]):
-    """Pairs of a PIL image and a label, as torchvision's data sets give them; `mask` shows where the object is.
+    """Pairs of a PIL image and a label, as torchvision's data sets give them.
 
     Args:
         length: Samples in this split. A longer data set starts with the samples of a shorter one.
@@ -342,7 +342,3 @@ class Shapes(Dataset[tuple[Any, int]]):
         if len(outside):
             raise IndexError(f"index must be in 0..{self.length - 1}, got {int(outside[0])}; pass a larger length?")
         return shapes_batch(rows, size=self.size, seed=self.seed, split=self.split)
-
-    def mask(self, index: int) -> Tensor:
-        """(size, size) bool: the pixels whose center lies on the object."""
-        return self.batch([index]).masks[0]

@@ -45,7 +45,6 @@ class Fetcher(Generic[Key, Fetched]):
 
     Args:
         batches: the keys of each batch.
-        pin_memory: for asynchronous copies to a GPU; by default where there is one.
         persistent: keeps the workers for the next iteration.
 
     Attributes:
@@ -59,7 +58,6 @@ class Fetcher(Generic[Key, Fetched]):
         batches: Iterable[list[Key]],
         workers: int,
         *,
-        pin_memory: bool | None = None,
         persistent: bool = False,
     ) -> None:
         check_workers(workers)
@@ -70,7 +68,7 @@ class Fetcher(Generic[Key, Fetched]):
             batch_sampler=batches,
             num_workers=workers,
             collate_fn=_unchanged,
-            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            pin_memory=torch.cuda.is_available(),
             persistent_workers=persistent and workers > 0,
             worker_init_fn=_start_worker,
             generator=torch.Generator(),  # torch draws a number per epoch; without this from the global generator

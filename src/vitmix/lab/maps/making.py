@@ -58,7 +58,7 @@ def make_maps(
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
     batches = [[range(*span) for span in _spans(*each, batch)] for each in todo]
     keys = [list(rows) for rows in itertools.chain(*batches)]
-    fetched = Fetcher(_WholeImages(images, teacher.size), keys, workers, pin_memory=False).fetched()
+    fetched = Fetcher(_WholeImages(images, teacher.size), keys, workers).fetched()
     progress(sum(map(len, index.shards)), len(images))
     for span, parts in zip(todo, batches, strict=True):
         values, found, broken = [], [], set()

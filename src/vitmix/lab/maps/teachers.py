@@ -52,23 +52,6 @@ class Teacher:
         return dense_logits(self.module, (pixels.float() / 255 - mean) / std).float()
 
 
-def timm_teacher(
-    name: str,
-    module: nn.Module,
-    *,
-    size: tuple[int, int] | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-    classes: tuple[str, ...] | None = None,
-) -> Teacher:
-    """A timm model as teacher (default: timm's preprocessing)."""
-    cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else size
-    mean = mean or tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN)
-    std = std or tuple(cfg.get("std") or IMAGENET_DEFAULT_STD)
-    return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std, classes=classes)
-
-
 def saliency_teacher(kind: str) -> Teacher:
     """Classical saliency in place of a classifier."""
     if kind not in SALIENCY:
