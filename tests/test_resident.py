@@ -237,7 +237,7 @@ def test_operations_are_drawn_as_in_timm(config):
     settings = batch_settings(augmentation, (32, 32), dense=True)
     numbers = draw(uniforms(6000, settings), settings)
     policy = timm_policy(augmentation)
-    assert settings.policy.layers == policy.num_layers
+    assert settings.layers == policy.num_layers
     drawn: dict[str, list[float]] = collections.defaultdict(list)
     for operation in policy.ops:
 
@@ -250,8 +250,8 @@ def test_operations_are_drawn_as_in_timm(config):
     np.random.seed(0)
     for _ in range(6000):
         policy(Image.new("RGB", (4, 4)))
-    code = torch.cat([numbers[:, LAYERS + PER_LAYER * layer] for layer in range(settings.policy.layers)])
-    argument = torch.cat([numbers[:, LAYERS + PER_LAYER * layer + 1] for layer in range(settings.policy.layers)])
+    code = torch.cat([numbers[:, LAYERS + PER_LAYER * layer] for layer in range(settings.layers)])
+    argument = torch.cat([numbers[:, LAYERS + PER_LAYER * layer + 1] for layer in range(settings.layers)])
     total = len(code)
     for name in drawn:
         if operation_code(name) == MATRIX:

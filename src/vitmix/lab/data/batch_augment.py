@@ -53,7 +53,7 @@ def augment_maps(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tens
 
 
 def _layers(numbers: Tensor, settings: BatchSettings) -> list[Tensor]:
-    starts = [LAYERS + PER_LAYER * layer for layer in range(settings.policy.layers)]
+    starts = [LAYERS + PER_LAYER * layer for layer in range(settings.layers)]
     return [numbers[:, start : start + PER_LAYER] for start in starts]
 
 

@@ -45,19 +45,6 @@ def operation_code(name: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class BatchPolicy:
-    """RandAugment's settings: those of timm's object, with operations by name and number."""
-
-    names: tuple[str, ...] = ()
-    codes: tuple[int, ...] = ()
-    layers: int = 0
-    probability: float = 0.5
-    magnitude: float = 9.0
-    spread: float = 0.0
-    most: float = LEVEL_END
-
-
-@dataclass(frozen=True)
 class BatchSettings:
     """An `Augmentation` for images of one size.
 
@@ -69,12 +56,16 @@ class BatchSettings:
 
     augmentation: Augmentation
     source: Size
-    policy: BatchPolicy
+    policy: RandAugment | None
     dense: bool
 
     @property
+    def layers(self) -> int:
+        return 0 if self.policy is None else self.policy.num_layers
+
+    @property
     def boxes(self) -> slice:
-        start = LAYERS + PER_LAYER * self.policy.layers
+        start = LAYERS + PER_LAYER * self.layers
         return slice(start, start + 4 * self.augmentation.erasing_count)
 
 
@@ -86,32 +77,27 @@ def batch_settings(augmentation: Augmentation, source: Size, *, dense: bool) -> 
         raise ValueError(f"{problem}; leave --resident out (TrainLoader in a program)") from None
 
 
-def _batch_policy(augmentation: Augmentation) -> BatchPolicy:
+def _batch_policy(augmentation: Augmentation) -> RandAugment | None:
+    config = augmentation.auto_augment
     if augmentation.color_jitter:
         raise ValueError(f"color_jitter={augmentation.color_jitter} is not done in batch")
-    if not augmentation.auto_augment:
-        return BatchPolicy()
+    if not config:
+        return None
     policy = timm_policy(augmentation)
     if not isinstance(policy, RandAugment):
-        raise ValueError(f"only RandAugment is done in batch, got auto_augment={augmentation.auto_augment!r}")
-    first, names = policy.ops[0], tuple(operation.name for operation in policy.ops)
-    codes = tuple(code for name in names if (code := operation_code(name)) is not None)
-    if policy.choice_weights is not None or len(codes) < len(names):
-        raise ValueError(f"the operations of auto_augment={augmentation.auto_augment!r} are not all done in batch")
-    return BatchPolicy(
-        names=names,
-        codes=codes,
-        layers=policy.num_layers,
-        probability=first.prob,
-        magnitude=first.magnitude,
-        spread=first.magnitude_std,
-        most=first.magnitude_max or LEVEL_END,
-    )
+        raise ValueError(f"only RandAugment is done in batch, got auto_augment={config!r}")
+    if policy.choice_weights is not None or None in map(operation_code, _names(policy)):
+        raise ValueError(f"the operations of auto_augment={config!r} are not all done in batch")
+    return policy
+
+
+def _names(policy: RandAugment) -> list[str]:
+    return [operation.name for operation in policy.ops]
 
 
 def uniforms_per_sample(settings: BatchSettings) -> int:
     """How many uniform numbers `draw` takes for one sample."""
-    return PER_BOX + 2 + 5 * settings.policy.layers + 2 + settings.augmentation.erasing_count * PER_BOX
+    return PER_BOX + 2 + 5 * settings.layers + 2 + settings.augmentation.erasing_count * PER_BOX
 
 
 @one_thread()
@@ -120,7 +106,7 @@ def draw(uniform: Tensor, settings: BatchSettings) -> Tensor:
 
     On the host and in float64, for many batches at once: these are a hundred small operations.
     """
-    augmentation, policy = settings.augmentation, settings.policy
+    augmentation = settings.augmentation
     used = 0
 
     def take(count: int) -> Tensor:
@@ -130,8 +116,8 @@ def draw(uniform: Tensor, settings: BatchSettings) -> Tensor:
 
     columns = [*_draw_crop(take(PER_BOX), settings), (take(1)[:, 0] < augmentation.hflip).double()]
     columns.append((take(1)[:, 0] < 0.5).double())
-    for _ in range(policy.layers):
-        columns += [*_draw_operation(take(4), policy, augmentation.sides), (take(1)[:, 0] < 0.5).double()]
+    for _ in range(settings.layers):
+        columns += [*_draw_operation(take(4), settings), (take(1)[:, 0] < 0.5).double()]
     if not augmentation.erasing:
         columns += [torch.zeros_like(columns[0])] * (4 * augmentation.erasing_count)
         return torch.stack(columns, dim=1).float()
@@ -197,25 +183,28 @@ def _draw_box(uniform: Tensor, count: Tensor, sides: Size) -> tuple[Tensor, Tens
     return top, top + rows, left, left + columns
 
 
-def _draw_operation(uniform: Tensor, policy: BatchPolicy, sides: Size) -> list[Tensor]:
+def _draw_operation(uniform: Tensor, settings: BatchSettings) -> list[Tensor]:
     """Operation, argument and matrix of one layer of RandAugment."""
+    assert settings.policy is not None
+    first, names, sides = settings.policy.ops[0], _names(settings.policy), settings.augmentation.sides
     choice, applied, noise, side = uniform.unbind(1)
-    index = (choice * len(policy.names)).long()
-    if math.isinf(policy.spread):
-        magnitude = policy.magnitude * noise
-    elif policy.spread > 0:
-        magnitude = policy.magnitude + policy.spread * torch.special.ndtri(noise)
+    index = (choice * len(names)).long()
+    if math.isinf(first.magnitude_std):
+        magnitude = first.magnitude * noise
+    elif first.magnitude_std > 0:
+        magnitude = first.magnitude + first.magnitude_std * torch.special.ndtri(noise)
     else:
-        magnitude = torch.full_like(noise, policy.magnitude)
-    level = magnitude.clamp(0, policy.most)
+        magnitude = torch.full_like(noise, first.magnitude)
+    level = magnitude.clamp(0, first.magnitude_max or LEVEL_END)
     sign = torch.where(side > 0.5, -1.0, 1.0)
-    arguments = torch.stack([operation_argument(name, level, sign) for name in policy.names], dim=1)
+    arguments = torch.stack([operation_argument(name, level, sign) for name in names], dim=1)
     argument = arguments.gather(1, index.unsqueeze(1))[:, 0]
     matrix = operation_matrix("", argument, sides)
-    for number, name in enumerate(policy.names):
+    for number, name in enumerate(names):
         if name in FARTHEST:
             matrix = torch.where((index == number).unsqueeze(1), operation_matrix(name, argument, sides), matrix)
-    code = torch.where(applied <= policy.probability, torch.tensor(policy.codes)[index], NOTHING)
+    code = torch.tensor([operation_code(name) for name in names])[index]
+    code = torch.where(applied <= first.prob, code, NOTHING)
     return [code.double(), argument, *matrix.unbind(1)]
 
 
