@@ -46,7 +46,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     assert time.process_time() - start < 5
 
 
-def picture(number: int) -> bytes:
+def png(number: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
     return file.getvalue()
@@ -57,7 +57,7 @@ def folder_of(place: Path, *classes: str) -> Path:
         for name in classes:
             (place / split / name).mkdir(parents=True)
             for number in range(2):
-                (place / split / name / f"{number}.png").write_bytes(picture(number))
+                (place / split / name / f"{number}.png").write_bytes(png(number))
     return place
 
 
@@ -79,7 +79,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
     """A PNG whose pixels are said to have 4 GB, in a folder and by itself."""
-    whole = picture(1)
+    whole = png(1)
     at = whole.index(b"IDAT") - 4
     path = folder_of(tmp_path, "a", "b") / "train" / "a" / "0.png"
     path.write_bytes(whole[:at] + b"\xff\xff\0\0" + whole[at + 4 :])
@@ -120,7 +120,7 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path, caplog: pytest.L
     for number in range(12):  # each a way to all others
         inside = data / "train" / "a" / f"d{number}"
         inside.mkdir()
-        (inside / "x.png").write_bytes(picture(number))
+        (inside / "x.png").write_bytes(png(number))
         for other in range(12):
             (inside / f"to{other}").symlink_to(data / "train" / "a" / f"d{other}")
     (data / "train" / "b" / "up").symlink_to(data / "train" / "b")
@@ -135,7 +135,7 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path, caplog: pytest.L
 def test_links_to_elsewhere_are_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "x.png").write_bytes(picture(1))
+    (elsewhere / "x.png").write_bytes(png(1))
     data = folder_of(tmp_path / "data", "a", "b")
     (data / "train" / "a" / "more").symlink_to(elsewhere)
     (data / "train" / "a" / "link.png").symlink_to(elsewhere / "x.png")
@@ -167,7 +167,7 @@ def test_pipes_named_like_images_are_skipped(tmp_path: Path, caplog: pytest.LogC
 def test_rows_that_name_what_is_no_file_are_unreadable(tmp_path: Path, named: str) -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed (extra hf)")
     os.mkfifo(tmp_path / "pipe")
-    rows = [{"bytes": None, "path": str(tmp_path / named)}, {"bytes": picture(1), "path": None}]
+    rows = [{"bytes": None, "path": str(tmp_path / named)}, {"bytes": png(1), "path": None}]
     features = datasets.Features({"image": datasets.Image(decode=False)})
     found = datasets.Dataset.from_dict({"image": rows}, features=features)
     images = ArrowImages(found, "image", np.array([0, 1]), ["a", "b"], "rows")
@@ -183,7 +183,7 @@ def write_tar(path: Path, count: int = 4) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for number in range(count):
-            for kind, content in (("png", picture(number)), ("cls", str(number % 2).encode())):
+            for kind, content in (("png", png(number)), ("cls", str(number % 2).encode())):
                 entry = tarfile.TarInfo(f"{number}.{kind}")
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))

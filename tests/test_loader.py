@@ -80,7 +80,7 @@ def test_batches_are_what_train_sample_makes(reference):
             assert torch.equal(image, expected) and label == images.labels[index]
 
 
-def test_an_epoch_shows_each_picture_once_in_an_order_of_its_own(reference):
+def test_an_epoch_shows_each_image_once_in_random_order(reference):
     orders = [torch.cat([batch.indices for batch in epoch]).tolist() for epoch in reference]
     assert all(len(set(order)) == 40 for order in orders) and orders[0] != orders[1]
     other_seed = TrainLoader(some_images(), PLAIN, batch=8, seed=4)
@@ -175,12 +175,12 @@ def test_repeats_are_those_of_timm(world):
         indices, repeats = plan.order(7)
         assert plan.samples == len(theirs)
         assert indices.tolist() == shuffled[list(theirs)].tolist()
-    # Every copy of a picture has a number of its own, over all ranks.
+    # Every copy of an image has its own number, over all ranks.
     keys = [pair for plan in plans for pair in zip(*(part.tolist() for part in plan.order(7)), strict=True)]
     assert len(set(keys)) == len(keys) and {repeat for _, repeat in keys} == {0, 1, 2}
 
 
-def test_repeated_pictures_are_augmented_differently():
+def test_repeated_images_are_augmented_differently():
     loader = TrainLoader(some_images(), Augmentation(16, erasing=0), batch=9, seed=0, repeats=3)
     batch = next(loader.epoch(0))
     assert batch.indices.tolist() == [index for index in batch.indices[::3].tolist() for _ in range(3)]
@@ -213,11 +213,11 @@ def test_bad_places_in_an_epoch():
         loader.epoch(-1)
 
 
-# Unreadable pictures
+# Unreadable images
 
 
 @WORKERS
-def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, caplog):
+def test_unreadable_images_are_replaced_and_reported(tmp_path, workers, caplog):
     images = damaged_images(tmp_path)
     loader = TrainLoader(images, PLAIN, batch=4, seed=0, workers=workers)
     for number in range(2):
@@ -233,7 +233,7 @@ def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, ca
 
 
 @WORKERS
-def test_evaluation_leaves_unreadable_pictures_out(tmp_path, workers):
+def test_evaluation_leaves_unreadable_images_out(tmp_path, workers):
     images = damaged_images(tmp_path, damaged=(0, 1, 5))
     shown = [batch.indices.tolist() for batch in EvalLoader(images, PLAIN, batch=2, workers=workers)]
     assert shown == [[2, 3], [4], [6, 7], [8, 9], [10, 11]] and sorted(images.broken) == [0, 1, 5]

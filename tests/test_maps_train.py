@@ -131,7 +131,7 @@ def test_settings_that_saliency_has_not_are_refused(tmp_path, capsys):
 
 
 @needs_shared
-def test_round_trip_with_real_pictures(tmp_path):
+def test_round_trip_with_real_images(tmp_path):
     """Saliency of photographs of every size, back as the label's maps: the animal is where the map is."""
     rows = json.loads((SHARED / "natural64" / "index.json").read_text())
     pets = [row for row in rows if row["set"] == "pets"]
@@ -145,7 +145,7 @@ def test_round_trip_with_real_pictures(tmp_path):
         animal = torch.from_numpy(trimap)[None].float()
         animal = torch.nn.functional.adaptive_avg_pool2d(animal, 16)[0]
         inside.append(float((activation * animal).sum() / activation.sum() - animal.mean()))
-    assert np.mean(inside) > 0.05  # more of the map than of the picture lies on the animal
+    assert np.mean(inside) > 0.05  # more of the map than of the image lies on the animal
 
 
 def lite0() -> torch.nn.Module:

@@ -51,7 +51,7 @@ INCREASING = tuple(operation.name for operation in timm_policy(Augmentation(32, 
 OTHERS = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 
 
-def pictures(size: int = 32, count: int = 24) -> np.ndarray:
+def some_pixels(size: int = 32, count: int = 24) -> np.ndarray:
     """Noise, ramps, dull noise, and blurred noise in turn; the last two are one color and nearly so."""
     rng = np.random.default_rng(size)
     y, x = np.mgrid[:size, :size]
@@ -76,7 +76,7 @@ def to_pixels(batch: Tensor) -> np.ndarray:
 
 
 def some_images(count: int = 50, size: int = 32) -> ArrayImages:
-    return ArrayImages(np.tile(pictures(size), (3, 1, 1, 1))[:count], np.arange(count) % 5, list("abcde"), "test")
+    return ArrayImages(np.tile(some_pixels(size), (3, 1, 1, 1))[:count], np.arange(count) % 5, list("abcde"), "test")
 
 
 def uniforms(count: int, settings: BatchSettings, seed: int = 0) -> Tensor:
@@ -84,7 +84,7 @@ def uniforms(count: int, settings: BatchSettings, seed: int = 0) -> Tensor:
     return torch.rand(count, uniforms_per_sample(settings), dtype=torch.float64, generator=generator)
 
 
-# Each operation against timm's on the same picture and argument
+# Each operation against timm's on the same image and argument
 
 
 @pytest.fixture(params=[1, -1], ids=["plus", "minus"])
@@ -103,7 +103,7 @@ def test_operations_are_pillows(name, interpolation, sign):
         for each in timm_policy(dataclasses.replace(augmentation, auto_augment=config)).ops
         if each.name == name and (config == "rand-inc1") == (name in INCREASING)
     ]
-    pixels = pictures()
+    pixels = some_pixels()
     for dense, level in (
         (False, 0.0),
         (True, 3.3),
@@ -136,7 +136,7 @@ def test_operations_are_pillows(name, interpolation, sign):
 @pytest.mark.parametrize(("source", "target"), [(32, (32, 32)), (32, (64, 48)), (48, (40, 40)), (64, (32, 32))])
 def test_resized_crops_are_pillows(interpolation, source, target):
     rng = np.random.default_rng(1)
-    pixels = pictures(source)
+    pixels = some_pixels(source)
     corner, sides = rng.integers(0, source // 3, (24, 2)), rng.integers(source // 3, source * 2 // 3, (24, 2))
     flipped = rng.integers(0, 2, 24)
     crop = torch.from_numpy(np.concatenate([corner, sides], axis=1)).float()
@@ -155,8 +155,8 @@ def test_resized_crops_are_pillows(interpolation, source, target):
         assert (difference > 0).mean() < (0.4 if shrinks else 0.06)
 
 
-def test_a_whole_crop_is_the_picture_itself():
-    pixels = pictures()
+def test_a_whole_crop_is_the_image_itself():
+    pixels = some_pixels()
     crop = torch.tensor([[0.0, 0.0, 32.0, 32.0]]).expand(24, 4)
     assert np.array_equal(
         to_pixels(ops.resized_crop(to_batch(pixels), crop, torch.zeros(24), (32, 32), cubic=True)), pixels
@@ -164,7 +164,7 @@ def test_a_whole_crop_is_the_picture_itself():
 
 
 def test_shifted_crops_show_black_outside():
-    pixels = pictures()
+    pixels = some_pixels()
     padded = np.pad(pixels, ((0, 0), (4, 4), (4, 4), (0, 0)))
     places = np.random.default_rng(0).integers(0, 9, (24, 2))
     crop = torch.from_numpy(np.concatenate([places - 4, np.full((24, 2), 32)], axis=1)).float()
@@ -175,7 +175,7 @@ def test_shifted_crops_show_black_outside():
 
 
 def test_interpolation_per_sample():
-    pixels, matrix = to_batch(pictures()), torch.tensor([[0.9, 0.2, 1.3, -0.2, 0.9, 2.1]]).expand(24, 6)
+    pixels, matrix = to_batch(some_pixels()), torch.tensor([[0.9, 0.2, 1.3, -0.2, 0.9, 2.1]]).expand(24, 6)
     crop = torch.tensor([[2.0, 3.0, 27.0, 25.0]]).expand(24, 4)
     cubic = torch.arange(24) % 2
     rows = cubic.bool()
@@ -191,7 +191,7 @@ def test_interpolation_per_sample():
 
 
 def test_crops_are_drawn_as_in_timm():
-    """Mean and spread of each number agree, over many draws, for pictures where the fallback is needed too."""
+    """Mean and spread of each number agree, over many draws, for images where the fallback is needed too."""
     random.seed(0)
     for source, augmentation in (((32, 32), FULL), ((24, 60), dataclasses.replace(FULL, scale=(0.5, 1.0)))):
         settings = batch_settings(augmentation, source, dense=True)
@@ -304,7 +304,7 @@ def test_fixed_shapes_change_nothing_and_compile_whole(interpolation):
     augmentation = dataclasses.replace(FULL, interpolation=interpolation, erasing_count=2, erasing=0.7)
     sparse, dense = (batch_settings(augmentation, (32, 32), dense=dense) for dense in (False, True))
     numbers = draw(uniforms(24, sparse), sparse)
-    noise, images = torch.randn(24, 3, 32, 32), torch.from_numpy(pictures()).permute(0, 3, 1, 2)
+    noise, images = torch.randn(24, 3, 32, 32), torch.from_numpy(some_pixels()).permute(0, 3, 1, 2)
     expected = augment_batch(images, numbers, noise, sparse)
     torch.testing.assert_close(augment_batch(images, numbers, noise, dense), expected)
     compiled = torch.compile(augment_batch, fullgraph=True, backend="eager", dynamic=False)
@@ -315,7 +315,7 @@ def test_a_batch_is_crop_then_operations_then_erasing():
     """Against the single steps, one sample at a time."""
     settings = batch_settings(dataclasses.replace(FULL, erasing=0.5), (32, 32), dense=False)
     numbers = draw(uniforms(24, settings), settings)
-    noise, pixels = torch.randn(24, 3, 32, 32), pictures()
+    noise, pixels = torch.randn(24, 3, 32, 32), some_pixels()
     ours = augment_batch(torch.from_numpy(pixels).permute(0, 3, 1, 2), numbers, noise, settings)
     for row in range(24):
         one = numbers[row : row + 1]
@@ -364,7 +364,7 @@ def test_a_resumed_epoch_goes_on_as_before(reference, start, monkeypatch):
 def test_epochs_seeds_and_ranks_differ(reference):
     def first(seed: int = 3, epoch: int = 1, rank: int = 0) -> Tensor:
         augmentation = dataclasses.replace(FULL, hflip=0, scale=None)
-        same = ArrayImages(np.repeat(pictures()[:1], 50, axis=0), [0] * 50, ["a"], "one picture")
+        same = ArrayImages(np.repeat(some_pixels()[:1], 50, axis=0), [0] * 50, ["a"], "one image")
         return next(ResidentLoader(same, augmentation, batch=8, seed=seed, rank=rank, world=2).epoch(epoch)).images
 
     assert torch.equal(first(), first())
@@ -393,7 +393,7 @@ def test_boxes_to_erase_after_mixing():
         assert kept.erase.any(1).float().mean() == pytest.approx(0.5, abs=0.3)
 
 
-def test_unreadable_pictures_are_stood_in_for():
+def test_unreadable_images_are_replaced():
     images = some_images()
     images.broken.update({4: "four: bad", 5: "five: bad"})
     loader = ResidentLoader(images, PLAIN, batch=10, seed=0)

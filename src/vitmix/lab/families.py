@@ -55,12 +55,12 @@ def _timm(name: str, *, source: str = "timm", size: int = SIZE, **settings: Any)
 
 
 def _plain(name: str, **settings: Any) -> Family:
-    sizes = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=3, num_heads=2)
+    sizes: dict[str, Any] = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=3, num_heads=2)
     return _timm(name, **(sizes | settings))
 
 
 def _pvt(name: str, **settings: Any) -> Family:
-    sizes = dict(embed_dims=(16, 16, 32, 32), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 2))
+    sizes: dict[str, Any] = dict(embed_dims=(16, 16, 32, 32), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 2))
     return _timm(name, size=64, **sizes, **settings)
 
 
