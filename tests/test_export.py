@@ -11,9 +11,9 @@ import torch
 import yaml
 from PIL import Image
 
+from samples import eval_sample
 from training import one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
-from vitmix.lab.data import eval_sample
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.evaluation.classification import evaluate_run

@@ -1,7 +1,7 @@
 """Trained models as folders that timm and transformers load: weights, configuration, model card.
 
-Both are the same files: timm's configuration names the architecture and how images reach it, and transformers wraps
-that model of timm (`TimmWrapperForImageClassification`), so every architecture can go, with the very same arithmetic.
+Both use the same files: timm's configuration names the architecture and its preprocessing, and transformers wraps the
+timm model (`TimmWrapperForImageClassification`), so every architecture can be exported, with the same arithmetic.
 """
 
 import dataclasses
@@ -33,21 +33,21 @@ WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preproce
 
 
 def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
-    """Writes the folder, whole or not at all, after timm loaded it with the same logits; returns the files' names."""
+    """Writes the folder, complete or not at all, once timm loads it with the same logits; returns the file names."""
     check_choice("to", to, TARGETS)
     check_output_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
+        raise ValueError(f"{folder} exists already; give a new or an empty folder")
     folder = folder.resolve()
-    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, under whoever stands in it
-        raise ValueError(f"the output is {folder}, where the command runs; name a folder inside of it")
+    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, also for programs that run in it
+        raise ValueError(f"the output is {folder}, where the command runs; give a folder inside it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         try:
             partial.mkdir(parents=True)
         except OSError as problem:
-            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; name another") from None
+            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; give another") from None
         _write(subject, partial, folder, to)
         _check_reload(subject.model, partial)
         if folder.exists():
@@ -76,8 +76,8 @@ def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
 def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Safetensors whose data starts at multiples of 64 bytes, as far as the tensors' sizes allow.
 
-    transformers computes on the file as it lies in memory. At odd addresses a CPU's matrix products take other paths,
-    and the logits differ in their last bits.
+    transformers computes on the memory-mapped file. At odd addresses a CPU's matrix products take other paths, and the
+    logits differ in their last bits.
     """
     whole = safetensors.torch.save(host_copies(tensors))
     (length,) = struct.unpack("<Q", whole[:8])
@@ -125,7 +125,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def _label_names(subject: Subject) -> list[str]:
-    """A name for every output: a training may have asked for more outputs than its data has classes."""
+    """A name for every output: a training may have more outputs than its data has classes."""
     assert subject.classes is not None
     unnamed = range(len(subject.classes), subject.settings["num_classes"])
     return [*subject.classes, *(f"unused {number}" for number in unnamed)]
@@ -136,21 +136,19 @@ def _check_reload(model: nn.Module, folder: Path) -> None:
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     size = config["pretrained_cfg"]["input_size"]
     images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
-    # The folder of weights is loaded by name and file here: timm's own way, without its notices.
+    # By name and file: as timm loads the folder, without its notices.
     again = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
     again.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     if not torch.equal(again.eval()(images), model.eval().cpu()(images)):
-        raise ValueError(
-            "reloading the exported weights gives other logits: the model keeps state that its weights do not hold"
-        )
+        raise ValueError("reloading the exported weights changes the logits: the model has state outside its weights")
 
 
 def model_card(subject: Subject, folder: Path, to: str) -> str:
-    """README.md: what it is, how to load it, results and recipe."""
+    """README.md: the model, how to load it, results and recipe."""
     config, settings = subject.config, subject.settings
     library = "timm" if to == "timm" else "transformers"
-    head = {"tags": ["image-classification", "timm", "vitmix"], "library_name": library}
-    lines = ["---", *_front_matter(head), "pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
+    lines = ["---", "tags:", "- image-classification", "- timm", "- vitmix", f"library_name: {library}"]
+    lines += ["pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
     if subject.run is not None:
         data = without_folders(config.data, config.data)
         lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
@@ -186,7 +184,7 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
 
 
 def _unfinished(run: Path, config: TrainConfig) -> list[str]:
-    """A word about a training that has not ended, whose weights are of an early epoch."""
+    """A warning about a training that has not ended, whose weights are of an early epoch."""
     if RunFolder(run).read_summary() is not None:
         return []
     rows = run / "metrics.jsonl"
@@ -194,13 +192,6 @@ def _unfinished(run: Path, config: TrainConfig) -> list[str]:
     total = config.total_epochs
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
     return [f"**The training was not finished:** {count} done at the export.", ""]
-
-
-def _front_matter(head: dict[str, Any]) -> list[str]:
-    lines = []
-    for key, value in head.items():
-        lines += [f"{key}: {value}"] if isinstance(value, str) else [f"{key}:", *(f"- {each}" for each in value)]
-    return lines
 
 
 def _results(subject: Subject) -> list[str]:
@@ -216,7 +207,7 @@ def _results(subject: Subject) -> list[str]:
 
 
 def _recipe(config: TrainConfig) -> list[str]:
-    """The settings that are not the usual ones; of a path its last part, since the others are this machine's."""
+    """The settings that differ from the defaults; only the last part of a path, since the rest is this machine's."""
     usual = TrainConfig()
     paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
     config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)

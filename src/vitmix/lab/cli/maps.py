@@ -8,7 +8,7 @@ from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._command import Command
 
 if TYPE_CHECKING:
-    from vitmix.lab.teachers import Teacher
+    from vitmix.lab.maps.teachers import Teacher
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def _run(namespace: argparse.Namespace) -> int:
     import torch
 
     from vitmix.lab.data.sources import open_images
-    from vitmix.lab.make_maps import make_maps, read_classes
+    from vitmix.lab.maps.making import make_maps, read_classes
 
     images = open_images(namespace.data, namespace.split)
     teacher = _teacher(namespace)
@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 def _teacher(namespace: argparse.Namespace) -> "Teacher":
     from vitmix.lab.evaluation.subject import open_subject
-    from vitmix.lab.teachers import saliency_teacher, timm_teacher
+    from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 
     name = namespace.teacher
     if name.startswith("saliency:"):
@@ -93,7 +93,7 @@ def _teacher(namespace: argparse.Namespace) -> "Teacher":
             what, model=model, model_args=settings, pretrained=namespace.pretrained, size=namespace.size
         )
     own = loaded.augmentation
-    return timm_teacher(
+    return Teacher(
         loaded.config.model, loaded.model, size=own.sides, mean=own.mean, std=own.std, classes=loaded.classes
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -172,7 +172,7 @@ class CorruptedImages(ImageSet):
     def name(self, index: int) -> str:
         return self.original.name(index)
 
-    def subset(self, rows: np.ndarray, description: str) -> "CorruptedImages":
+    def subset(self, rows: np.ndarray, description: str) -> NoReturn:
         raise NotImplementedError("corruptions depend on an image's place; take the subset first")
 
 

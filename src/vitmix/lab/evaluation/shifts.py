@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmix.lab.data.images import FileImages, image_files
+from vitmix.lab.data.folders import image_files
+from vitmix.lab.data.images import FileImages
 
 from .corruptions import COMMON, EXTRA
 from .subject import Subject

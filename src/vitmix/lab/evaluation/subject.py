@@ -14,7 +14,8 @@ from torch import nn
 
 from vitmix._checks import check_choice, check_count, check_workers
 from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.data.images import ArrayImages, ImageSet, match_names
+from vitmix.lab.data.classes import match_names
+from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
 from vitmix.lab.runs import Run, checksum

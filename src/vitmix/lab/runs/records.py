@@ -16,6 +16,7 @@ from vitmix.lab.reading import is_count, is_number
 
 _SIMPLE = {
     str: ("a string", lambda value: isinstance(value, str)),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("a whole number", is_count),
     float: ("a number", is_number),
     Any: ("a value", lambda value: True),

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix.lab.data.augment import Augmentation, eval_pixels
-from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet, check_pixels, reason_of
+from vitmix.lab.data.decoding import check_pixels, reason_of
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.reading import open_regular
 
 Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them

@@ -18,10 +18,10 @@ from vitmix._mixer import AnyMixer, Mixer, Switch
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
-from vitmix.lab.data.label_maps import read_label_maps
 from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
+from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
 from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.lab.training.weights import load_weights
