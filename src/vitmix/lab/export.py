@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from vitmix import __version__
 from vitmix._checks import check_choice, check_output_name
 from vitmix.lab.data.sources import without_folders
-from vitmix.lab.evaluation.stored import read_evaluation
+from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
-from vitmix.lab.evaluation.text import NAMES, PERCENT, measures
+from vitmix.lab.runs import Run
 from vitmix.lab.training.checkpoints import host_copies, write_file
 from vitmix.lab.training.config import FIELDS, TrainConfig, setting_yaml
-from vitmix.lab.training.runs import RunFolder
 
 TARGETS = ("timm", "hf")
 ALIGNMENT = 64  # bytes
@@ -185,25 +184,23 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
 
 def _unfinished(run: Path, config: TrainConfig) -> list[str]:
     """A warning about a training that has not ended, whose weights are of an early epoch."""
-    if RunFolder(run).read_summary() is not None:
+    if Run(run).summary is not None:
         return []
-    rows = run / "metrics.jsonl"
-    done = rows.read_text(encoding="utf-8").count("\n") if rows.is_file() else 0
-    total = config.total_epochs
+    done, total = len(Run(run).epochs), config.total_epochs
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
     return [f"**The training was not finished:** {count} done at the export.", ""]
 
 
 def _results(subject: Subject) -> list[str]:
-    found = read_evaluation(subject.run) if subject.run is not None else None
-    if found is None or found["weights"] != subject.weights:
+    found = None if subject.run is None else Run(subject.run).evaluation
+    if found is None or found.weights != subject.weights:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]
-    for name in measures(found):
-        shown = f"{100 * found[name]:.2f} %" if name in PERCENT else f"{found[name]:.4f}"
+    for name, value in scores(found).items():
+        shown = f"{100 * value:.2f} %" if name in PERCENT else f"{value:.4f}"
         rows.append(f"| {NAMES.get(name, name)} | {shown} |")
-    rows += [f"| parameters | {found['parameters']:,} |", f"| FLOPs an image | {found['flops']:,} |"]
-    return [f"On {without_folders(found['data'], subject.config.data)}, n = {found['n']:,}:", "", *rows]
+    rows += [f"| parameters | {found.parameters:,} |", f"| FLOPs an image | {found.flops:,} |"]
+    return [f"On {without_folders(found.data, subject.config.data)}, n = {found.n:,}:", "", *rows]
 
 
 def _recipe(config: TrainConfig) -> list[str]:
