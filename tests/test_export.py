@@ -128,7 +128,7 @@ def test_card_says_that_the_training_was_not_finished(tmp_path: Path) -> None:
     ("done", "epochs", "said"), [(0, 1, "0 of 1 epoch were"), (1, 1, "1 of 1 epoch was"), (1, 2, "1 of 2 epochs was")]
 )
 def test_one_epoch_is_no_plural(tmp_path: Path, done: int, epochs: int, said: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n" * done)
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n' * done)
     assert _unfinished(tmp_path, TrainConfig(epochs=epochs))[0].endswith(f"{said} done at the export.")
 
 

@@ -80,7 +80,9 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
         known: the outcomes of the best weights on it.
     """
     subject = open_subject(folder)
-    images = subject.evaluation_images() if images is None else images
+    if images is not None:
+        subject.give_images(images)
+    images = subject.evaluation_images()
     found = evaluate(subject, images, subject.running(images), known)
     return store(subject, found)
 

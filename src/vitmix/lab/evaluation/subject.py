@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Subject:
     run: Path | None = None
     trained: bool = True
     sha256: str | None = None
+    _opened: dict[tuple[str, str], ImageSet] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -101,7 +102,14 @@ class Subject:
         if data is None and self.run is None:
             raise ValueError(f"{self.weights} is not a run folder, so it names no data; give --data, such as shapes")
         own = self.config.eval_split if self.run is not None else "test"
-        return open_images(data or self.config.data, split or own)  # pyright: ignore[reportArgumentType]
+        place = data or self.config.data, split or own
+        if place not in self._opened:  # a large folder takes minutes to look through
+            self._opened[place] = open_images(*place)  # pyright: ignore[reportArgumentType]
+        return self._opened[place]
+
+    def give_images(self, images: ImageSet) -> None:
+        """Makes these the images that the run was evaluated on, where they are open."""
+        self._opened[self.config.data, self.config.eval_split] = images
 
     def running(self, images: ImageSet | None, *, cpu: bool = False) -> Running:
         """The run's settings, adapted to this machine."""
