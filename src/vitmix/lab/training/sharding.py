@@ -1,7 +1,8 @@
 """Weights, gradients and optimizer state spread over the processes (FSDP), for models too large for one device.
 
 Torch's `fully_shard` works in place and module by module: each block of the model is gathered when it runs and given up
-after it. Whatever reads or writes a whole state passes through `whole` and `load`, in all processes together.
+after it. Whatever reads or writes a whole state passes through `whole` and `load`, in all processes together. They are
+not `torch.distributed.checkpoint.state_dict`: that names an optimizer's state by parameter, and checkpoints number it.
 """
 
 from collections.abc import Iterator, Mapping
