@@ -94,7 +94,7 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
         shapes = open_images("shapes(size=16, length=24)", "train")
         objects.object_finder(shapes, AUGMENTATION, masks=tmp_path / "masks")
     assert objects.object_finder(images, AUGMENTATION) is None
-    with pytest.raises(ValueError, match="goes with a folder of them"):
+    with pytest.raises(ValueError, match="needs a folder of masks"):
         objects.object_finder(images, AUGMENTATION, value=1)
 
 

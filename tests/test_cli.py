@@ -114,7 +114,7 @@ def test_checkpoint_of_another_model(tmp_path: Path, tiny_file: str, capsys: pyt
     save_file({key: value.contiguous() for key, value in resnet.state_dict().items()}, tmp_path / "resnet.safetensors")
     arguments = ("train", "--config", tiny_file, "--checkpoint")
     said = refused(capsys, *arguments, str(tmp_path / "resnet.safetensors"))
-    assert "not of this VisionTransformer: cls_token is missing" in said and "more" in said
+    assert "do not fit this VisionTransformer: cls_token is missing" in said and "more" in said
     wider = timm.create_model(TINY["model"], img_size=16, **{**TINY["model_args"], "embed_dim": 32})
     torch.save({"state_dict": wider.state_dict()}, tmp_path / "wider.pth")
     said = refused(capsys, *arguments, str(tmp_path / "wider.pth"))
