@@ -136,7 +136,7 @@ def test_weights_of_elsewhere(tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings)
     write_weights(tmp_path / "bare.safetensors", model.state_dict())
     arguments = [f"{name}={value}" for name, value in settings.items()]
-    given = ["--model", "vit_tiny_patch16_224", "--to", "timm", "--model-args", *arguments]
+    given = ["--arch", "vit_tiny_patch16_224", "--to", "timm", "--model-args", *arguments]
     assert cli.main(["export", str(tmp_path / "bare.safetensors"), str(tmp_path / "out"), *given]) == 0
     again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     images = torch.randn(2, 3, 16, 16)

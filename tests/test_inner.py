@@ -266,7 +266,8 @@ def test_borrowed_tokens_are_counted_where_they_came_from() -> None:
         mixing.loss(model(batch.images), batch)
         expected = torch.zeros(3, math.prod(batch.frame.grids[2]), dtype=torch.long)
         for positions in actor.positions:
-            for row, position in ((row, int(each)) for row in range(3) for each in positions[row]):
-                expected[row, position - 3] += 1
+            for counts, chosen in zip(expected, positions.tolist(), strict=True):
+                for position in chosen:
+                    counts[position - 3] += 1
         assert expected.sum(1).tolist() == [6, 6, 6]
         same(actor.borrowed, expected)

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from vitmix.parts.pairing import Derangement as Derangement
     from vitmix.parts.pairing import Reversed as Reversed
     from vitmix.parts.pairing import Rolled as Rolled
+    from vitmix.parts.prior import PriorShare as PriorShare
     from vitmix.parts.shares import ActivationShare as ActivationShare
     from vitmix.parts.shares import AlignedShare as AlignedShare
     from vitmix.parts.shares import AreaShare as AreaShare
@@ -86,6 +87,7 @@ _HOMES = {  # module: the public names it has
     "parts.losses": ("ConsistencyLoss", "RegionLoss"),
     "parts.masks": ("BlockMask", "BoxMask", "ConstantMask", "NoMask", "SalientMask", "ScatteredMask"),
     "parts.pairing": ("Derangement", "Reversed", "Rolled"),
+    "parts.prior": ("PriorShare",),
     "parts.shares": ("ActivationShare", "AlignedShare", "AreaShare", "AttentionShare"),
     "_registry": ("register",),
     "_sampling": ("Draw", "generator_for"),

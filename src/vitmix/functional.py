@@ -47,6 +47,8 @@ from vitmix.parts.pairing import best_assignment as best_assignment
 from vitmix.parts.pairing import random_derangement as random_derangement
 from vitmix.parts.pairing import reversed_pairs as reversed_pairs
 from vitmix.parts.pairing import rolled_pairs as rolled_pairs
+from vitmix.parts.prior import gaussian_prior as gaussian_prior
+from vitmix.parts.prior import prior_share as prior_share
 from vitmix.parts.shares import activation_targets as activation_targets
 from vitmix.parts.shares import activation_weights as activation_weights
 from vitmix.parts.shares import align_share as align_share
@@ -77,6 +79,7 @@ __all__ = [
     "draw_scattered",
     "exchange_tokens",
     "expand_mask",
+    "gaussian_prior",
     "horizontal_mix",
     "initial_token_share",
     "label_rows",
@@ -85,6 +88,7 @@ __all__ = [
     "mix_tokens",
     "own_weight",
     "pick_tokens",
+    "prior_share",
     "pulled_weight",
     "random_derangement",
     "random_window",

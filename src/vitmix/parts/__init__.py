@@ -21,6 +21,7 @@ from vitmix.parts.hidden import HTM, VTM
 from vitmix.parts.losses import ConsistencyLoss, RegionLoss
 from vitmix.parts.masks import BlockMask, BoxMask, ConstantMask, NoMask, SalientMask, ScatteredMask
 from vitmix.parts.pairing import Derangement, Reversed, Rolled
+from vitmix.parts.prior import PriorShare
 from vitmix.parts.shares import ActivationShare, AlignedShare, AreaShare, AttentionShare
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Pairing",
     "Part",
     "Paste",
+    "PriorShare",
     "RegionLoss",
     "Reversed",
     "Rolled",

@@ -1,36 +1,31 @@
 """`vitmix report`."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from vitmix._checks import check_count
-from vitmix.lab.cli._command import Command
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that hold some")
-    parser.add_argument("--output", metavar="FILE", default="report.html", help="page to write (default: report.html)")
-    parser.add_argument(
-        "--examples",
-        type=int,
-        metavar="N",
-        default=5,
-        help="mixed images of each method; 0 draws nothing (default: 5)",
-    )
-    parser.add_argument(
-        "--no-eval", action="store_true", help="do not evaluate runs that have no evaluation yet; leave them out there"
-    )
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import File, Settings, Whole, option
 
 
-def _run(namespace: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Report(Settings):
+    """Write one page about runs: curves, examples, mistakes, comparison."""
+
+    runs: tuple[Annotated[str, "RUN"], ...] = option(..., "run folders, or folders that hold some", positional=True)
+    output: File = option("report.html", "page to write")
+    examples: Whole = option(5, "mixed images of each method; 0 draws nothing")
+    no_eval: bool = option(False, "do not evaluate runs that have no evaluation yet; leave them out there")
+
+
+def run(settings: Report) -> int:
     from vitmix.lab.report import write_report
 
-    check_count("examples", namespace.examples, least=0)
-    output = Path(namespace.output)
-    places = [Path(each) for each in namespace.runs]
-    size = write_report(places, output, examples=namespace.examples, compute=not namespace.no_eval, say=print)
+    output = Path(settings.output)
+    places = [Path(each) for each in settings.runs]
+    size = write_report(places, output, examples=settings.examples, compute=not settings.no_eval, say=print)
     print(f"{output} ({size / 1e6:.2f} MB)")
     return 0
 
 
-COMMAND = Command("Write one page about runs: curves, examples, mistakes, comparison.", _add_arguments, _run)
+COMMAND = Command(Report, run)
