@@ -6,16 +6,17 @@ python results/claims.py cifar10_short       README.md
 """
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from vitmix.lab.comparison.statistics import Paired, paired_difference
+from vitmix.lab.comparison import compare, read_matrix
+from vitmix.lab.comparison.rows import verdict
+from vitmix.lab.runs import Analysis, Estimate
+from vitmix.lab.runs import Run as StoredRun
 
 RESULTS = Path(__file__).parent
 CUTMIX, EITHER, NONE = "CutMix", "MixUp or CutMix", "no mixing"
@@ -46,7 +47,7 @@ class Run:
 
     top1: float
     robustness: dict[str, float]
-    studies: dict[str, list[dict[str, Any]]]
+    studies: Mapping[str, Analysis]
 
     def number(self, study: str, column: str, **where: str) -> float:
         """The mean in the last row with these names: where rows go along the blocks, the last block."""
@@ -55,8 +56,12 @@ class Run:
     def numbers(self, study: str, column: str, **where: str) -> list[float]:
         if study not in self.studies:
             raise NotMeasured(study)
-        rows = [row for row in self.studies[study] if all(row.get(key) == name for key, name in where.items())]
-        return [row[column]["mean"] for row in rows if column in row]
+        return [
+            values[column].mean
+            for table in self.studies[study].tables
+            for names, values in table.rows
+            if column in values and where.items() <= dict(zip(table.keys, names, strict=True)).items()
+        ]
 
     def on_changed(self, part: str) -> dict[str, float]:
         """Top-1 in % by the names of this part of the suite."""
@@ -76,7 +81,7 @@ class Comparison:
     rows: Mapping[str, Mapping[int, Run]]
     baseline: str
 
-    def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Paired | None:
+    def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Estimate | None:
         """What is measured of a row's runs less what is of another's (or other things of the same), paired by seed.
 
         Seeds for which one of the two was not measured are left out; None if all are.
@@ -85,38 +90,31 @@ class Comparison:
         for seed in self.rows[row].keys() & self.rows[other].keys():
             with contextlib.suppress(NotMeasured):
                 pairs.append((measure(self.rows[row][seed]), (other_measure or measure)(self.rows[other][seed])))
-        return paired_difference([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
+        return Estimate.paired([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
 
     def has(self, *rows: str) -> bool:
         return self.rows.keys() >= {*rows}
 
 
 def read(name: str) -> Comparison:
-    folder = RESULTS / name
-    stored = json.loads((folder / "compare.json").read_text())
-    rows = {
-        row["row"]: {
-            seed: _read_run(folder / "runs" / run, 100 * row["accuracy"][str(seed)])
-            for run, seed in zip(row["runs"], row["seeds"], strict=True)
-        }
-        for row in stored["rows"]
-    }
-    return Comparison(rows, stored["matrix"]["baseline"])
+    matrix = read_matrix(str(RESULTS / name))
+    found = compare(matrix, matrix.trainings(RESULTS / name))
+    return Comparison(
+        {row.name: {seed: _run(run) for seed, run in row.runs.items()} for row in found.rows}, found.baseline
+    )
 
 
-def _read_run(folder: Path, top1: float) -> Run:
-    robustness = folder / "robustness.json"
-    measured = json.loads(robustness.read_text())["measurements"] if robustness.is_file() else []
-    tables = {path.stem: json.loads(path.read_text())["tables"] for path in (folder / "analysis").glob("*.json")}
-    studies = {study: [row for table in content for row in table["rows"]] for study, content in tables.items()}
-    return Run(top1, {each["name"]: 100 * each["value"] for each in measured}, studies)
+def _run(stored: StoredRun) -> Run:
+    measured = () if stored.robustness is None else stored.robustness.measurements
+    robustness = {each.name: 100 * each.estimate.mean for each in measured}
+    return Run(100 * stored.epochs[-1].values["accuracy"], robustness, stored.analyses)
 
 
 def top1(run: Run) -> float:
     return run.top1
 
 
-def shown(difference: Paired, digits: int = 2) -> str:
+def shown(difference: Estimate, digits: int = 2) -> str:
     if difference.low is None or difference.high is None:
         return f"{difference.mean:+.{digits}f}"
     return f"{difference.mean:+.{digits}f} ({difference.low:+.{digits}f} to {difference.high:+.{digits}f})"
@@ -127,13 +125,13 @@ class Figure:
     """A difference, in what it is measured, and the sign that the claim gives it."""
 
     about: str
-    difference: Paired
+    difference: Estimate
     claimed: int = 1
     digits: int = 2
 
     @property
     def agreement(self) -> int:
-        return self.claimed * {"better": 1, "worse": -1}.get(self.difference.verdict, 0)
+        return self.claimed * {"better": 1, "worse": -1}.get(verdict(self.difference), 0)
 
     def __str__(self) -> str:
         return f"{self.about} {shown(self.difference, self.digits)}"
@@ -345,7 +343,7 @@ def label_rows(stored: Comparison) -> list[str]:
     return lines
 
 
-def _line(name: str, found: Sequence[Paired | None], digits: int = 2) -> list[str]:
+def _line(name: str, found: Sequence[Estimate | None], digits: int = 2) -> list[str]:
     """A row of differences with the number of seeds they are of; none if something was not measured at all."""
     measured = [each for each in found if each is not None]
     if len(measured) < len(found):
@@ -361,7 +359,7 @@ def accuracy_rows(stored: Comparison) -> list[str]:
         cells = "| |"
         found = stored.less(row, stored.baseline, top1)
         if row != stored.baseline and found is not None:
-            cells = f"{found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {found.verdict}"
+            cells = f"{found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {verdict(found)}"
         lines.append(f"| {row} | {len(runs)} | {fmean(accuracies):.2f} ± {stdev(accuracies):.2f} | {cells} |")
     return lines
 

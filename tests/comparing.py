@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from training import TINY
-from vitmix.lab.comparison.matrix import Cell
-from vitmix.lab.evaluation.stored import evaluate_run
+from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.training.engine import Trainer
 
 SETTINGS = {name: value for name, value in TINY.items() if name not in ("method", "model_args", "track")}
@@ -22,10 +22,10 @@ def write(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-def finish(cell: Cell) -> None:
+def finish(training: Training) -> None:
     """What a process of the comparison would do."""
-    assert Trainer(cell.config).run() == 0
-    evaluate_run(cell.folder.path)
+    assert Trainer(training.config).run() == 0
+    evaluate_run(training.run.path)
 
 
 def wait_for(condition: Any, seconds: float = 240) -> None:

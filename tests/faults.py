@@ -48,11 +48,12 @@ import yaml
 
 from faulty_files import CUT, DEAD, KINDS, Fault, Files
 from training import TINY
+from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison import cell, measuring, runner
-from vitmix.lab.evaluation import cells, stored
-from vitmix.lab.evaluation.measure import Measurement
+from vitmix.lab.comparison import evaluations, process, runner
+from vitmix.lab.evaluation import classification, conditions
 from vitmix.lab.report import page  # noqa: F401  imported before the fork
+from vitmix.lab.runs import Estimate
 from vitmix.lab.training import checkpoints, engine  # noqa: F401
 
 CASE, NOTES, SAID = "case", "notes", "said"  # in the folder of a worker
@@ -131,13 +132,13 @@ def _end(files: Files, action: Callable[[], int]) -> None:
 def _stop_clocks() -> None:
     """So that files do not differ in their times."""
     time.perf_counter = time.monotonic = lambda: 0.0
-    runner.LOOK_SECONDS, cells.SAVE_SECONDS = 0.0, -1.0
-    stored.throughput = lambda *_, **__: Measurement("images_per_second", 1.0, 1)
+    runner.LOOK_SECONDS, conditions.SAVE_SECONDS = 0.0, -1.0
+    classification.throughput = lambda *_, **__: Estimate(1.0, None, 1)
 
 
 def _take_notes(files: Files) -> None:
     """Writes down what is promised: files and checkpoints that are written once the function has returned."""
-    write_file, save_checkpoint, measure = checkpoints.write_file, checkpoints.save_checkpoint, cells.Measurer._measure
+    write_file, save_checkpoint, ask = writing.write_file, checkpoints.save_checkpoint, conditions.Examiner._ask
 
     def write_and_note(path: Path, content: bytes) -> None:
         facts = {"file": str(path), "sha": hashlib.sha256(content).hexdigest()}
@@ -150,11 +151,11 @@ def _take_notes(files: Files) -> None:
         files.note(checkpoint=update, folder=str(folder))
         return path
 
-    def measure_and_note(self: Any, each: Any, found: Any, place: Path) -> None:
+    def ask_and_note(self: Any, each: Any, found: Any, place: Path) -> None:
         files.note(measured=str(place), start=found.done)
-        measure(self, each, found, place)
+        ask(self, each, found, place)
 
-    checkpoints.save_checkpoint, cells.Measurer._measure = save_and_note, measure_and_note
+    checkpoints.save_checkpoint, conditions.Examiner._ask = save_and_note, ask_and_note
     for module in [*sys.modules.values()]:
         if getattr(module, "write_file", None) is write_file:
             module.write_file = write_and_note  # type: ignore[attr-defined]
@@ -163,7 +164,7 @@ def _take_notes(files: Files) -> None:
 def _cell(settings: str) -> int:
     """As the module does when it is run."""
     try:
-        return cell.run(settings, measuring.Measuring())
+        return process.run(settings, evaluations.Evaluations())
     except (ValueError, OSError) as error:
         print(f"vitmix: error: {error}")
         return 1

@@ -78,7 +78,7 @@ def prepare() -> None:
     mock.patch.object(DataLoader, "__init__", load_with_two).start()
     mock.patch.object(socket, "getaddrinfo", no_network).start()
     mock.patch.object(Trainer, "_learn", learn_twice).start()
-    mock.patch.object(runner, "run_cells", lambda *_, **__: []).start()
+    mock.patch.object(runner, "run_trainings", lambda *_, **__: []).start()
     mock.patch.object(steps, "measure_steps", enough).start()
     mock.patch.object(growth, "measure_statistics", enough).start()
     mock.patch.object(families, "table", lambda: ([["family", "method"], ["x", "yes"]], ["x: y"])).start()

@@ -228,7 +228,7 @@ def run_yaml(case: Case) -> bool:
     if is_matrix:
         matrix = read_matrix(str(path))
         if len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds) < 50:
-            matrix.cells(case.folder)
+            matrix.trainings(case.folder)
         path.write_text(yaml.safe_dump(matrix.plain()))
         if read_matrix(str(path)) != matrix:
             raise Wrong("the matrix, written and read again, is another one")
@@ -570,10 +570,10 @@ def _compared(folder: Path) -> Path:
     given = {name: value for name, value in settings.items() if name not in ("seed", "method", "output", "resume")}
     matrix = {"rows": {"mine": settings["method"]}, "seeds": [settings["seed"]], "settings": given}
     (folder / "table.yaml").write_text(yaml.safe_dump(matrix))
-    (cell,) = read_matrix(str(folder / "table.yaml")).cells(folder / "comparisons" / "table")
-    cell.folder.path.parent.mkdir(parents=True)
-    (folder / "run").rename(cell.folder.path)
-    return cell.folder.path
+    (training,) = read_matrix(str(folder / "table.yaml")).trainings(folder / "comparisons" / "table")
+    training.run.path.parent.mkdir(parents=True)
+    (folder / "run").rename(training.run.path)
+    return training.run.path
 
 
 def _damage(path: Path, chance: random.Random) -> str:

@@ -1,6 +1,6 @@
 """A model whose answers are known by hand, images for it, and a small ViT."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.data.images import ArrayImages
-from vitmix.lab.evaluation import Measurement, Subject
-from vitmix.lab.evaluation.cells import PixelClassifier
+from vitmix.lab.evaluation import Subject
+from vitmix.lab.evaluation.conditions import PixelClassifier
+from vitmix.lab.runs import Estimate, Measurement
 from vitmix.lab.training.config import TrainConfig
 
 CPU = torch.device("cpu")
@@ -58,8 +59,8 @@ def classifier_of(subject: Subject) -> PixelClassifier:
     return PixelClassifier(subject.model, subject.augmentation, CPU)
 
 
-def named(measurements: Any) -> dict[str, Measurement]:
-    return {each.name: each for each in measurements}
+def named(measurements: Iterable[Measurement]) -> dict[str, Estimate]:
+    return {each.name: each.estimate for each in measurements}
 
 
 def tiny_vit(**changes: Any) -> Any:

@@ -15,9 +15,9 @@ from training import one_thread, train
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.analyze import NAMES
 from vitmix.lab.data import Shapes
+from vitmix.lab.runs import Estimate, Table
 from vitmix.lab.studies import labels
 from vitmix.lab.studies.figures import draw_bars, draw_blocks
-from vitmix.lab.studies.results import Spread, Table
 from vitmix.lab.studies.studies import STUDIES
 
 __all__ = ["one_thread"]
@@ -173,7 +173,7 @@ def test_a_stopped_command_says_what_it_finished(
 
 def test_bars_of_one_row_stand_at_one_height() -> None:
     """Also where a column has no value in some rows."""
-    one = Spread(1.0, 0.1, 9, 0.9, 1.1)
+    one = Estimate(1.0, 0.1, 9, 0.9, 1.1)
     rows = [(("0", "area"), {"error": one}), (("1", "aligned"), {"error": one, "to area": one})]
     error, to_area = draw_bars([Table("Labels", ("block", "rule"), rows)]).axes
     assert error.get_ylim() == to_area.get_ylim() == (1.5, -0.5)
@@ -181,9 +181,9 @@ def test_bars_of_one_row_stand_at_one_height() -> None:
 
 
 def test_lines_of_methods_can_be_compared() -> None:
-    def table(high: float) -> list[tuple[tuple[str, str], dict[str, Spread]]]:
+    def table(high: float) -> list[tuple[tuple[str, str], dict[str, Estimate]]]:
         return [
-            (("cutmix" if high < 2 else "smmix", str(block)), {"own": Spread(high, 0.1, 9, high - 0.5, high + 0.5)})
+            (("cutmix" if high < 2 else "smmix", str(block)), {"own": Estimate(high, 0.1, 9, high - 0.5, high + 0.5)})
             for block in range(3)
         ]
 

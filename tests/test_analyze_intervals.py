@@ -1,6 +1,8 @@
 """Means and their intervals, where mixed images share pictures."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import Tensor
 import vitmix
 from support import tiny_vit
 from vitmix.lab import studies as analyze
-from vitmix.lab.studies import labels, pairs, results
-from vitmix.lab.studies.results import correlation, root_mean_square, spread
+from vitmix.lab.runs import Estimate
+from vitmix.lab.studies import estimates, labels
+from vitmix.lab.studies.estimates import correlation, root_mean_square, spread
 
 
 def test_spread_by_hand() -> None:
@@ -19,7 +22,7 @@ def test_spread_by_hand() -> None:
     margin = 1.959964 * math.sqrt(14 / 3) / 2
     assert (found.low, found.high) == pytest.approx((3 - margin, 3 + margin), rel=1e-6)
     assert found.text() == "3 ± 2.1"
-    assert spread(torch.tensor([2.0])) == (2, None, 1, None, None)
+    assert spread(torch.tensor([2.0])) == Estimate(2, None, 1)
     with pytest.raises(ValueError, match="nothing to average"):
         spread(torch.empty(0))
     with pytest.raises(ValueError, match="not finite"):
@@ -84,22 +87,27 @@ def test_intervals_hold_what_they_promise(yes_or_no: bool) -> None:
     assert inside / trials == pytest.approx(0.95, abs=0.012)
 
 
-def test_who_shares_pictures_is_one() -> None:
+def test_who_shares_images_is_one() -> None:
     def couples(partner: list[int]) -> list[int]:
-        return pairs.couples(torch.tensor(partner)).tolist()
+        return estimates.couples(torch.tensor(partner)).tolist()
 
     assert couples([4, 3, 2, 1, 0]) == [0, 1, 2, 1, 0]  # the middle of an odd batch by itself
-    assert couples([1, 2, 3, 4, 0]) == [0] * 5  # every picture leads to the next
+    assert couples([1, 2, 3, 4, 0]) == [0] * 5  # every image leads to the next
     assert couples([2, 5, 4, 1, 0, 3]) == [0, 1, 0, 1, 0, 1]
-    one = torch.tensor([0, 1, 0])
-    joined = pairs.joined([one, one[:2]])
-    assert len(joined.unique()) == 4 and joined[0] == joined[2]  # other batches, other couples
+    found = estimates.Gathered()
+    for partner in ([2, 1, 0], [1, 0, 3, 2]):
+        batch: Any = SimpleNamespace(
+            mix=SimpleNamespace(partner=torch.tensor(partner)), frame=SimpleNamespace(batch=len(partner))
+        )
+        found.add({"value": torch.tensor(partner)}, batch, torch.tensor([True] * (len(partner) - 1) + [False]))
+    assert found.column("value").tolist() == [2, 1, 0, 3]  # neither the middle, nor what does not count
+    assert found.couples.unique(return_inverse=True)[1].tolist() == [0, 1, 1, 2]  # other batches, other couples
 
 
 def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a study averages over mixed images: three batches of eight are twelve couples."""
     images, objects = torch.randn(8, 3, 16, 16), torch.rand(8, 16, 16) < 0.3
-    batches = [analyze.Pictures(images, torch.arange(8), objects)] * 3
+    batches = [analyze.ImageBatch(images, torch.arange(8), objects)] * 3
     model, method = tiny_vit().eval(), {"cutmix": vitmix.create("cutmix", 10)}
     seen: list[Tensor] = []
 
@@ -108,7 +116,7 @@ def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch)
         seen.append(couples)
         return 1.0, len(couples)
 
-    monkeypatch.setattr(results, "design_effect", design)
+    monkeypatch.setattr(estimates, "design_effect", design)
     errors = analyze.label_error(model, method, batches)
     for measure in (
         lambda: analyze.mixed_accuracy(model, method, batches),

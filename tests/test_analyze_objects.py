@@ -14,7 +14,7 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.npz import npz_splits
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.studies import objects
-from vitmix.lab.studies.studies import Batches
+from vitmix.lab.studies.batches import Batches
 
 AUGMENTATION = Augmentation(size=16, crop_pct=1.0)
 

@@ -14,8 +14,9 @@ from vitmix.attention.flow import Given
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
 from vitmix.lab import studies as analyze
+from vitmix.lab.runs import Epoch
 from vitmix.lab.studies import fluctuation, labels
-from vitmix.lab.studies.results import root_mean_square
+from vitmix.lab.studies.estimates import root_mean_square
 from vitmix.parts.shares import AlignedShare, Weights
 
 
@@ -36,17 +37,17 @@ class Corners(nn.Module):
         return torch.stack([(images[:, 0] == label).float().mean((1, 2)) for label in range(6)], 1)
 
 
-def plain_batch(classes: int = 6) -> analyze.Pictures:
+def plain_batch(classes: int = 6) -> analyze.ImageBatch:
     """Images of one color each, which is their label."""
     labels = torch.arange(6) % classes
-    return analyze.Pictures(labels.float().view(-1, 1, 1, 1).expand(6, 3, 16, 16).clone(), labels)
+    return analyze.ImageBatch(labels.float().view(-1, 1, 1, 1).expand(6, 3, 16, 16).clone(), labels)
 
 
 def test_mixed_accuracy_of_a_model_that_knows() -> None:
     half = vitmix.create("mix(mask=scattered(grid=[4, 4], share=0.5))", 6)
     table = analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch()])
     assert table.column("top-1") == [1.0] and table.column("top-2") == [1.0] and table.rows[0][1]["top-1"].n == 6
-    with pytest.raises(ValueError, match="two classes or more, got one class"):
+    with pytest.raises(ValueError, match="at least two classes, got a single class"):
         analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch(1)])
     with pytest.raises(ValueError, match="'none' mixes none"):
         analyze.mixed_accuracy(Corners(), {"none": vitmix.create("none", 6)}, [plain_batch()])
@@ -54,7 +55,7 @@ def test_mixed_accuracy_of_a_model_that_knows() -> None:
 
 def test_pairs_of_one_class_and_lone_samples_are_left_out() -> None:
     pictures = plain_batch()
-    odd = analyze.Pictures(pictures.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
+    odd = analyze.ImageBatch(pictures.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
     found = analyze.mixed_accuracy(Corners(), {"cutmix": vitmix.create("cutmix", 6)}, [odd])
     assert found.rows[0][1]["top-1"].n == 2
 
@@ -117,7 +118,7 @@ def test_regions_and_presence_of_uniform_attention() -> None:
         for block in model.blocks:
             block.attn.qkv.weight.zero_()
             block.attn.qkv.bias.zero_()
-    batches = [analyze.Pictures(torch.randn(6, 3, 16, 16), torch.arange(6))] * 2
+    batches = [analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))] * 2
     methods = {"smmix": vitmix.create("smmix", 10)}
     for name in ("partner to partner", "partner to own", "own to partner", "own to own"):
         found = analyze.region_study(model, methods, batches).column(name)
@@ -147,7 +148,7 @@ def test_gradient_saliency_of_a_linear_model() -> None:
 
 def test_sharpness_of_a_pyramid_and_a_pooled_model() -> None:
     swin = tiny_swin()
-    batch = analyze.Pictures(torch.randn(4, 3, 32, 32), torch.arange(4))
+    batch = analyze.ImageBatch(torch.randn(4, 3, 32, 32), torch.arange(4))
     table = analyze.sharpness_study(swin, [batch])
     assert [names for names, _ in table.rows] == [
         ("0", "attention"),
@@ -190,7 +191,7 @@ def test_rmse_by_hand() -> None:
 def test_fluctuation_agrees_with_the_method_itself(make) -> None:
     model = make().eval()
     cutmix, aligned = vitmix.create("cutmix", 10), vitmix.create("tl_align", 10)
-    pictures = analyze.Pictures(torch.randn(6, 3, 16, 16), torch.arange(6))
+    pictures = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
     shares, rmse = analyze.fluctuation_study(model, cutmix, [pictures], num_classes=10, seed=3)
     with torch.no_grad(), aligned.attach(model, seed=3, rank=0) as mixing:
         batch = mixing.mix(pictures.images, pictures.labels)
@@ -209,7 +210,7 @@ def test_fluctuation_agrees_with_the_method_itself(make) -> None:
 
 
 def test_smoothing_is_in_both_targets() -> None:
-    pictures = analyze.Pictures(torch.randn(6, 3, 16, 16), torch.arange(6))
+    pictures = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
     model, found = tiny_vit().eval(), []
     for text in ("cutmix", "cutmix(smoothing=0.5)"):
         _, rmse = analyze.fluctuation_study(model, vitmix.create(text, 10), [pictures], num_classes=10)
@@ -231,7 +232,7 @@ def test_an_image_mixed_with_its_own_copy_is_half_of_each() -> None:
     model = tiny_vit().eval()
     twins = torch.randn(1, 3, 16, 16).expand(4, -1, -1, -1)
     table, _ = analyze.fluctuation_study(
-        model, vitmix.create("cutmix", 10), [analyze.Pictures(twins, torch.arange(4))], num_classes=10
+        model, vitmix.create("cutmix", 10), [analyze.ImageBatch(twins, torch.arange(4))], num_classes=10
     )
     assert table.column("share", rule="similarity") == pytest.approx([0.5] * 3, abs=1e-6)
 
@@ -299,18 +300,19 @@ def test_images_without_a_gradient_are_not_counted() -> None:
         model.head.weight[1] = torch.randn(24)
         model.head.bias[0] = 1e4
     with pytest.raises(ValueError, match="no image whose loss has a gradient"):
-        analyze.sharpness_study(model, [analyze.Pictures(images, torch.zeros(4, dtype=torch.long))])
-    table = analyze.sharpness_study(model, [analyze.Pictures(images, torch.tensor([0, 0, 0, 1]))])
+        analyze.sharpness_study(model, [analyze.ImageBatch(images, torch.zeros(4, dtype=torch.long))])
+    table = analyze.sharpness_study(model, [analyze.ImageBatch(images, torch.tensor([0, 0, 0, 1]))])
     assert [values["variance"].n for _, values in table.rows] == [4, 4, 4, 1]
 
 
 def test_hidden_mixing_by_hand() -> None:
-    rows = [{"epoch": 1, "htm_samples": 0.0, "htm_tokens": 0.0}, {"epoch": 2, "htm_samples": 0.25, "htm_tokens": 0.05}]
+    counts = [{"htm_samples": 0.0, "htm_tokens": 0.0}, {"htm_samples": 0.25, "htm_tokens": 0.05}]
+    rows = [Epoch(number + 1, each) for number, each in enumerate(counts)]
     table = analyze.hidden_mixing(rows, batch=128, tokens=256)
     assert table.column("samples per batch") == [0, 32]
     assert table.column("tokens per sample") == pytest.approx([0, 51.2])
     with pytest.raises(ValueError, match="no such counts"):
-        analyze.hidden_mixing([{"epoch": 1}], batch=8, tokens=4)
+        analyze.hidden_mixing([Epoch(1, {})], batch=8, tokens=4)
 
 
 def test_counts_are_what_htm_decided() -> None:

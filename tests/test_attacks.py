@@ -13,7 +13,7 @@ from training import one_thread  # noqa: F401
 from vitmix.lab.data import Augmentation
 from vitmix.lab.evaluation.attacks import auto_attack, fgsm, pgd, random_start
 from vitmix.lab.evaluation.attacks import within as within_bound
-from vitmix.lab.evaluation.cells import PixelClassifier
+from vitmix.lab.evaluation.conditions import PixelClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import vitmix  # noqa: F401  registers models with timm
 from training import replace_file, same_weights
 from vitmix._checks import check_output_file
+from vitmix.lab import writing
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.checkpoints import Checkpoint, write_file
 
@@ -227,7 +228,7 @@ def test_failure_at_any_file_leaves_the_older_one(
 ) -> None:
     """An error of the disk is a failure that is told; a kill is one that is not: the folder must be good after both."""
     old = checkpoints.save_checkpoint(tmp_path, 1, some(1), keep=1)
-    write, count = checkpoints._write, [0]
+    write, count = writing.write_synced, [0]
 
     def write_some(path: Path, content: bytes) -> None:
         if count[0] == interrupted:
@@ -236,7 +237,7 @@ def test_failure_at_any_file_leaves_the_older_one(
         count[0] += 1
         write(path, content)
 
-    monkeypatch.setattr(checkpoints, "_write", write_some)
+    monkeypatch.setattr(writing, "write_synced", write_some)
     new = Checkpoint(some(2).model, some(2).model, some(2).training)
     with pytest.raises(OSError, match="No space left"):
         checkpoints.save_checkpoint(tmp_path, 2, new, keep=1)

@@ -1,6 +1,8 @@
-"""Comparisons: statistics by hand, matrices that are refused or resolved, and a matrix that is killed and goes on."""
+"""Comparisons: statistics by hand, matrices that are refused or resolved, and a matrix that is killed and resumed."""
 
 import csv
+import dataclasses
+import gzip
 import io
 import json
 import math
@@ -20,34 +22,36 @@ import yaml
 from comparing import SETTINGS, finish, wait_for, write
 from vitmix._text import create
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison import list_matrices, matrix, paired_difference, read_matrix
-from vitmix.lab.comparison.matrix import Cell, Matrix, changed, parse_matrix
-from vitmix.lab.comparison.results import compare_cells, csv_cell, csv_text, text
+from vitmix.lab.comparison import compare, list_matrices, matrix, read_matrix
+from vitmix.lab.comparison.matrix import Matrix, Training, changed, parse_matrix
+from vitmix.lab.comparison.rows import csv_cell, csv_text, plain_difference, text, verdict
 from vitmix.lab.comparison.runner import is_busy, is_done
-from vitmix.lab.training.config import to_yaml
+from vitmix.lab.report.quantities import best
+from vitmix.lab.runs import Estimate, Run
+from vitmix.lab.runs.published import FILE, read_published
 
 # Statistics
 
 
 def test_paired_difference_by_hand() -> None:
-    found = paired_difference([0.82, 0.84, 0.89], [0.80, 0.80, 0.83])
+    found = Estimate.paired([0.82, 0.84, 0.89], [0.80, 0.80, 0.83])
     # differences 2, 4, 6 points: mean 4, deviation 2, error 2 / sqrt(3), t of 2 degrees 4.302653
     assert found.mean == pytest.approx(0.04) and found.std == pytest.approx(0.02) and found.n == 3
     margin = 4.302652729911275 * 0.02 / math.sqrt(3)
     assert found.low == pytest.approx(0.04 - margin) and found.high == pytest.approx(0.04 + margin)
     # of 2 degrees of freedom, P(|T| > t) = 1 - t / sqrt(2 + t²), here with t = 2 sqrt(3)
     assert found.p == pytest.approx(1 - math.sqrt(12 / 14), abs=1e-9)
-    assert found.verdict == "no difference shown"
-    assert paired_difference([0.9, 0.91, 0.92], [0.8, 0.812, 0.818]).verdict == "better"
-    assert paired_difference([0.8, 0.812, 0.818], [0.9, 0.91, 0.92]).verdict == "worse"
+    assert verdict(found) == "no difference shown"
+    assert verdict(Estimate.paired([0.9, 0.91, 0.92], [0.8, 0.812, 0.818])) == "better"
+    assert verdict(Estimate.paired([0.8, 0.812, 0.818], [0.9, 0.91, 0.92])) == "worse"
 
 
 def test_too_little_for_a_test() -> None:
-    assert paired_difference([0.9], [0.1]).verdict == "one seed, no test"
-    alike = paired_difference([0.5, 0.7], [0.4, 0.6])
-    assert alike.p is None and alike.verdict == "seeds do not differ, no test"
+    assert verdict(Estimate.paired([0.9], [0.1])) == "one seed, no test"
+    alike = Estimate.paired([0.5, 0.7], [0.4, 0.6])
+    assert alike.p is None and verdict(alike) == "seeds do not differ, no test"
     with pytest.raises(ValueError, match="as many on either side"):
-        paired_difference([0.5], [])
+        Estimate.paired([0.5], [])
 
 
 # Matrices
@@ -63,11 +67,16 @@ def test_cells_of_a_matrix(tmp_path: Path) -> None:
         },
         "it",
     )
-    cells = both.cells(tmp_path)
-    assert len(cells) == 8 and len({cell.name for cell in cells}) == 8
-    assert [(cell.row, cell.seed) for cell in cells[:4]] == [("CutMix", 3), ("CutMix", 4), ("BCE", 3), ("BCE", 4)]
-    assert [cell.model for cell in cells] == ["deit_tiny_patch16_224"] * 4 + ["deit_small_patch16_224"] * 4
-    bce = next(cell for cell in cells if cell.row == "BCE")
+    trainings = both.trainings(tmp_path)
+    assert len(trainings) == 8 and len({training.name for training in trainings}) == 8
+    assert [(training.row, training.seed) for training in trainings[:4]] == [
+        ("CutMix", 3),
+        ("CutMix", 4),
+        ("BCE", 3),
+        ("BCE", 4),
+    ]
+    assert [training.model for training in trainings] == ["deit_tiny_patch16_224"] * 4 + ["deit_small_patch16_224"] * 4
+    bce = next(training for training in trainings if training.row == "BCE")
     assert (bce.config.loss, bce.config.epochs, bce.config.batch) == ("bce", 7, 1024)
     assert bce.config.model == bce.model == "deit_tiny_patch16_224" and bce.data == "imagefolder:imagenet"
     assert both.reference == "CutMix" and parse_matrix(both.plain(), "it") == both
@@ -75,8 +84,12 @@ def test_cells_of_a_matrix(tmp_path: Path) -> None:
 
 def test_flags_change_a_matrix(tmp_path: Path) -> None:
     small = changed(read_matrix("smmix_parts"), seeds=[5], settings={"recipe": "shapes", "epochs": 2})
-    cells = small.cells(tmp_path)
-    assert len(cells) == 6 and {cell.config.epochs for cell in cells} == {2} and cells[0].data == "shapes"
+    trainings = small.trainings(tmp_path)
+    assert (
+        len(trainings) == 6
+        and {training.config.epochs for training in trainings} == {2}
+        and trainings[0].data == "shapes"
+    )
     alone = changed(None, methods=["cutmix", "smmix"], data=["shapes"], baseline="smmix")
     assert alone.reference == "smmix" and alone.seeds == (0, 1, 2)
 
@@ -114,7 +127,7 @@ def test_rows_named_by_the_same_method_are_one(tmp_path: Path) -> None:
     twice = changed(None, methods=["cutmix", "mixup|smmix", "mixup | smmix"], data=["shapes"], baseline="mixup|smmix")
     assert list(twice.rows) == ["cutmix", "mixup | smmix"] and twice.reference == "mixup | smmix"
     one, other = (
-        changed(None, methods=[text], data=["shapes"], seeds=[0]).cells(tmp_path)
+        changed(None, methods=[text], data=["shapes"], seeds=[0]).trainings(tmp_path)
         for text in ("mixup|smmix", "mixup | smmix")
     )
     assert one == other
@@ -128,18 +141,32 @@ def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.Captur
     assert "smmix" in capsys.readouterr().out
 
 
+def test_a_sweep_puts_the_value_of_each_row_in_its_place() -> None:
+    content = {
+        "sweep": {"method": "htm(tau={})", "guide": "g"},
+        "rows": {"a": 0.1, "b": "0.2", "c": {"method": "none"}},
+    }
+    assert parse_matrix(content, "it").rows == {
+        "a": {"method": "htm(tau=0.1)", "guide": "g"},
+        "b": {"method": "htm(tau=0.2)", "guide": "g"},
+        "c": {"method": "none"},
+    }
+    listed = parse_matrix({"sweep": {"maps": "maps/{}"}, "rows": ["strong", 26]}, "it")
+    assert listed.rows == {"strong": {"maps": "maps/strong"}, "26": {"maps": "maps/26"}}
+
+
 @pytest.mark.parametrize("name", sorted(list_matrices()))
 def test_ready_matrices_are_trainings(name: str, tmp_path: Path) -> None:
     ready = read_matrix(name)
-    cells = ready.cells(tmp_path)
-    assert cells and ready.about and ready.reference in ready.rows
-    for cell in cells:
-        method = create(cell.config.method, 10, loss=cell.config.loss)
+    trainings = ready.trainings(tmp_path)
+    assert trainings and ready.about and ready.reference in ready.rows
+    for training in trainings:
+        method = create(training.config.method, 10, loss=training.config.loss)
         activation = any(mixer.share.name == "activation" for mixer in method.mixers)
-        assert activation == (cell.config.maps is not None)
+        assert activation == (training.config.maps is not None)
         assert not activation or "vitmix maps --data DATA --teacher NAME --pretrained --output" in ready.note
-    deciding = {(cell.model, yaml.safe_dump(_settings(cell.config))) for cell in cells}
-    assert len(deciding) == len(cells)  # no two rows are the same training
+    deciding = {(training.model, yaml.safe_dump(_settings(training.config))) for training in trainings}
+    assert len(deciding) == len(trainings)  # no two rows are the same training
 
 
 def _settings(config: Any) -> dict[str, Any]:
@@ -157,6 +184,8 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "seeds": 3}, "must be a list"),
         ({"rows": ["cutmix"], "settings": {"seed": 1}}, "seed cannot be set"),
         ({"rows": {"a": 3}}, "must be a text or settings"),
+        ({"rows": {"a": 3}, "sweep": {"method": "htm"}}, "sweep must be settings with {} for the value of a row"),
+        ({"rows": {"a": 3}, "sweep": {"methods": "htm(tau={})"}}, "unknown setting 'methods'"),
         ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "unknown setting 'epoch' in the settings of it; did you mean"),
         ({"rows": {"a": {"lrr": 3}}}, "unknown setting 'lrr' in it, rows, 'a'; did you mean 'lr'?"),
         ({"rows": {"a": {"lr": "fast"}}}, "lr in it, rows, 'a' must be a number, got 'fast'"),
@@ -168,16 +197,16 @@ def _settings(config: Any) -> dict[str, Any]:
 )
 def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse_matrix(content, "it").cells(tmp_path)
+        parse_matrix(content, "it").trainings(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "cells", "epochs", "off"), [("small_images", 12 * 3, 100, None), ("cifar10", 4 * 2, 300, 175)]
+    ("name", "trainings", "epochs", "off"), [("small_images", 12 * 3, 100, None), ("cifar10", 4 * 2, 300, 175)]
 )
-def test_the_matrices_among_the_examples(name: str, cells: int, epochs: int, off: int | None) -> None:
-    found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).cells(Path("out"))
-    assert len(found) == cells
-    assert {(cell.config.epochs, cell.config.mixing_off_epoch) for cell in found} == {(epochs, off)}
+def test_the_matrices_among_the_examples(name: str, trainings: int, epochs: int, off: int | None) -> None:
+    found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).trainings(Path("out"))
+    assert len(found) == trainings
+    assert {(training.config.epochs, training.config.mixing_off_epoch) for training in found} == {(epochs, off)}
 
 
 def test_unknown_matrix() -> None:
@@ -199,26 +228,26 @@ def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pyt
     output = tmp_path / "out"
     arguments = ["compare", str(path), "--output", str(output)]
     command = [sys.executable, "-m", "vitmix", *arguments]
-    cells = read_matrix(str(path)).cells(output)
-    finish(cells[1])
+    trainings = read_matrix(str(path)).trainings(output)
+    finish(trainings[1])
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (output / "runs" / cells[0].name / "checkpoints").exists())
+    wait_for(lambda: (output / "runs" / trainings[0].name / "checkpoints").exists())
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not all(map(is_done, cells))
+    assert not all(map(is_done, trainings))
     # The training notices that nobody waits for it.
-    wait_for(lambda: not is_busy(cells[0].folder))
-    assert not is_done(cells[0]) and cells[0].folder.exists
+    wait_for(lambda: not is_busy(trainings[0]))
+    assert not is_done(trainings[0]) and trainings[0].run.exists
 
     assert cli.main(arguments) == 0
     said = capfd.readouterr().out
     assert "1 done, 1 to run" in said
-    assert all(map(is_done, cells)) and "goes on" in said and "compare.html" in said
+    assert all(map(is_done, trainings)) and "resumes" in said and "compare.html" in said
     logs = "".join(each.read_text() for each in (output / "runs").glob("*/train.log"))
     assert "resuming at update" in logs
     stored = json.loads((output / "compare.json").read_text())
     rows = {row["row"]: row for row in stored["rows"]}
-    runs = [json.loads((output / "runs" / cell.name / "summary.json").read_text()) for cell in cells]
+    runs = [json.loads((output / "runs" / training.name / "summary.json").read_text()) for training in trainings]
     cutmix, none = (run["last"]["accuracy"] for run in runs)
     assert rows["none"]["mean"] == none and rows["none"]["difference"]["mean"] == pytest.approx(none - cutmix)
     assert rows["none"]["difference"]["verdict"] == "one seed, no test"
@@ -226,10 +255,16 @@ def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pyt
     page = (output / "compare.html").read_text()
     assert "Accuracy against training time" in page and page.count("<svg") >= 2
 
-    times = {cell.name: os.stat(output / "runs" / cell.name / "last.safetensors").st_mtime_ns for cell in cells}
+    times = {
+        training.name: os.stat(output / "runs" / training.name / "last.safetensors").st_mtime_ns
+        for training in trainings
+    }
     assert cli.main(arguments) == 0
     assert "2 done, 0 to run" in capfd.readouterr().out
-    assert times == {cell.name: os.stat(output / "runs" / cell.name / "last.safetensors").st_mtime_ns for cell in cells}
+    assert times == {
+        training.name: os.stat(output / "runs" / training.name / "last.safetensors").st_mtime_ns
+        for training in trainings
+    }
 
     assert cli.main([*arguments, "--set", "epochs=3"]) == 2
     assert "holds a run with another configuration (epochs: 4 -> 3)" in capfd.readouterr().err
@@ -238,7 +273,7 @@ def test_a_matrix_runs_once_and_is_killed_and_goes_on(tmp_path: Path, capfd: pyt
 def test_a_failing_row_leaves_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = {"CutMix": "cutmix", "broken": {"method": "cutmix", "data": "imagefolder:nowhere"}}
     path, output = write(tmp_path, rows=rows), tmp_path / "out"
-    finish(read_matrix(str(path)).cells(output)[0])
+    finish(read_matrix(str(path)).trainings(output)[0])
     assert cli.main(["compare", str(path), "--output", str(output)]) == 1
     said = capfd.readouterr().out
     assert "1 done, 1 to run" in said and "failed: imagefolder: 'nowhere' is not a folder" in said and "0 of 1" in said
@@ -251,14 +286,14 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     settings = SETTINGS | {"lr": 0.01, "epochs": 2, "data": "shapes(size=16, length=96, test_length=240)"}
     path, output = write(tmp_path, seeds=[0, 1, 2], settings=settings), tmp_path / "out"
     ready = read_matrix(str(path))
-    cells = ready.cells(output)
-    for cell in cells[:-1]:
-        finish(cell)
-    found = compare_cells(ready, cells)
-    cutmix, none = found.entries
+    trainings = ready.trainings(output)
+    for training in trainings[:-1]:
+        finish(training)
+    found = compare(ready, trainings)
+    cutmix, none = found.rows
     assert (len(cutmix.runs), len(none.runs), none.planned) == (3, 2, 3) and not found.complete
-    assert none.difference == paired_difference(none.values(found.source), cutmix.values(found.source)[:2])
-    assert compare_cells(ready, cells, measure="best").entries[0].values("metrics.jsonl:best.accuracy")
+    assert none.difference == Estimate.paired(none.values(found.quantity), cutmix.values(found.quantity)[:2])
+    assert compare(ready, trainings, measure="best").rows[0].values(best("accuracy"))
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--measure", "best"]) == 0
     said = capfd.readouterr().out
     assert "2 of 3" in said and "best epoch" in said and "Not all trainings are finished" in said
@@ -268,31 +303,28 @@ def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.Cap
     """Rows in several calls: the baseline comes along once it is done, and what is published is what was asked for."""
     rows = {"CutMix": "cutmix", "no mixing": "none", "MixUp": "mixup", "TransMix": "transmix"}
     path, output, published = write(tmp_path, rows=rows), tmp_path / "out", tmp_path / "published"
-    cells = {cell.row: cell for cell in read_matrix(str(path)).cells(output)}
+    trainings = {training.row: training for training in read_matrix(str(path)).trainings(output)}
 
     def compare(*arguments: str) -> tuple[str, list[str]]:
         command = ["compare", str(path), "--output", str(output), "--publish", str(published), *arguments]
         assert cli.main(command) == 0
-        compared = json.loads((published / "compare.json").read_text())["rows"]
-        assert (published / "compare.csv").read_text() == (output / "compare.csv").read_text()
+        compared = json.loads((output / "compare.json").read_text())["rows"]
+        assert list(read_matrix(str(published)).rows) == [row["row"] for row in compared]
         return capfd.readouterr().out, [row["row"] for row in compared]
 
     said, compared = compare("--rows", "no mixing")  # trains it
     assert "1 training: 0 done" in said and "One training of 0:" in (published / "README.md").read_text()
     assert "The baseline 'CutMix' is neither finished nor among --rows; there is nothing to compare with yet" in said
-    assert compared == ["no mixing"] and is_done(cells["no mixing"]) and not cells["CutMix"].folder.exists
+    assert compared == ["no mixing"] and is_done(trainings["no mixing"]) and not trainings["CutMix"].run.exists
     for row in ("CutMix", "MixUp"):
-        shutil.copytree(cells["no mixing"].folder.path, cells[row].folder.path)
-        cells[row].folder.config.write_text(to_yaml(cells[row].config))
+        shutil.copytree(trainings["no mixing"].run.path, trainings[row].run.path)
+        Run(trainings[row].run.path).write_config(trainings[row].config)
     said, compared = compare("--rows", "MixUp", "no mixing", "MixUp")
     assert "3 trainings: 3 done" in said and compared == ["CutMix", "MixUp", "no mixing"]
     assert "| to CutMix |" in (published / "README.md").read_text()
-    assert list(read_matrix(str(published / "matrix.yaml")).rows) == compared
     said, compared = compare("--no-train")
     assert compared == list(rows) and "TransMix   0 of 1  -" in said
-    assert {path.name for path in (published / "runs").iterdir()} == {
-        cells[row].name for row in rows if row != "TransMix"
-    }
+    assert read_published(published / FILE).runs.keys() == {trainings[row].name for row in rows if row != "TransMix"}
     readme = (published / "README.md").read_text()
     assert "| TransMix | 0 of 1 | - |" in readme and "Not all trainings are finished" in readme
     assert "Not finished, and left out: TransMix" in (output / "compare.html").read_text()
@@ -320,7 +352,7 @@ def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("how", ["--dry-run", "--no-train"])
 def test_runs_of_another_configuration_are_no_results(how: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path, output = write(tmp_path), tmp_path / "out"
-    finish(read_matrix(str(path)).cells(output)[0])
+    finish(read_matrix(str(path)).trainings(output)[0])
     changed = ["compare", str(path), "--output", str(output), "--set", "epochs=3", "--publish", str(tmp_path / "pub")]
     assert cli.main([*changed, how]) == 2
     assert "another configuration (epochs: 1 -> 3)" in capsys.readouterr().err
@@ -329,7 +361,7 @@ def test_runs_of_another_configuration_are_no_results(how: str, tmp_path: Path, 
 
 def test_long_names_share_no_folder(tmp_path: Path) -> None:
     data = [f"shapes(size=16, length=4800, test_length={number})" for number in (240, 241)]
-    names = [cell.name for cell in parse_matrix({"rows": ["cutmix"], "data": data}, "it").cells(tmp_path)]
+    names = [training.name for training in parse_matrix({"rows": ["cutmix"], "data": data}, "it").trainings(tmp_path)]
     assert len(set(names)) == len(names) == 6 and all(len(name) < 120 for name in names)
 
 
@@ -337,7 +369,7 @@ def test_nothing_finished_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = write(tmp_path)
     assert cli.main(["compare", str(path), "--output", str(tmp_path / "out"), "--no-train"]) == 0
     assert "nothing to compare" in capsys.readouterr().out and not (tmp_path / "out").exists()
-    empty = compare_cells(read_matrix(str(path)), read_matrix(str(path)).cells(tmp_path / "out"))
+    empty = compare(read_matrix(str(path)), read_matrix(str(path)).trainings(tmp_path / "out"))
     assert "Not all trainings are finished" in text(empty)
 
 
@@ -373,44 +405,48 @@ def test_every_ready_matrix_is_documented() -> None:
 # Numbers
 
 
-def check_published(folder: Path, output: Path, cells: list[Cell]) -> None:
+def check_published(folder: Path, output: Path, trainings: list[Training]) -> None:
     """The folder for a repository: all that was measured, nothing of where, and a matrix that trains it again."""
-    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    kept = ("config.yaml", "evaluation.json", "metrics.csv", "metrics.jsonl", "summary.json")
-    runs = {f"runs/{cell.name}/{name}" for cell in cells for name in kept}
-    assert files.keys() == runs | {"README.md", "compare.csv", "compare.json", "matrix.yaml"}
-    assert not [name for name, content in files.items() if str(output.parent) in content]
-    assert files["compare.csv"] == (output / "compare.csv").read_text()
-    for row in json.loads(files["compare.json"])["rows"]:
-        assert row["runs"] == [cell.name for cell in cells if cell.row == row["row"]]
+    assert {path.name for path in folder.iterdir()} == {"README.md", FILE}
+    lines = [json.loads(line) for line in gzip.open(folder / FILE, "rt")]
+    kept = ("config.yaml", "evaluation.json", "metrics.jsonl", "summary.json")
+    assert {(line["run"], line["file"]) for line in lines[1:]} == {(each.name, k) for each in trainings for k in kept}
+    readme = (folder / "README.md").read_text()
+    assert str(output.parent) not in readme and str(output.parent) not in str(lines)
+    stored = json.loads((output / "compare.json").read_text())["rows"]
+    for row in stored:
         numbers = f"| {row['row']} | 3 | {100 * row['mean']:.2f} ± {100 * row['std']:.2f} |"
-        assert numbers in files["README.md"] and f"| {row['row']} | 2 | " in files["README.md"]  # results, and cost
-    assert f"torch {torch.__version__}" in files["README.md"]
-    again = read_matrix(str(folder / "matrix.yaml")).cells(output)
-    assert [cell.config for cell in again] == [cell.config for cell in cells]
-    assert cli.main(["compare", str(folder / "matrix.yaml"), "--output", str(folder), "--no-train"]) == 0
-    assert (folder / "compare.csv").read_text() == files["compare.csv"]  # made of the published runs alone
+        assert numbers in readme and f"| {row['row']} | 2 | " in readme  # results, and cost
+    assert f"torch {torch.__version__}" in readme
+    again = read_matrix(str(folder)).trainings(output)
+    assert [training.config for training in again] == [training.config for training in trainings]
+    assert cli.main(["compare", str(folder), "--no-train"]) == 0  # made of the published runs alone
+    for row, published in zip(stored, json.loads((folder / "compare.json").read_text())["rows"], strict=True):
+        assert published["accuracy"] == pytest.approx(row["accuracy"], rel=1e-5)
+        assert [Path(run).name for run in published["runs"]] == [Path(run).name for run in row["runs"]]
+    assert cli.main(["report", str(folder), "--output", str(folder / "page.html")]) == 0
+    assert f"{folder / trainings[-1].name}" in (folder / "page.html").read_text()
 
 
 def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Made-up results: every number on the page and in the CSV is that of the JSON, and that of the run folders."""
     path, output = write(tmp_path, seeds=[0, 1, 2], settings=SETTINGS | {"epochs": 2}), tmp_path / "out"
     ready = read_matrix(str(path))
-    cells = ready.cells(output)
-    finish(cells[0])
-    for number, cell in enumerate(cells):
+    trainings = ready.trainings(output)
+    finish(trainings[0])
+    for number, training in enumerate(trainings):
         if number:
-            shutil.copytree(cells[0].folder.path, cell.folder.path)
-            cell.folder.config.write_text(to_yaml(cell.config))
-        rows = [json.loads(line) for line in (cell.folder.path / "metrics.jsonl").read_text().splitlines()]
+            shutil.copytree(trainings[0].run.path, training.run.path)
+            training.run.write_config(training.config)
+        rows = [json.loads(line) for line in (training.run.path / "metrics.jsonl").read_text().splitlines()]
         rows[0]["accuracy"], rows[1]["accuracy"] = 0.25 + 0.0713 * number, 0.5 + 0.03 * number + 0.001 * number**2
-        (cell.folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        summary = json.loads(cell.folder.summary.read_text())
-        cell.folder.summary.write_text(json.dumps(summary | {"training_seconds": 10.0 + number**2}))
+        (training.run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = training.run.summary
+        training.run.write_summary(dataclasses.replace(summary, training_seconds=10.0 + number**2))
     published = tmp_path / "published"
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--publish", str(published)]) == 0
     said = capfd.readouterr().out
-    check_published(published, output, cells)
+    check_published(published, output, trainings)
     capfd.readouterr()
     stored = json.loads((output / "compare.json").read_text())["rows"]
     table = list(csv.DictReader((output / "compare.csv").read_text().splitlines()))
@@ -432,8 +468,8 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
         if row["difference"] is None:
             assert line["difference_mean"] == "" and row["row"] == "CutMix"
             continue
-        expected = paired_difference(own, list(stored[0]["accuracy"].values()))
-        assert row["difference"] == expected._asdict() | {"verdict": expected.verdict}
+        expected = Estimate.paired(own, list(stored[0]["accuracy"].values()))
+        assert row["difference"] == plain_difference(expected)
         for name, of in (("mean", "difference"), ("low", "low"), ("high", "high"), ("p", "p")):
             assert float(line[f"difference_{name}"]) == row["difference"][name]
             assert on_page(group, of) == [row["difference"][name]]

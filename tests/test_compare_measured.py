@@ -1,5 +1,6 @@
 """What was measured besides accuracy, in a published comparison: files of the real form with made-up numbers."""
 
+import gzip
 import json
 import re
 import shutil
@@ -12,10 +13,12 @@ import pytest
 
 from comparing import SETTINGS, finish, write
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison import paired_difference, read_matrix
-from vitmix.lab.comparison.matrix import Cell
-from vitmix.lab.comparison.panels import UNLIKE, markdown_table
-from vitmix.lab.training.config import to_yaml
+from vitmix.lab.comparison import read_matrix
+from vitmix.lab.comparison.markdown import UNLIKE, markdown_table
+from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.comparison.rows import verdict
+from vitmix.lab.runs import Estimate
+from vitmix.lab.runs.published import FILE
 
 ROWS = {"CutMix": "cutmix", "no mixing": "none", "mixup | cutmix": "mixup | cutmix"}
 SIGMAS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5")
@@ -27,29 +30,31 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was evaluated and analyzed as its user would."""
     folder = tmp_path_factory.mktemp("measured")
     path = write(folder, settings=SMALL)
-    cell = read_matrix(str(path)).cells(folder / "out")[0]
-    finish(cell)
-    run = str(cell.folder.path)
+    training = read_matrix(str(path)).trainings(folder / "out")[0]
+    finish(training)
+    run = str(training.run.path)
     assert cli.main(["eval", run, "--suite", "noise,occlusion"]) == 0
     assert cli.main(["analyze", run, "--study", "accuracy", "regions", "fluctuation", "labels"]) == 0
-    return cell.folder.path
+    return training.run.path
 
 
 @pytest.fixture
-def cells(measured: Path, tmp_path: Path) -> list[Cell]:
+def trainings(measured: Path, tmp_path: Path) -> list[Training]:
     """Rows of three seeds each, every number of every run another one."""
-    found = read_matrix(str(write(tmp_path, rows=ROWS, seeds=[0, 1, 2], settings=SMALL))).cells(tmp_path / "out")
+    found = read_matrix(str(write(tmp_path, rows=ROWS, seeds=[0, 1, 2], settings=SMALL))).trainings(tmp_path / "out")
     make_up(found, measured)
     return found
 
 
-def make_up(cells: list[Cell], measured: Path) -> None:
-    for number, cell in enumerate(cells):
-        shutil.copytree(measured, cell.folder.path)
-        cell.folder.config.write_text(to_yaml(cell.config))
-        change(cell, "robustness.json", lambda content, number=number: _move(content["measurements"], "value", number))
-        for path in (cell.folder.path / "analysis").glob("*.json"):
-            change(cell, f"analysis/{path.name}", lambda content, number=number: _move(content, "mean", number))
+def make_up(trainings: list[Training], measured: Path) -> None:
+    for number, training in enumerate(trainings):
+        shutil.copytree(measured, training.run.path)
+        training.run.write_config(training.config)
+        change(
+            training, "robustness.json", lambda content, number=number: _move(content["measurements"], "value", number)
+        )
+        for path in (training.run.path / "analysis").glob("*.json"):
+            change(training, f"analysis/{path.name}", lambda content, number=number: _move(content, "mean", number))
 
 
 def _move(content: Any, name: str, number: int) -> None:
@@ -68,8 +73,8 @@ def _holders(content: Any, name: str) -> list[dict[str, Any]]:
     return []
 
 
-def change(cell: Cell, file: str, how: Callable[[Any], None]) -> None:
-    path = cell.folder.path / file
+def change(training: Training, file: str, how: Callable[[Any], None]) -> None:
+    path = training.run.path / file
     content = json.loads(path.read_text())
     how(content)
     path.write_text(json.dumps(content))
@@ -82,29 +87,29 @@ def publish(tmp_path: Path, *, matrix: str = "matrix.yaml", output: str = "out",
 
 
 def tables(readme: str) -> dict[str, dict[str, list[str]]]:
-    """By heading and row the cells of the tables, the head's under ''."""
+    """By heading and row the trainings of the tables, the head's under ''."""
     found = {}
     for title, rows in re.findall(r"### (.*)\n\n((?:\|.*\n)+)", readme):
-        lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows.splitlines()]
+        lines = [[training.strip() for training in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows.splitlines()]
         found[title] = {line[0].replace("\\|", "|"): line[1:] for line in lines if line[0] != "---"}
     return found
 
 
-def robustness(cell: Cell, name: str) -> float:
-    content = json.loads((cell.folder.path / "robustness.json").read_text())
+def robustness(training: Training, name: str) -> float:
+    content = json.loads((training.run.path / "robustness.json").read_text())
     return next(row["value"] for row in content["measurements"] if row["name"] == name)
 
 
-def study(cell: Cell, name: str, column: str, **where: str) -> float:
+def study(training: Training, name: str, column: str, **where: str) -> float:
     """The number of the last row with these names."""
-    content = json.loads((cell.folder.path / "analysis" / f"{name}.json").read_text())
+    content = json.loads((training.run.path / "analysis" / f"{name}.json").read_text())
     rows = [row for table in content["tables"] for row in table["rows"] if column in row]
     return [row[column]["mean"] for row in rows if where.items() <= row.items()][-1]
 
 
-def label_error(cell: Cell, rule: str) -> float:
+def label_error(training: Training, rule: str) -> float:
     """Of all pairs, which is the first table; the second has them by how much is cut."""
-    rows = json.loads((cell.folder.path / "analysis" / "labels.json").read_text())["tables"][0]["rows"]
+    rows = json.loads((training.run.path / "analysis" / "labels.json").read_text())["tables"][0]["rows"]
     return next(row["error"]["mean"] for row in rows if row["rule"] == rule)
 
 
@@ -112,7 +117,7 @@ def shown(values: list[float], scale: float = 100, form: str = ".2f") -> str:
     return f"{scale * statistics.fmean(values):{form}} ± {scale * statistics.stdev(values):{form}}"
 
 
-def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> None:
+def test_every_number_is_that_of_the_runs(trainings: list[Training], tmp_path: Path) -> None:
     readme = publish(tmp_path)
     found = tables(readme)
     assert list(found) == [
@@ -126,52 +131,54 @@ def test_every_number_is_that_of_the_runs(cells: list[Cell], tmp_path: Path) -> 
     methods = found["Mixed images, top-2"][""][1:-1]
     assert methods == ["mixup", "cutmix", "tokenmix", "smmix"]
     for row in ROWS:
-        own = [cell for cell in cells if cell.row == row]
-        noise = [[robustness(cell, f"noise sigma={sigma}") for cell in own] for sigma in SIGMAS]
+        own = [training for training in trainings if training.row == row]
+        noise = [[robustness(training, f"noise sigma={sigma}") for training in own] for sigma in SIGMAS]
         mean = [statistics.fmean(each) for each in zip(*noise[1:], strict=True)]  # the images as they are do not count
         assert found["Gaussian noise"][row] == ["3", *map(shown, noise), shown(mean)]
         for order in ("random", "salient-first", "salient-last"):
-            dropped = [[robustness(cell, f"occlusion {order} {share}") for cell in own] for share in shares]
+            dropped = [[robustness(training, f"occlusion {order} {share}") for training in own] for share in shares]
             mean = [statistics.fmean(each) for each in zip(*dropped[1:], strict=True)]
             assert found[f"Occlusion, {order}"][row] == ["3", *map(shown, dropped), shown(mean)]
-        mixed = [[study(cell, "accuracy", "top-2", method=method) for cell in own] for method in methods]
+        mixed = [[study(training, "accuracy", "top-2", method=method) for training in own] for method in methods]
         mean = [statistics.fmean(each) for each in zip(*mixed, strict=True)]
         assert found["Mixed images, top-2"][row] == ["3", *map(shown, mixed), shown(mean)]
         for place, pair in enumerate(found["Attention between regions"][""][1:], 1):
-            values = [study(cell, "regions", pair, method="smmix", block="1") for cell in own]  # the last of two
+            values = [
+                study(training, "regions", pair, method="smmix", block="1") for training in own
+            ]  # the last of two
             assert found["Attention between regions"][row][place] == shown(values, 1000)
-        aligned = [study(cell, "fluctuation", "correlation", block="1", rule="aligned") for cell in own]
-        rmse = [study(cell, "fluctuation", "of shares") for cell in own]
+        aligned = [study(training, "fluctuation", "correlation", block="1", rule="aligned") for training in own]
+        rmse = [study(training, "fluctuation", "of shares") for training in own]
         assert found["Token fluctuation"][row][1] == shown(rmse, 1, ".3g")
         assert found["Token fluctuation"][row][-1] == shown(aligned, 1, ".3g")
         for mask in ("CutMix box", "blocks", "salient window"):
             table = found[f"Label error, {mask}"]
             for place, rule in enumerate(table[""][1:], 1):
-                values = [label_error(cell, f"{mask}, {rule}") for cell in own]
+                values = [label_error(training, f"{mask}, {rule}") for training in own]
                 assert table[row][place] == shown(values, 1, ".3f")
     assert "24 images" in readme and UNLIKE not in readme
 
 
-def test_differences_are_paired_and_counted(cells: list[Cell], tmp_path: Path) -> None:
-    change(cells[4], "robustness.json", lambda content: _lower(content, "noise sigma=0.1"))
+def test_differences_are_paired_and_counted(trainings: list[Training], tmp_path: Path) -> None:
+    change(trainings[4], "robustness.json", lambda content: _lower(content, "noise sigma=0.1"))
     readme = publish(tmp_path)
     found = tables(readme)["Differences to CutMix"]
-    assert found[""][1:3] == ["noise", "occlusion, random"] and len(found[""]) == 7 and "12 tests: " in readme
+    assert found[""][1:3] == ["Gaussian noise", "Occlusion, random"] and len(found[""]) == 7 and "12 tests: " in readme
     assert list(found) == ["", "no mixing", "mixup | cutmix"]
-    stored = json.loads((tmp_path / "published" / "compare.json").read_text())["measured"]
+    stored = json.loads((tmp_path / "out" / "compare.json").read_text())["measured"]
     assert stored["tests"] == len(stored["differences"]) == 12
     by_row = [
-        [statistics.fmean(robustness(cell, f"noise sigma={sigma}") for sigma in SIGMAS[1:]) for cell in own]
-        for own in (cells[:3], cells[3:6], cells[6:])
+        [statistics.fmean(robustness(training, f"noise sigma={sigma}") for sigma in SIGMAS[1:]) for training in own]
+        for own in (trainings[:3], trainings[3:6], trainings[6:])
     ]
     for row, values in zip(("no mixing", "mixup | cutmix"), by_row[1:], strict=True):
-        expected = paired_difference(values, by_row[0])
+        expected = Estimate.paired(values, by_row[0])
         assert expected.low is not None and expected.high is not None
-        verdict = " **better**" if row == "mixup | cutmix" else ""  # seed 1 of the other spoils it
-        text = f"{100 * expected.mean:+.2f} ({100 * expected.low:+.2f} to {100 * expected.high:+.2f}){verdict}"
+        bold = " **better**" if row == "mixup | cutmix" else ""  # seed 1 of the other spoils it
+        text = f"{100 * expected.mean:+.2f} ({100 * expected.low:+.2f} to {100 * expected.high:+.2f}){bold}"
         assert found[row][:2] == ["3", text]
-        (kept,) = (each for each in stored["differences"] if each["row"] == row and each["of"] == "noise")
-        assert kept["p"] == expected.p and kept["verdict"] == expected.verdict
+        (kept,) = (each for each in stored["differences"] if each["row"] == row and each["of"] == "Gaussian noise")
+        assert kept["p"] == expected.p and kept["verdict"] == verdict(expected)
     (noise,) = (table for table in stored["tables"] if table["title"] == "Gaussian noise")
     assert noise["rows"][1]["columns"]["mean"]["seeds"] == dict(zip("012", by_row[1], strict=True))
 
@@ -181,36 +188,36 @@ def _lower(content: Any, name: str) -> None:
         row["value"] -= 0.3 * (row["name"] == name)
 
 
-def test_what_is_missing_is_left_out(cells: list[Cell], tmp_path: Path) -> None:
-    for cell in cells[1:3] + cells[4:]:  # a seed of two rows stays
-        (cell.folder.path / "robustness.json").unlink()
-    for cell in cells[3:]:
-        shutil.rmtree(cell.folder.path / "analysis")
-    for cell in cells[:3]:
-        (cell.folder.path / "analysis" / "regions.json").unlink()
+def test_what_is_missing_is_left_out(trainings: list[Training], tmp_path: Path) -> None:
+    for training in trainings[1:3] + trainings[4:]:  # a seed of two rows stays
+        (training.run.path / "robustness.json").unlink()
+    for training in trainings[3:]:
+        shutil.rmtree(training.run.path / "analysis")
+    for training in trainings[:3]:
+        (training.run.path / "analysis" / "regions.json").unlink()
     readme = publish(tmp_path)
     found = tables(readme)
     assert "Attention between regions" not in found and list(found["Token fluctuation"]) == ["", "CutMix"]
     assert list(found["Gaussian noise"]) == ["", "CutMix", "no mixing"]
-    assert found["Gaussian noise"]["CutMix"][:2] == ["1", f"{100 * robustness(cells[0], 'noise sigma=0'):.2f}"]
+    assert found["Gaussian noise"]["CutMix"][:2] == ["1", f"{100 * robustness(trainings[0], 'noise sigma=0'):.2f}"]
     assert re.fullmatch(r"[+-]\d+\.\d\d", found["Differences to CutMix"]["no mixing"][1])
-    assert "there is no test" in readme and "mixed images" not in found["Differences to CutMix"][""]
-    for cell in cells:
-        (cell.folder.path / "robustness.json").unlink(missing_ok=True)
-        shutil.rmtree(cell.folder.path / "analysis", ignore_errors=True)
+    assert "there is no test" in readme and "Mixed images, top-1" not in found["Differences to CutMix"][""]
+    for training in trainings:
+        (training.run.path / "robustness.json").unlink(missing_ok=True)
+        shutil.rmtree(training.run.path / "analysis", ignore_errors=True)
     assert "Besides accuracy" not in publish(tmp_path)
-    assert "measured" not in json.loads((tmp_path / "published" / "compare.json").read_text())
+    assert "measured" not in json.loads((tmp_path / "out" / "compare.json").read_text())
 
 
 def test_only_what_was_measured_alike_is_tested(
-    cells: list[Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainings: list[Training], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fewer(content: Any) -> None:
         for part in content["parts"].values():
             part["settings"]["limit"] = 10
 
-    change(cells[3], "robustness.json", fewer)
-    change(cells[6], "analysis/accuracy.json", lambda content: content.update(weights_sha256="of other weights"))
+    change(trainings[3], "robustness.json", fewer)
+    change(trainings[6], "analysis/accuracy.json", lambda content: content.update(weights_sha256="of other weights"))
     readme = publish(tmp_path)
     assert "accuracy.json is about other weights" in capsys.readouterr().out
     assert readme.count(UNLIKE) == 4  # noise, and three orders of occlusion
@@ -221,29 +228,36 @@ def test_only_what_was_measured_alike_is_tested(
 def test_rows_are_compared_within_model_and_data(measured: Path, tmp_path: Path) -> None:
     data = {name: {"data": SMALL["data"]} for name in ("here", "there")}
     rows = {"CutMix": "cutmix", "none": "none"}
-    cells = read_matrix(str(write(tmp_path, rows=rows, data=data, seeds=[0, 1, 2], settings=SMALL))).cells(
+    trainings = read_matrix(str(write(tmp_path, rows=rows, data=data, seeds=[0, 1, 2], settings=SMALL))).trainings(
         tmp_path / "out"
     )
-    make_up(cells, measured)  # CutMix here, none here, CutMix there, none there
+    make_up(trainings, measured)  # CutMix here, none here, CutMix there, none there
     readme = publish(tmp_path)
     lines = re.findall(r"\| none \| (here|there) \| 3 \| ([+-][\d.]+) ", readme.split("### Differences")[1])
-    noise = [statistics.fmean(robustness(cell, f"noise sigma={sigma}") for sigma in SIGMAS[1:]) for cell in cells]
+    noise = [
+        statistics.fmean(robustness(training, f"noise sigma={sigma}") for sigma in SIGMAS[1:]) for training in trainings
+    ]
     means = [statistics.fmean(noise[first : first + 3]) for first in range(0, 12, 3)]
     own, other = (f"{100 * (means[place + 1] - means[place]):+.2f}" for place in (0, 2))
     assert lines == [("here", own), ("there", other)] and own != f"{100 * (means[3] - means[0]):+.2f}"
     assert "|  | data | seeds | σ = 0 |" in readme
 
 
-def test_the_published_folder_says_it_again_and_nothing_of_where(cells: list[Cell], tmp_path: Path) -> None:
-    where = json.loads((cells[0].folder.path / "analysis" / "regions.json").read_text())["weights"]
-    for cell in cells:  # analyzed by another path to the run than the comparison's
-        weights = str(Path("/home/somebody/runs") / cell.name / Path(where).name)
-        change(cell, "analysis/regions.json", lambda content, weights=weights: content.update(weights=weights))
-        change(cell, "robustness.json", lambda content, cell=cell: content.update(weights=f"../x/{cell.name}/best"))
+def test_the_published_folder_says_it_again_and_nothing_of_where(trainings: list[Training], tmp_path: Path) -> None:
+    where = json.loads((trainings[0].run.path / "analysis" / "regions.json").read_text())["weights"]
+    for training in trainings:  # analyzed by another path to the run than the comparison's
+        weights = str(Path("/home/somebody/runs") / training.name / Path(where).name)
+        change(training, "analysis/regions.json", lambda content, weights=weights: content.update(weights=weights))
+        change(
+            training,
+            "robustness.json",
+            lambda content, training=training: content.update(weights=f"../x/{training.name}/best"),
+        )
     readme = publish(tmp_path)
-    for path in (tmp_path / "published").rglob("*.json"):
-        assert "somebody" not in path.read_text() and "../x" not in path.read_text()
-    again = publish(tmp_path, matrix="published/matrix.yaml", output="published", to="again")
+    lines = gzip.open(tmp_path / "published" / FILE, "rt").read()
+    assert "somebody" not in lines and "../x" not in lines
+    again = publish(tmp_path, matrix="published", output="published", to="again")
+    assert gzip.open(tmp_path / "again" / FILE, "rt").read() == lines
     assert again == readme
 
 
@@ -253,20 +267,22 @@ def test_rows_with_bars_keep_the_table_whole() -> None:
 
 def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, output = write(tmp_path, rows={"CutMix": "cutmix"}, settings=SMALL), tmp_path / "out"
-    (cell,) = read_matrix(str(path)).cells(output)
-    folder = cell.folder.path
-    finish(cell)
+    (training,) = read_matrix(str(path)).trainings(output)
+    folder = training.run.path
+    finish(training)
     command = ["compare", str(path), "--output", str(output), "--suite", "clean, noise", "--analyze"]
     assert cli.main([*command, "--dry-run"]) == 0
-    assert "\nto measure CutMix" in capfd.readouterr().out
+    assert "\nto evaluate CutMix" in capfd.readouterr().out
     assert cli.main([*command, "--publish", str(tmp_path / "small")]) == 0
     said = capfd.readouterr().out
-    assert "1 training: 1 done, 0 to run, 1 to measure." in said and f"{cell.name} is trained; measuring it" in said
+    assert (
+        "1 training: 1 done, 0 to run, 1 to evaluate." in said and f"{training.name} is trained; evaluating it" in said
+    )
     parts = json.loads((folder / "robustness.json").read_text())["parts"]
     studies = {path.stem for path in (folder / "analysis").glob("*.json")}
     assert parts.keys() == {"clean", "noise"} and {"accuracy", "labels", "regions"} <= studies and "htm" not in studies
     page = (tmp_path / "small" / "README.md").read_text()
-    assert "vitmix compare matrix.yaml --suite clean,noise --analyze\n" in page and "### Gaussian noise" in page
+    assert "vitmix compare . --output AGAIN --suite clean,noise --analyze\n" in page and "### Gaussian noise" in page
 
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     assert cli.main(command) == 0
@@ -280,17 +296,17 @@ def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.Captu
     assert capfd.readouterr().out.startswith("done")
     for flags in (["--analyze"], ["--suite", "noise"]):  # it is not there any more, or not of all images
         assert cli.main([*command[:-3], *flags, "--dry-run"]) == 0
-        assert capfd.readouterr().out.startswith("to measure")
+        assert capfd.readouterr().out.startswith("to evaluate")
     (folder / "best.safetensors").unlink()
     assert cli.main(command) == 2
-    assert f"{cell.name} has no weights to measure" in capfd.readouterr().err
+    assert f"{training.name} has no weights to evaluate" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--suite", "noise,oclusion"], "unknown suite 'oclusion', known: "),
-        (["--suite", "shifts"], "use vitmix eval for it"),
+        (["--suite", "shifts"], "use vitmix eval"),
         (["--analyze", "--no-train"], "--no-train runs nothing, which --analyze would"),
     ],
 )

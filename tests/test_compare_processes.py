@@ -13,7 +13,7 @@ import pytest
 
 from comparing import SETTINGS, wait_for, write
 from vitmix.lab.comparison import read_matrix, runner
-from vitmix.lab.comparison.matrix import Cell
+from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.comparison.runner import is_busy
 
 LONG = SETTINGS | {"epochs": 400, "checkpoint_every": "100 epochs", "log_every": 1, "eval_every": 400}
@@ -38,25 +38,25 @@ def children_of(process: int) -> list[int]:
     return found
 
 
-def trains(cell: Cell) -> bool:
-    return cell.folder.log.exists() and "update" in cell.folder.log.read_text()
+def trains(training: Training) -> bool:
+    return training.run.log.exists() and "update" in training.run.log.read_text()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 def test_ctrl_c_ends_all_trainings_at_a_checkpoint(tmp_path: Path) -> None:
     path, output = write(tmp_path, seeds=[0, 1], settings=LONG), tmp_path / "out"
-    cells = read_matrix(str(path)).cells(output)
+    trainings = read_matrix(str(path)).trainings(output)
     process = begin(path, output, "--jobs", "2")
-    wait_for(lambda: trains(cells[0]) and trains(cells[1]))
+    wait_for(lambda: trains(trainings[0]) and trains(trainings[1]))
     children = children_of(process.pid)
-    assert len(children) == 2 and not cells[2].folder.path.exists()  # the two seeds of the first row
+    assert len(children) == 2 and not trainings[2].run.path.exists()  # the two seeds of the first row
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "Stopped by SIGINT" in said and "failed" not in said
     assert not any(Path(f"/proc/{child}").exists() for child in children)
-    for cell in cells[:2]:
-        assert list((cell.folder.checkpoints).iterdir()) and "Checkpoint of update" in cell.folder.log.read_text()
-        assert not is_busy(cell.folder)
+    for training in trainings[:2]:
+        assert list((training.run.checkpoints).iterdir()) and "Checkpoint of update" in training.run.log.read_text()
+        assert not is_busy(training)
 
 
 # The rest with processes that only say when they begin and end: what starts and stops them is at stake.
@@ -84,34 +84,34 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> list[Cell]:
-    return read_matrix(str(write(tmp_path, seeds=[0, 1]))).cells(tmp_path / "out")
+def trainings(tmp_path: Path) -> list[Training]:
+    return read_matrix(str(write(tmp_path, seeds=[0, 1]))).trainings(tmp_path / "out")
 
 
-def there(cell: Cell, name: str) -> bool:
-    return (cell.folder.path / name).exists()
+def there(training: Training, name: str) -> bool:
+    return (training.run.path / name).exists()
 
 
-def test_time_that_is_over_stops_what_runs(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_is_over_stops_what_runs(trainings: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "patient")
-    assert runner.run_cells(cells, jobs=2, minutes=1.5 / 60) == []
-    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert runner.run_trainings(trainings, jobs=2, minutes=1.5 / 60) == []
+    assert [there(training, ".stopped") for training in trainings] == [True, True, False, False]
     assert not children_of(os.getpid())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_every_process(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_signals_reach_every_process(trainings: list[Training], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     stand_in(monkeypatch, "patient")
-    when(lambda: there(cells[0], ".begun") and there(cells[1], ".begun"), lambda: os.kill(os.getpid(), number))
+    when(lambda: there(trainings[0], ".begun") and there(trainings[1], ".begun"), lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     with pytest.raises(runner.Interrupted) as caught:
-        runner.run_cells(cells, jobs=2)
+        runner.run_trainings(trainings, jobs=2)
     assert caught.value.exit_code == 128 + number and signal.getsignal(number) is before
-    assert [there(cell, ".stopped") for cell in cells] == [True, True, False, False]
+    assert [there(training, ".stopped") for training in trainings] == [True, True, False, False]
     assert not children_of(os.getpid())
 
 
-def test_a_second_ctrl_c_does_not_wait(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_does_not_wait(trainings: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "deaf")
 
     def press() -> None:
@@ -119,9 +119,9 @@ def test_a_second_ctrl_c_does_not_wait(cells: list[Cell], monkeypatch: pytest.Mo
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
-    when(lambda: there(cells[0], ".begun"), press)
+    when(lambda: there(trainings[0], ".begun"), press)
     with pytest.raises(runner.Interrupted):
-        runner.run_cells(cells)
+        runner.run_trainings(trainings)
     assert not children_of(os.getpid())
 
 
@@ -133,9 +133,11 @@ def when(condition: Any, action: Any) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_cores_and_keep_to_what_was_set(
+    trainings: list[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(runner, "_cores", lambda: 8)
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
     say = f"import os; print(*(os.environ.get(name) for name in {runner.THREADS!r}))"
     monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", say])
     for jobs, given, expected in ((1, None, "None None"), (4, None, "2 2"), (16, None, "1 1"), (4, "3", "3 2")):
@@ -143,16 +145,18 @@ def test_processes_share_the_cores_and_keep_to_what_was_set(cells: list[Cell], m
             monkeypatch.delenv(name, raising=False)
         if given is not None:
             monkeypatch.setenv(runner.THREADS[0], given)
-        (failure,) = runner.run_cells(cells[:1], jobs=jobs)  # it ended without having trained
+        (failure,) = runner.run_trainings(trainings[:1], jobs=jobs)  # it ended without having trained
         assert failure.reason == expected
 
 
-def test_a_cell_that_another_process_trains_is_left_to_it(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_another_process_trains_is_left_to_it(
+    trainings: list[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(monkeypatch, "short")
     busy = iter([False, True, True])  # free when looked at, then taken before our process came to it
     monkeypatch.setattr(runner, "is_busy", lambda folder: next(busy, False))
     said: list[str] = []
-    (failure,) = runner.run_cells(cells[:1], say=said.append)
+    (failure,) = runner.run_trainings(trainings[:1], say=said.append)
     assert next(busy, None) is None and failure.reason == "it ended with code 0"
 
 
@@ -165,21 +169,21 @@ def test_a_killed_training_and_a_failing_one_are_told_apart(tmp_path: Path) -> N
     assert runner._reason(3, log) == "it ended with code 3"
 
 
-def test_a_failure_stops_everything_if_asked(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_stops_everything_if_asked(trainings: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "short")
-    assert len(runner.run_cells(cells, stop_at_failure=True)) == 1 and not there(cells[1], ".begun")
-    assert len(runner.run_cells(cells)) == 4
+    assert len(runner.run_trainings(trainings, stop_at_failure=True)) == 1 and not there(trainings[1], ".begun")
+    assert len(runner.run_trainings(trainings)) == 4
 
 
 def test_two_comparisons_start_a_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", "input()"])
-    cells = read_matrix(str(write(tmp_path))).cells(tmp_path / "out")
+    trainings = read_matrix(str(write(tmp_path))).trainings(tmp_path / "out")
     one, other = (runner._Crew(jobs, runner.NOTHING, lambda text: None) for jobs in (1, 2))
     try:
-        assert one.start(cells) == cells[1:]
-        assert other.start(cells) == cells[:1]
+        assert one.start(trainings) == trainings[1:]
+        assert other.start(trainings) == trainings[:1]
     finally:
         for crew in (one, other):
             crew._stop()
-    assert one.start(cells) == cells[1:]
+    assert one.start(trainings) == trainings[1:]
     one._stop()

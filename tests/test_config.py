@@ -1,16 +1,17 @@
 """One configuration: layers, types, round trip, recipes."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-import yaml
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 import vitmix
 from training import TINY, tiny
+from vitmix.lab.runs import run_for
 from vitmix.lab.settings import section_of
 from vitmix.lab.training.config import (
     FIELDS,
@@ -23,7 +24,6 @@ from vitmix.lab.training.config import (
 )
 from vitmix.lab.training.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
 from vitmix.lab.training.recipes import list_recipes, load_recipe, recipe_header, recipe_text
-from vitmix.lab.training.runs import folder_for
 from vitmix.parts.masks import NoMask
 
 NAMED = {
@@ -162,7 +162,7 @@ def test_one_spelling_of_a_method(text: str, same: str) -> None:
     config = resolve({**TINY, "method": text})
     assert config.method == same and vitmix.create(same, 10) == vitmix.create(text, 10)
     assert config == resolve({**TINY, "method": same})
-    assert folder_for(config).path == folder_for(resolve({**TINY, "method": same})).path
+    assert run_for(config).path == run_for(resolve({**TINY, "method": same})).path
 
 
 def test_blanks_make_no_wrong_method_right() -> None:
@@ -239,6 +239,17 @@ def test_smoothing_of_the_text_wins(method: str, smoothing: list[float]) -> None
     assert [each.smoothing for each in mixer.mixers] == smoothing
 
 
+def test_recipes_keep_their_settings() -> None:
+    """Against a snapshot of what each recipe sets other than `TrainConfig` does."""
+    stored = json.loads((Path(__file__).parent / "behaviour" / "recipes.json").read_text())
+    default = dataclasses.asdict(TrainConfig())
+    for name in list_recipes():
+        resolved = dataclasses.asdict(resolve({"recipe": name}))
+        changed = {key: value for key, value in resolved.items() if value != default[key]}
+        assert json.loads(json.dumps(changed)) == stored[name], name
+    assert stored.keys() <= set(list_recipes())
+
+
 def test_settings_of_recipes() -> None:
     """Single facts of the papers, as a guard against slips of the hand."""
     deit, transmix, swin = (resolve({"recipe": name}) for name in ("deit", "transmix", "swin_small"))
@@ -278,8 +289,11 @@ def test_fine_tuning_starts_from_the_papers_weights(name: str, weights: str) -> 
     assert config.pretrained and cfg is not None and cfg.tag == weights
 
 
-def test_recipes_are_safe_yaml() -> None:
-    assert all(isinstance(yaml.safe_load(recipe_text(name)), dict) for name in list_recipes())
+def test_a_printed_recipe_is_a_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    for name in list_recipes():
+        file.write_text(recipe_text(name))
+        assert dataclasses.replace(resolve(file=file), recipe=name) == resolve({"recipe": name}), name
 
 
 def test_cuda_graphs_do_not_accumulate(tmp_path: Path) -> None:

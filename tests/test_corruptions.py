@@ -23,13 +23,13 @@ from support import SMALL_VIT
 from training import one_thread  # noqa: F401
 from vitmix.lab.data.augment import global_generators_kept, seed_global_generators
 from vitmix.lab.data.images import ArrayImages
-from vitmix.lab.evaluation import Measurement, Robustness, Running, open_subject, robustness
-from vitmix.lab.evaluation.cells import Answers, Cell, Measurer
+from vitmix.lab.evaluation import Robustness, Running, open_subject, robustness
+from vitmix.lab.evaluation.conditions import Answers, Condition, Examiner
 from vitmix.lab.evaluation.corruptions import ALEXNET, COMMON, CorruptedImages, corruption, divisors, read_reference
-from vitmix.lab.evaluation.intervals import wilson
 from vitmix.lab.evaluation.robustness import Suite
 from vitmix.lab.evaluation.shifts import open_shift, synsets
 from vitmix.lab.evaluation.summaries import corruption_errors
+from vitmix.lab.runs import Estimate, Facts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,17 +40,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_corruption_that_does_nothing() -> None:
     subject, images = subject_of(NearestGray(side=32), 4, side=32), gray_images((10, 70, 130, 128, 250, 100), side=32)
     images.labels[5] = 3  # a mistake
-    measurer = Measurer(subject, Running(batch=4))
-    nothing = CorruptedImages(images, measurer.augmentation, lambda pixels, seed: pixels)
+    examiner = Examiner(subject, Running(batch=4))
+    nothing = CorruptedImages(images, examiner.augmentation, lambda pixels, seed: pixels)
     clean, same = (
-        measurer.answers(Cell(name, data, {}, cropped=name == "same"))
+        examiner.answers(Condition(name, data, Facts(part=name), {}, cropped=name == "same"))
         for name, data in (("clean", images), ("same", nothing))
     )
     assert np.array_equal(clean.right, same.right) and clean.count("clean") == (5, 6)
     assert np.array_equal(clean.confidence, same.confidence)
-    cell = Cell("fog 1", nothing, {"corruption": "fog", "severity": 1})
-    errors = named(corruption_errors([(cell, same)], divisors({"fog": [1 / 6]}, ["fog"], 1), "relative error", "mCE"))
-    assert errors["mCE"].value == pytest.approx(1)  # as wrong as the reference, which is the clean one
+    condition = Condition("fog 1", nothing, Facts(part="corruptions", corruption="fog", severity=1), {})
+    errors = named(
+        corruption_errors([(condition, same)], divisors({"fog": [1 / 6]}, ["fog"], 1), "relative error", "mCE")
+    )
+    assert errors["mCE"].mean == pytest.approx(1)  # as wrong as the reference, which is the clean one
 
 
 def test_corruption_errors_by_hand() -> None:
@@ -60,13 +62,14 @@ def test_corruption_errors_by_hand() -> None:
     marks = {("fog", 1): "1110", ("fog", 2): "1100", ("snow", 1): "0000", ("snow", 2): "1111"}
     images: Any = None
     found = [
-        (Cell("", images, {"corruption": name, "severity": at}), answers(text)) for (name, at), text in marks.items()
+        (Condition("", images, Facts(part="corruptions", corruption=name, severity=at), {}), answers(text))
+        for (name, at), text in marks.items()
     ]
     by = divisors({"fog": [0.5, 0.25], "snow": [1.0, 1.0]}, ["fog", "snow"], 2)
     errors = named(corruption_errors(found, by, "relative error", "mCE"))
-    assert errors["relative error fog"].value == pytest.approx((0.25 + 0.5) / (0.5 + 0.25))
-    assert errors["relative error snow"].value == pytest.approx(0.5)
-    assert errors["mCE"].value == pytest.approx(0.75) and errors["mCE"].n == 4
+    assert errors["relative error fog"].mean == pytest.approx((0.25 + 0.5) / (0.5 + 0.25))
+    assert errors["relative error snow"].mean == pytest.approx(0.5)
+    assert errors["mCE"].mean == pytest.approx(0.75) and errors["mCE"].n == 4
     assert errors["mCE"].low <= 0.75 <= errors["mCE"].high
 
 
@@ -190,13 +193,13 @@ def test_generated_corruptions_in_the_suite() -> None:
     settings = Robustness(parts=("corruptions",), corruptions=("brightness", "pixelate"))
     alone, helped = (named(robustness(subject, images, Running(batch=2, workers=count), settings)) for count in (0, 1))
     assert alone == helped
-    assert alone["corruption pixelate 5"].value == 1 and alone["error pixelate"].value == 0  # of one gray
+    assert alone["corruption pixelate 5"].mean == 1 and alone["error pixelate"].mean == 0  # of one gray
     # 0.1 to 0.5 are added: 10 leaves the first class from 63.5 on, 70 the second from 127.5, 130 the third from 191.5
     wrong = [[10 + 25.5 * k > 63.5, 70 + 25.5 * k > 127.5, 130 + 25.5 * k > 191.5, False] for k in (1, 2, 3, 4, 5)]
     for severity in (1, 2, 3, 4, 5):
-        assert alone[f"corruption brightness {severity}"].value == 1 - np.mean(wrong[severity - 1])
-    assert alone["error brightness"].value == pytest.approx(np.mean(wrong))
-    assert alone["mean corruption error"].value == pytest.approx(np.mean(wrong) / 2)
+        assert alone[f"corruption brightness {severity}"].mean == 1 - np.mean(wrong[severity - 1])
+    assert alone["error brightness"].mean == pytest.approx(np.mean(wrong))
+    assert alone["mean corruption error"].mean == pytest.approx(np.mean(wrong) / 2)
     assert "mCE" not in alone  # there is no reference for these images
 
 
@@ -231,10 +234,10 @@ def test_the_classes_of_imagenet_r_are_those_it_chooses_from(tmp_path: Path) -> 
     settings = Robustness(parts=("shifts",), folders={"r": tmp_path / "r", "v2": tmp_path / "v2"})
     suite = Suite(subject_of(Codes(), 1000, side=32), None, Running(batch=4), settings)
     found = named(suite)
-    assert found["ImageNet-R"] == Measurement("ImageNet-R", 5 / 8, 8, *wilson(5, 8), of={"part": "shifts"})
-    assert found["ImageNet-V2"].value == 0  # among all 1000 classes it always says the first
+    assert found["ImageNet-R"] == Estimate.of_proportion(5, 8)
+    assert found["ImageNet-V2"].mean == 0  # among all 1000 classes it always says the first
     (tmp_path / "r" / synsets()[0]).mkdir()
-    with pytest.raises(ValueError, match="no class of ImageNet-R"):
+    with pytest.raises(ValueError, match="not one of the .* classes of ImageNet-R"):
         open_shift("r", tmp_path / "r", suite.subject)
 
 
@@ -245,7 +248,7 @@ def test_a_model_of_fewer_classes_is_measured_on_those(tmp_path: Path) -> None:
     own = (names[2], "n00000000", names[0])
     found = open_shift("r", tmp_path, subject_of(NearestGray(), 3, own))
     assert found.outputs == (0, 2) and found.left_out == 1 and found.images.labels.tolist() == [2, 0]
-    with pytest.raises(ValueError, match="no names"):
+    with pytest.raises(ValueError, match="without names"):
         open_shift("r", tmp_path, subject_of(NearestGray(), 7))
     with pytest.raises(ValueError, match="at least two"):
         open_shift("r", tmp_path, subject_of(NearestGray(), 2, ("x", names[0])))
@@ -263,8 +266,8 @@ def test_a_downloaded_imagenet_c(tmp_path: Path) -> None:
     chosen_settings = {"corruptions": ("fog",), "severities": (1, 2), "folders": {"c": tmp_path}}
     settings = Robustness(parts=("corruptions",), reference=str(reference), **chosen_settings)
     found = named(robustness(subject, gray_images(side=32), Running(batch=4), settings))
-    assert [found[f"corruption fog {severity}"].value for severity in (1, 2)] == [1, 0.5]
-    assert found["mean corruption error"].value == 0.25 and found["mCE"].value == pytest.approx(0.25 / 0.375)
+    assert [found[f"corruption fog {severity}"].mean for severity in (1, 2)] == [1, 0.5]
+    assert found["mean corruption error"].mean == 0.25 and found["mCE"].mean == pytest.approx(0.25 / 0.375)
     (tmp_path / "weather" / "fog" / "2" / "a" / "0.png").rename(tmp_path / "weather" / "fog" / "2" / "a" / "1.png")
     with pytest.raises(ValueError, match="different images"):
         Suite(subject, gray_images(side=32), Running(), settings)
@@ -289,16 +292,16 @@ def test_a_downloaded_cifar_c(tmp_path: Path) -> None:
     chosen_settings = {"corruptions": ("fog", "snow"), "folders": {"c": tmp_path / "c"}}
     suite = Suite(subject, None, Running(batch=3), Robustness(parts=("corruptions",), **chosen_settings))
     found = named(suite)
-    assert [found[f"corruption fog {severity}"].value for severity in range(1, 6)] == [1, 1, 1, 0.25, 0.25]
+    assert [found[f"corruption fog {severity}"].mean for severity in range(1, 6)] == [1, 1, 1, 0.25, 0.25]
     assert found["corruption fog 1"].n == 4 and "output i" in suite.remarks[0]
-    assert found["mean corruption error"].value == pytest.approx((0.3 + 0.75) / 2) and "mCE" not in found
+    assert found["mean corruption error"].mean == pytest.approx((0.3 + 0.75) / 2) and "mCE" not in found
     settings = Robustness(parts=("corruptions",), reference=str(reference), **chosen_settings)
     found = named(robustness(subject, None, Running(batch=3), settings, folder=tmp_path / "cells"))
-    assert found["mCE"].value == pytest.approx((1 + 1) / 2)
+    assert found["mCE"].mean == pytest.approx((1 + 1) / 2)
     np.save(tmp_path / "c" / "snow.npy", np.full((20, 32, 32, 3), 250, np.uint8))  # other content, other cells
     os.utime(tmp_path / "c" / "snow.npy", ns=(1, 1))
     again = named(robustness(subject, None, Running(batch=3), settings, folder=tmp_path / "cells"))
-    assert again["error snow"].value == 0.75 and len(list((tmp_path / "cells").iterdir())) == 15
+    assert again["error snow"].mean == 0.75 and len(list((tmp_path / "cells").iterdir())) == 15
     limited = named(robustness(subject, None, Running(batch=3), dataclasses.replace(settings, limit=2)))
     assert limited["mCE"].n == 2
 
@@ -315,12 +318,12 @@ def test_alexnets_errors_are_of_imagenet_alone(tmp_path: Path) -> None:
     ("spoil", "sentence"),
     [
         (lambda at: np.save(at / "labels.npy", np.arange(20)), "the same labels once for each of 5 severities"),
-        (lambda at: np.save(at / "labels.npy", np.tile(np.arange(3), 5)), "has 3 classes, but own tells 4 apart"),
+        (lambda at: np.save(at / "labels.npy", np.tile(np.arange(3), 5)), "has 3 classes, but own has 4 outputs"),
         (lambda at: np.save(at / "labels.npy", np.zeros((4, 5))), "the same labels once"),
         (lambda at: np.save(at / "fog.npy", np.zeros((9, 32, 32, 3), np.uint8)), "has 9 images, labels.npy 20"),
         (lambda at: np.save(at / "fog.npy", np.zeros((20, 32, 32))), r"must hold images \(N, height, width, 3\) uint8"),
-        (lambda at: (at / "fog.npy").write_bytes(b"no array"), "no readable .npy file"),
-        (lambda at: (at / "fog.npy").write_bytes(b""), "no readable .npy file"),
+        (lambda at: (at / "fog.npy").write_bytes(b"no array"), "not a readable .npy file"),
+        (lambda at: (at / "fog.npy").write_bytes(b""), "not a readable .npy file"),
         (lambda at: (at / "fog.npy").unlink(), "has no 'fog.npy'"),
     ],
 )
@@ -342,5 +345,5 @@ def test_cifar_c_is_seen_as_the_test_set_is(tmp_path: Path) -> None:
     images = ArrayImages(pixels, labels, list(map(str, range(10))), "x")
     settings = Robustness(parts=("clean", "corruptions"), corruptions=("fog",), folders={"c": tmp_path})
     suite = Suite(subject, images, Running(batch=20), settings)
-    found = [suite.measurer.answers(cell).confidence for part in suite.parts for cell in part.cells]
+    found = [suite.examiner.answers(each).confidence for series in suite.series for each in series.conditions]
     assert all(np.array_equal(each, found[0]) for each in found)

@@ -14,11 +14,11 @@ from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import draw as command
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.shapes import CLASSES
+from vitmix.lab.evaluation.examples import draw_examples
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.figures import KINDS
 from vitmix.lab.figures.held_out import held_out
 from vitmix.lab.figures.kept import kept_pictures
-from vitmix.lab.report.gallery import draw_gallery
 from vitmix.lab.show import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,14 +113,16 @@ def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tm
 
 
 def test_gallery_of_a_report(run, tmp_path):
-    drawn = draw_gallery(open_subject(run))
-    assert drawn.count('<div class="strip">') == 4 and "No " not in drawn and len(drawn) < 400_000
+    drawn = draw_examples(open_subject(run))
+    assert [len(each.rows) for each in drawn.strips] == [2, 2] and not drawn.problems
+    assert len(drawn.encoded()) < 400_000
     settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
     train(tmp_path / "cnn", model="test_resnet", **settings)
-    without = draw_gallery(open_subject(tmp_path / "cnn"))
-    assert "No attention: a map of attention needs attention" in without and without.count('<div class="strip">') == 2
+    without = draw_examples(open_subject(tmp_path / "cnn"))
+    assert "No attention: a map of attention needs attention" in without.problems[0]
+    assert [each.what for each in without.strips] == ["label maps"]
     train(tmp_path / "unread", model="test_efficientnet", **settings)
-    assert "cannot be read" in draw_gallery(open_subject(tmp_path / "unread"))
+    assert "cannot be read" in draw_examples(open_subject(tmp_path / "unread")).problems[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,7 +156,7 @@ def copied(run: Path, place: Path) -> Path:
 
 def report_of(place: Path) -> str:
     page = place.parent / "page.html"
-    assert main(["report", str(place), "--examples", "0", "--no-eval", "--output", str(page)]) == 0
+    assert main(["report", str(place), "--examples", "0", "--output", str(page)]) == 0
     return page.read_text()
 
 
@@ -167,7 +169,7 @@ def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_c
     weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
     (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
     (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
-    assert "Drawn of earlier weights of the run." in report_of(tmp_path / "runs")
+    assert "Drawn with earlier weights of the run." in report_of(tmp_path / "runs")
 
 
 def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
@@ -177,7 +179,8 @@ def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
     for number in range(4):
         Image.fromarray(noise.roll(number, 0).numpy()).save(place / "pictures" / f"{number}.png")
     page = report_of(tmp_path / "runs")
-    assert "Too much for this page, and left out:" in page and "pictures/3.png" in page and len(page) < 2_000_000
+    assert "Left out, as they are too large for this page:" in page and "pictures/3.png" in page
+    assert len(page) < 2_000_000
     assert 'class="drawn"' in page
 
 

@@ -24,15 +24,15 @@ from vitmix.lab.evaluation import (
     Running,
     calibration_bins,
     calibration_error,
-    evaluate,
-    evaluate_run,
+    classification,
     open_subject,
     predict,
-    read_evaluation,
-    stored,
 )
+from vitmix.lab.evaluation import subject as subject_module
+from vitmix.lab.evaluation.classification import evaluate, evaluate_run
 from vitmix.lab.evaluation.cost import count_flops, count_parameters
-from vitmix.lab.evaluation.measure import check_finite, top_predictions
+from vitmix.lab.evaluation.predictions import Outcomes, Predictions
+from vitmix.lab.runs import Run
 from vitmix.lab.training.header import read_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ def test_calibration_error_is_that_of_plain_loops(pairs: list[tuple[float, bool]
     confidence, correct = [sure for sure, _ in pairs], [right for _, right in pairs]
     found = calibration_error(np.array(confidence), np.array(correct), bins)
     assert found == pytest.approx(slow_calibration_error(confidence, correct, bins), abs=1e-12)
-    assert sum(row["count"] for row in calibration_bins(np.array(confidence), np.array(correct), bins)) == len(pairs)
+    assert sum(row.count for row in calibration_bins(np.array(confidence), np.array(correct), bins)) == len(pairs)
 
 
 def test_calibration_of_known_cases() -> None:
@@ -78,21 +78,21 @@ def test_calibration_of_known_cases() -> None:
 
 def test_predictions_are_those_of_plain_loops() -> None:
     logits, labels = torch.randn(40, 7), torch.randint(7, (40,))
-    predicted, confidence, losses, top5 = top_predictions(logits, labels)
+    found = Outcomes.of(logits, labels)
     for row in range(40):
         odds = (logits[row].double() - logits[row].double().logsumexp(0)).exp().tolist()
         ranked = sorted(range(7), key=lambda place: -odds[place])
-        assert predicted[row] == ranked[0]
-        assert float(confidence[row]) == pytest.approx(odds[ranked[0]], rel=1e-5)
-        assert float(losses[row]) == pytest.approx(-np.log(odds[labels[row]]), rel=1e-4)
-        assert bool(top5[row]) == (int(labels[row]) in ranked[:5])
+        assert found.predicted[row] == ranked[0]
+        assert float(found.confidence[row]) == pytest.approx(odds[ranked[0]], rel=1e-5)
+        assert float(found.losses[row]) == pytest.approx(-np.log(odds[labels[row]]), rel=1e-4)
+        assert bool(found.in_top5[row]) == (int(labels[row]) in ranked[:5])
 
 
 def test_mixed_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="mixed target"):
-        top_predictions(torch.randn(4, 3), torch.rand(4, 3))
+        Outcomes.of(torch.randn(4, 3), torch.rand(4, 3))
     with pytest.raises(ValueError, match="not finite"):
-        check_finite(top_predictions(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))[1].numpy())
+        Predictions.joined([Outcomes.of(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))])
 
 
 def test_the_last_incomplete_batch_counts_once(run: Path) -> None:
@@ -108,23 +108,47 @@ def test_the_last_incomplete_batch_counts_once(run: Path) -> None:
 def test_run_is_evaluated_as_in_training(run: Path) -> None:
     found = evaluate_run(run)
     best = json.loads((run / "summary.json").read_text())["best"]
-    assert found["n"] == 24
-    assert found["accuracy"] == best["accuracy"] and found["accuracy5"] == best["accuracy5"]
-    assert found["loss"] == pytest.approx(best["eval_loss"], rel=1e-5)
+    assert found.n == 24
+    assert found.accuracy == best["accuracy"] and found.accuracy5 == best["accuracy5"]
+    assert found.loss == pytest.approx(best["eval_loss"], rel=1e-5)
     counts = np.zeros((12, 12), int)
-    for label, seen, count in found["confusion"]:
+    for label, seen, count in found.confusion:
         counts[label, seen] = count
-    assert counts.sum() == 24 and counts.trace() / 24 == pytest.approx(found["accuracy"])
-    assert read_evaluation(run) == json.loads(json.dumps(found))
+    assert counts.sum() == 24 and counts.trace() / 24 == pytest.approx(found.accuracy)
+    assert Run(run).evaluation == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "again"),
+    [
+        ({}, False),
+        ({"ema": 0.9, "best": "ema_eval_loss"}, False),
+        ({"accumulate": 2}, True),
+        ({"resident": True}, True),
+    ],
+)
+def test_the_best_weights_are_evaluated_once_where_that_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], again: bool
+) -> None:
+    passes: list[object] = []
+    monkeypatch.setattr(classification, "predict", lambda *given, **how: passes.append(1) or predict(*given, **how))
+    trainer = train(tmp_path / "run", **settings)
+    trainer.evaluate_best()
+    stored = Run(tmp_path / "run").evaluation
+    assert stored is not None and bool(passes) == again
+    fresh = evaluate_run(tmp_path / "run")
+    times = ("seconds", "images_per_second", "passes_timed")
+    one, two = ({key: value for key, value in each.to_json().items() if key not in times} for each in (stored, fresh))
+    assert one == two
 
 
 def test_evaluation_of_other_weights_is_not_taken(run: Path) -> None:
     evaluate_run(run)
     content = (run / "best.safetensors").read_bytes()
     (run / "best.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    other = read_evaluation(run)
+    other = Run(run).evaluation
     (run / "best.safetensors").write_bytes(content)
-    assert other is None and read_evaluation(run) is not None
+    assert other is None and Run(run).evaluation is not None
 
 
 def test_evaluation_without_its_measures_is_not_taken(run: Path, tmp_path: Path) -> None:
@@ -132,7 +156,7 @@ def test_evaluation_without_its_measures_is_not_taken(run: Path, tmp_path: Path)
     whole = (run / "evaluation.json").read_text()
     cut = {name: value for name, value in json.loads(whole).items() if name != "confusion"}
     (run / "evaluation.json").write_text(json.dumps(cut))
-    assert read_evaluation(run) is None
+    assert Run(run).evaluation is None
     (run / "evaluation.json").write_text(whole)
 
 
@@ -206,7 +230,7 @@ def test_timm_name_with_random_weights() -> None:
     from vitmix.lab.data import open_images
 
     found = evaluate(subject, open_images(SIXTEEN, "test"), Running(batch=10))
-    assert found["n"] == 24 and "random weights" in found["weights"] and found["images_per_second"] > 0
+    assert found.n == 24 and "random weights" in found.weights and found.images_per_second > 0
 
 
 def test_a_file_that_is_named_is_what_is_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +281,7 @@ def test_wrong_input(
     def too_late(*arguments: object, **settings: object) -> None:
         raise AssertionError("refused only after the whole pass")
 
-    monkeypatch.setattr("vitmix.lab.evaluation.stored.predict", too_late)
+    monkeypatch.setattr("vitmix.lab.evaluation.classification.predict", too_late)
     assert cli.main(["eval", *(each.replace("RUN", str(run)) for each in arguments)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
@@ -266,9 +290,9 @@ def test_wrong_input(
 def test_the_command_opens_the_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path / "run")
     opened: list[str] = []
-    monkeypatch.setattr(stored, "open_images", lambda *names: opened.append(names[0]) or open_images(*names))
+    monkeypatch.setattr(subject_module, "open_images", lambda *names: opened.append(names[0]) or open_images(*names))
     assert cli.main(["eval", str(tmp_path / "run")]) == 0
-    assert len(opened) == 1 and stored.read_evaluation(tmp_path / "run") is not None
+    assert len(opened) == 1 and Run(tmp_path / "run").evaluation is not None
 
 
 def test_predicting_waits_for_the_device_once() -> None:

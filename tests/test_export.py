@@ -15,7 +15,8 @@ from samples import eval_sample
 from training import one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data.sources import without_folders
-from vitmix.lab.evaluation import evaluate_run, open_subject
+from vitmix.lab.evaluation import open_subject
+from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.export import _unfinished, export
 from vitmix.lab.training.checkpoints import write_weights
 from vitmix.lab.training.config import TrainConfig
@@ -75,8 +76,8 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     found = evaluate_run(tmp_path / "run")
     export(open_subject(tmp_path / "run"), tmp_path / "model", to="hf")
     card = (tmp_path / "model" / "README.md").read_text()
-    assert f"| top-5 | {100 * found['accuracy5']:.2f} % |" in card
-    assert f"{100 * found['accuracy']:.2f} %" in card and "n = 24" in card
+    assert f"| top-5 | {100 * found.accuracy5:.2f} % |" in card
+    assert f"{100 * found.accuracy:.2f} %" in card and "n = 24" in card
     assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
     assert str(tmp_path) not in card  # nothing of this machine
 

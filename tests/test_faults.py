@@ -14,13 +14,13 @@ import pytest
 import faults
 from test_checkpoints import names, some
 from training import one_thread, rows, tiny, train, train_until  # noqa: F401
-from vitmix.lab import reading
+from vitmix.lab import reading, writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison.runner import is_trained, take
-from vitmix.lab.evaluation.stored import read_evaluation
-from vitmix.lab.training import checkpoints, runs
+from vitmix.lab.comparison.matrix import is_trained
+from vitmix.lab.comparison.runner import take
+from vitmix.lab.runs import FolderLock, Run, lock
+from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
-from vitmix.lab.training.runs import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -123,7 +123,7 @@ def test_checkpoints_that_cannot_be_listed_are_not_removed(tmp_path: Path, monke
 
 def test_a_name_that_is_not_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in place is not called unwritten: the best weights would be those of another epoch than the summary's."""
-    monkeypatch.setattr(checkpoints, "_sync_folder", failing(checkpoints._sync_folder))
+    monkeypatch.setattr(writing, "sync_folder", failing(writing.sync_folder))
     with pytest.warns(UserWarning, match="summary.json is written, but a power loss may undo that: Input/output error"):
         checkpoints.write_file(tmp_path / "summary.json", b"new")
     assert (tmp_path / "summary.json").read_bytes() == b"new"
@@ -133,14 +133,14 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pyt
     def refuse(folder: Path) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(checkpoints, "_sync_folder", refuse)
+    monkeypatch.setattr(writing, "sync_folder", refuse)
     checkpoints.write_file(tmp_path / "summary.json", b"new")
 
 
 def test_folders_outlive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a comparison's trainings and of a suite's answers too: whatever is in them would be gone."""
-    synced, sync = [], checkpoints._sync_folder
-    monkeypatch.setattr(checkpoints, "_sync_folder", lambda folder: (synced.append(folder), sync(folder)))
+    synced, sync = [], writing.sync_folder
+    monkeypatch.setattr(writing, "sync_folder", lambda folder: (synced.append(folder), sync(folder)))
     os.close(take(tmp_path / "runs" / "run" / ".claim"))
     assert set(synced) == {tmp_path, tmp_path / "runs"}
     train(tmp_path / "run", epochs=1)
@@ -163,13 +163,12 @@ def test_results_that_cannot_be_read_now_are_not_replaced(tmp_path: Path, monkey
 def test_a_finished_training_that_cannot_be_read_now_is_not_called_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder(tmp_path)
     train(tmp_path, epochs=1)
     monkeypatch.setattr(reading, "open_regular", failing(reading.open_regular))
     with pytest.raises(OSError, match="Input/output error"):
-        is_trained(folder)
+        is_trained(Run(tmp_path))
     with pytest.raises(OSError, match="Input/output error"):
-        read_evaluation(tmp_path)
+        Run(tmp_path).evaluation  # noqa: B018
 
 
 @pytest.mark.parametrize("native", ["safetensors.safe_open", "safetensors.torch.load_file"])
@@ -200,7 +199,7 @@ def test_best_weights_for_which_there_was_no_room(
     def first(path: Path, content: bytes) -> bool:
         return "best" in path.name and bool(failures and failures.pop())
 
-    monkeypatch.setattr(checkpoints, "_write", failing(checkpoints._write, first))
+    monkeypatch.setattr(writing, "write_synced", failing(writing.write_synced, first))
     assert trainer.run() == 1
     assert "newest complete checkpoint is update-000000006" in capsys.readouterr().out.splitlines()[-1]
     failures.append(True)
@@ -218,7 +217,7 @@ def test_the_last_epochs_metrics_are_not_lost(
     def last(path: Path, content: bytes) -> bool:
         return "metrics.jsonl" in path.name and trainer.update == 12 and bool(once and once.pop())
 
-    monkeypatch.setattr(checkpoints, "_write", failing(checkpoints._write, last))
+    monkeypatch.setattr(writing, "write_synced", failing(writing.write_synced, last))
     assert trainer.run() == 0
     assert "metrics could not be written" in capsys.readouterr().out
     assert len(rows(tmp_path / "run")) == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
@@ -235,15 +234,15 @@ def test_a_tracker_is_no_reason_to_stop(
 
 
 def test_a_lock_that_fails_to_close_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder(tmp_path)
-    folder.open(tiny(tmp_path))
-    handle, close = folder._handle, os.close
+    held = FolderLock(tmp_path)
+    held.acquire()
+    handle, close = held._handle, os.close
 
     def close_and_fail(number: int) -> None:
         close(number)
         if number == handle:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(runs.os, "close", close_and_fail)
-    folder.close()
-    assert not folder.is_open_here
+    monkeypatch.setattr(lock.os, "close", close_and_fail)
+    held.release()
+    assert not held.held_here

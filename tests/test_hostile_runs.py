@@ -16,12 +16,12 @@ import yaml
 from test_report import Page
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
-from vitmix.lab.training.runs import RunFolder
+from vitmix.lab.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = int(os.environ.get("VITMIX_FUZZ", "40"))
 ATTACK = ["--limit", "8", "--attack-limit", "4", "--alphas", "0.01", "--steps", "1", "--epsilons", "0.02"]
-FILES = ("metrics.jsonl", "summary.json", "evaluation.json", "robustness.json", "config.yaml")
+FILES = ("metrics.jsonl", "summary.json", "evaluation.json", "robustness.json", "examples.json", "config.yaml")
 STUDIES = ("accuracy", "fluctuation", "htm")
 SCRIPT = '"><script>alert(1)</script>'
 VALUES = [
@@ -112,7 +112,7 @@ def test_any_file_of_a_run_may_be_damaged(whole: Path, tmp_path: Path, capfd: py
             damaged.replace(path)
         start = time.process_time()
         page = folder / "page.html"
-        code = cli.main(["report", str(folder), "--output", str(page), "--examples", "0", "--no-eval"])
+        code = cli.main(["report", str(folder), "--output", str(page), "--examples", "2"])
         assert time.process_time() - start < 5, seed
         said = capfd.readouterr().err
         assert code in (0, 2) and said.count("\n") == (code == 2), (seed, said)
@@ -126,34 +126,46 @@ def test_any_file_of_a_run_may_be_damaged(whole: Path, tmp_path: Path, capfd: py
 
 @pytest.mark.parametrize("content", ["[]", "3", "{}", '{"text": 3, "broken_images": []}', "[" * 10_000, "", "\ud800"])
 def test_what_is_no_summary_ends_no_run(tmp_path: Path, content: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.summary.write_bytes(content.encode(errors="surrogatepass"))
-    assert folder.read_summary() is None
+    (tmp_path / "summary.json").write_bytes(content.encode(errors="surrogatepass"))
+    assert Run(tmp_path).summary is None
 
 
 def test_metrics_end_at_a_damaged_row(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.metrics.write_bytes(b'{"epoch": 1, "loss": 2.5}\n{"epoch": 2, \x8e"loss": 2}\n{"epoch": 3}\n')
-    assert folder.read_metrics() == [{"epoch": 1, "loss": 2.5}]
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 1, "loss": 2.5}\n{"epoch": 2, \x8e"loss": 2}\n{"epoch": 3}\n')
+    assert [epoch.to_json() for epoch in Run(tmp_path).epochs] == [{"epoch": 1, "loss": 2.5}]
 
 
 def test_pipes_are_not_waited_for(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "runs")
-    for name in ("summary.json", "evaluation.json", "robustness.json", "analysis/accuracy.json", "pictures/x.png"):
+    files = ("summary.json", "evaluation.json", "robustness.json", "examples.json", "analysis/accuracy.json")
+    for name in (*files, "pictures/x.png"):
         path = folder / "a" / name
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         os.mkfifo(path)
     page = tmp_path / "page.html"
-    assert cli.main(["report", str(folder), "--output", str(page), "--examples", "0", "--no-eval"]) == 0
+    assert cli.main(["report", str(folder), "--output", str(page), "--examples", "0"]) == 0
     assert "a is not evaluated" in page.read_text()
 
 
-def test_damaged_runs_are_evaluated_and_drawn_or_said_why_not(whole: Path, tmp_path: Path) -> None:
+def test_results_of_damaged_weights_are_not_shown(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "runs")
-    (folder / "a" / "evaluation.json").write_text("[]")
-    (folder / "b" / "evaluation.json").write_text("[]")
     (folder / "b" / "best.safetensors").write_bytes(b"\0" * 100)
     page = tmp_path / "page.html"
     assert cli.main(["report", str(folder), "--output", str(page), "--examples", "1"]) == 0
-    assert "b is not evaluated: " in page.read_text() and "a is not evaluated: " not in page.read_text()
+    for name in ("evaluation.json", "examples.json", "analysis/accuracy.json"):
+        assert f"b/{name} is about other weights" in page.read_text()
+    assert "a is not evaluated: " not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "image", ["https://example.org/x.png", "javascript:alert(1)", 'data:image/png;base64,"onload=']
+)
+def test_examples_lead_nowhere(whole: Path, tmp_path: Path, image: str) -> None:
+    folder = shutil.copytree(whole / "a", tmp_path / "run")
+    found = json.loads((folder / "examples.json").read_text())
+    found["mixed"][0]["mixed"] = image
+    (folder / "examples.json").write_text(json.dumps(found))
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--output", str(page)]) == 0
+    assert "an image is not a data URI of one" in page.read_text() and image not in page.read_text()

@@ -12,10 +12,10 @@ import vitmix
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison.matrix import parse_matrix, read_matrix
 from vitmix.lab.data.classes import class_names
-from vitmix.lab.evaluation.cells import Answers
+from vitmix.lab.evaluation.conditions import Answers
 from vitmix.lab.reading import MOST_DEPTH, parse_json, parse_yaml
+from vitmix.lab.runs import run_for
 from vitmix.lab.training.config import resolve
-from vitmix.lab.training.runs import folder_for
 
 DIGITS = "9" * 400
 METHODS = {
@@ -141,7 +141,7 @@ def test_dates_are_texts(tmp_path: Path) -> None:
         *("2024-01-31", "2024-01-31 10:00:00", 5, 1.5, True, None)
     ]
     (tmp_path / "config.yaml").write_text("model_args: {depth: 2024-01-31}")
-    folder_for(resolve(file=tmp_path / "config.yaml"))  # which writes the settings down
+    run_for(resolve(file=tmp_path / "config.yaml"))  # which writes the settings down
 
 
 def test_deep_json_is_refused_where_it_is_read(tmp_path: Path) -> None:

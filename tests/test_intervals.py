@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitmix.lab.evaluation import calibration_error
-from vitmix.lab.evaluation.intervals import bootstrap, wilson
 from vitmix.lab.evaluation.summaries import calibration
+from vitmix.lab.runs.estimates import bootstrap, wilson
 
 
 def test_wilson_by_hand() -> None:
@@ -43,8 +43,8 @@ def overconfident(n: int, gap: float, seed: int) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("gap", [0.02, 0.05])
 def test_interval_of_the_calibration_error_covers_the_true_one(gap: float) -> None:
-    found = [calibration("clean", *overconfident(1000, gap, seed)) for seed in range(60)]
-    low, value, high = (np.array([getattr(each, end) for each in found]) for end in ("low", "value", "high"))
+    found = [calibration(*overconfident(1000, gap, seed)) for seed in range(60)]
+    low, value, high = (np.array([getattr(each, end) for each in found]) for end in ("low", "mean", "high"))
     assert (low >= 0).all() and (low <= value).all() and (value <= high).all()
     assert np.mean((low <= gap) & (gap <= high)) >= 0.8  # percentiles alone: 0.12 for a gap of 0.02
 
@@ -53,6 +53,6 @@ def test_interval_of_the_calibration_error_covers_the_true_one(gap: float) -> No
 @hypothesis.settings(max_examples=15, deadline=None)
 def test_interval_of_the_calibration_error_holds_its_value(seed: int, n: int) -> None:
     confidence, right = overconfident(n, 0, seed)
-    found = calibration("clean", confidence, right)
-    assert found.low is not None and found.high is not None and 0 <= found.low <= found.value <= found.high
-    assert found.value == pytest.approx(calibration_error(confidence, right))
+    found = calibration(confidence, right)
+    assert found.low is not None and found.high is not None and 0 <= found.low <= found.mean <= found.high
+    assert found.mean == pytest.approx(calibration_error(confidence, right))

@@ -17,10 +17,13 @@ import pytest
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.report import Report
-from vitmix.lab.evaluation import evaluate_run
-from vitmix.lab.evaluation.text import describe
+from vitmix.lab.evaluation.classification import evaluate_run
+from vitmix.lab.evaluation.describe import describe
 from vitmix.lab.report import svg, write_report
-from vitmix.lab.report.runs import Run, find_runs, group_runs
+from vitmix.lab.report.groups import find_runs, group_runs, labels
+from vitmix.lab.report.html import look
+from vitmix.lab.report.quantities import BEST_EPOCH, best, last
+from vitmix.lab.runs import Epoch, Run
 from vitmix.lab.show.figure import OWN, PARTNER
 from vitmix.lab.training.config import TrainConfig
 
@@ -189,14 +192,19 @@ def test_roles_have_the_colors_of_the_figures(page: str) -> None:
 def test_groups_are_configurations_without_seed(runs: Path) -> None:
     groups = group_runs(find_runs([runs])[0])
     assert [group.name for group in groups] == list(METHODS.values())
-    assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
-    assert list(groups[0].different) == ["method"]
+    assert [[run.config.seed for run in group.runs.values()] for group in groups] == [[0, 1], [0, 1]]
 
 
 def named(*configs: dict[str, Any]) -> list[str]:
     """The labels of runs with these settings, in folders runs/0, runs/1, ..."""
-    runs = [Run(Path(f"runs/{number}"), TrainConfig(**each), [], None) for number, each in enumerate(configs)]
-    return [group.name for group in group_runs(runs)]
+    return labels([made_up(TrainConfig(**each), f"runs/{number}") for number, each in enumerate(configs)])
+
+
+def made_up(config: TrainConfig, path: str = "run", *epochs: dict[str, Any]) -> Run:
+    """A run of which nothing is stored."""
+    run = Run(path)
+    run.config, run.epochs = config, [Epoch.from_json(each) for each in epochs]
+    return run
 
 
 def test_labels_leave_out_defaults() -> None:
@@ -236,7 +244,7 @@ def test_a_ninth_group_looks_different(runs: Path, tmp_path: Path) -> None:
     page = report_on(tmp_path / "runs")
     for what in (r'<polyline class="mean ([^"]+)"', r'<li><span class="key ([^"]+)"'):
         assert len(set(re.findall(what, page))) == 10
-    looks = [svg.look(number) for number in range(32)]
+    looks = [look(number) for number in range(32)]
     assert len(set(looks)) == 32 and looks[1] == "g1" and looks[9] == "g1 d1"
     for name in {name for each in looks for name in each.split()}:
         assert f".{name} {{" in page or f".{name}::before {{" in page  # the style sheet knows it
@@ -250,21 +258,22 @@ def test_differences_are_marked(page: str) -> None:
 def test_missing_data_is_said(runs: Path, tmp_path: Path) -> None:
     output = shutil.copytree(runs / "cut-0", tmp_path / "run")
     (output / "evaluation.json").unlink()
-    config = (output / "config.yaml").read_text()
-    (output / "config.yaml").write_text(re.sub(r"data: .*", "data: imagefolder:gone", config))
+    (output / "examples.json").unlink()
+    files = sorted(path.name for path in output.iterdir())
     write_report([output], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("&#x27;gone&#x27; is not a folder") == 3  # for the evaluation, the examples and the gallery
-    assert "No examples" in page and "not evaluated" in page
+    assert f"{output} is not evaluated: there is no {output}/evaluation.json; &#39;vitmix eval {output}&#39;" in page
+    assert f"there is no {output}/examples.json; &#39;vitmix eval {output}&#39; draws examples" in page
+    assert sorted(path.name for path in output.iterdir()) == files  # a report reads
 
 
 def test_single_unfinished_run(tmp_path: Path) -> None:
     train_until(tmp_path / "run", 8, epochs=5)
-    write_report([tmp_path / "run"], tmp_path / "page.html", compute=False, examples=0)
+    write_report([tmp_path / "run"], tmp_path / "page.html", examples=0)
     page = (tmp_path / "page.html").read_text()
     assert "of 5, not finished" in page and "vitmix eval" in page
     results = page.partition('<section id="results">')[2].partition("</section>")[0]
-    assert f"Not finished, and counted as far as it is: {tmp_path / 'run'} (1 of 5 epochs)" in results
+    assert f"Not finished; results so far: {tmp_path / 'run'} (1 of 5 epochs)" in results
     assert not Page(page).open
 
 
@@ -343,7 +352,7 @@ def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
 def report_on(*places: Path, **settings: Any) -> str:
     """The page of these runs, without pictures."""
     output = settings.pop("output", places[0].parent / "page.html")
-    write_report(places, output, **{"examples": 0, "compute": False, **settings})
+    write_report(places, output, **{"examples": 0, **settings})
     return output.read_text()
 
 
@@ -366,7 +375,7 @@ def test_top_five_of_five_classes_is_left_out(runs: Path, tmp_path: Path) -> Non
     assert set(found) == {"0"}
     for places in ([folder / "cut-0", folder / "cut-1"], [folder / "cut-0"]):
         assert "top-5" not in report_on(*places)
-    evaluation = json.loads((folder / "cut-0" / "evaluation.json").read_text())
+    evaluation = Run(folder / "cut-0").evaluation
     assert "top-1" in describe(evaluation) and "top-5" not in describe(evaluation)
 
 
@@ -444,7 +453,10 @@ def test_the_images_of_the_best_epoch_are_those_of_the_evaluation(runs: Path, tm
 def test_an_evaluation_that_lacks_something_is_none(runs: Path, tmp_path: Path, key: str) -> None:
     run = shutil.copytree(runs / "cut-0", tmp_path / "run")
     change_evaluation(run, lambda evaluation: evaluation.pop(key))
-    assert f"{run} is not evaluated: there is no complete evaluation.json" in report_on(run)
+    said = (
+        f"{run} is not evaluated: {run}/evaluation.json cannot be read: {key} is missing; &#39;vitmix eval {run}&#39;"
+    )
+    assert said in report_on(run)
 
 
 def test_command_and_function_draw_as_many_examples() -> None:
@@ -467,13 +479,13 @@ def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["report", str(folder), "--output", str(output), "--examples", "0"]) == 0
     sentence = f"Left out: {folder / 'new'} has no evaluated epoch yet"
     assert sentence in capsys.readouterr().out and sentence in output.read_text()
-    assert [run.folder.name for run in find_runs([folder])[0]] == ["cut-0"]
+    assert [run.path.name for run in find_runs([folder])[0]] == ["cut-0"]
 
 
 def test_best_epoch_is_of_the_weights_kept() -> None:
     config = TrainConfig(best="ema_accuracy", ema=0.9)
     row = {"epoch": 1, "accuracy": 0.1, "accuracy5": 0.5, "eval_loss": 2.0}
     row |= {"ema_accuracy": 0.2, "ema_accuracy5": 0.6, "ema_eval_loss": 1.0}
-    run = Run(Path(), config, [row], None)
-    assert [run.value(f"metrics.jsonl:best.{n}") for n in ("accuracy", "accuracy5", "eval_loss")] == [0.2, 0.6, 1.0]
-    assert run.value("metrics.jsonl:last.accuracy") == 0.1 and run.value("metrics.jsonl:best.epoch") == 1
+    run = made_up(config, "run", row)
+    assert [best(name).read(run) for name in ("accuracy", "accuracy5", "eval_loss")] == [0.2, 0.6, 1.0]
+    assert last("accuracy").read(run) == 0.1 and BEST_EPOCH.read(run) == 1

@@ -44,7 +44,7 @@ def section(runs: Path) -> str:
 
 def section_of(folder: Path) -> str:
     output = folder.parent / f"{folder.name}.html"
-    write_report([folder], output, examples=0, compute=False)
+    write_report([folder], output, examples=0)
     page = output.read_text()
     assert not Page(page).open  # well-formed
     return page.partition('<section id="analyses">')[2].partition("</section>")[0]
@@ -120,7 +120,7 @@ def test_studies_of_other_weights_and_forms_are_said(runs: Path, tmp_path: Path)
     place.write_text(json.dumps(content | {"weights_sha256": "0"}))
     (run / "analysis" / "presence.json").write_text('{"study": "presence"')
     section = section_of(run)
-    assert f"{place} is about other weights" in section and "presence.json is no study of this version" in section
+    assert f"{place} is about other weights" in section and "presence.json cannot be read" in section
     assert 'id="analysis-fluctuation"' in section and 'id="analysis-accuracy"' not in section
 
 

@@ -1,5 +1,6 @@
 """The examples in a report: training images as a method mixed them, with their targets."""
 
+import base64
 import io
 import re
 import shutil
@@ -11,10 +12,13 @@ from PIL import Image
 
 from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
+from vitmix.lab.evaluation.classification import evaluate_run
+from vitmix.lab.evaluation.examples import mixed_examples
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.report import write_report
-from vitmix.lab.report.examples import Example, Part, draw_examples
-from vitmix.lab.report.pictures import tile
+from vitmix.lab.report.html import html
+from vitmix.lab.runs import Run
+from vitmix.lab.runs.examples import SOURCES, Example, Part, Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,15 +26,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_examples_repeat_and_carry_their_targets(tmp_path: Path) -> None:
     for seed in (0, 1):
         train(tmp_path / str(seed), method="mixup(alpha=0.8) | tl_align", seed=seed, epochs=1, smoothing=0.1)
-    first, again = (draw_examples(open_subject(tmp_path / "0"), count=3) for _ in range(2))
+    first, again = (mixed_examples(open_subject(tmp_path / "0"), count=3) for _ in range(2))
     assert first == again and len(first) == 6  # both methods of the switch
-    other = draw_examples(open_subject(tmp_path / "1"), count=3)
+    other = mixed_examples(open_subject(tmp_path / "1"), count=3)
     assert [each.mixed for each in other] != [each.mixed for each in first]
     for example in first:
         assert sum(part.share for part in example.target) == pytest.approx(1, abs=0.006)
         assert all(0 < part.share <= 1 for part in example.target)
         roles = [part.role for part in example.target]
-        assert roles[0] == "own" and list(example.sources) == ["own", "partner"]
+        assert roles[0] == "own" and [source.role for source in example.sources] == ["own", "partner"]
         assert roles[1:2] == ["partner"] or example.target[0].share > 0.9  # of the same class
     assert any(len(example.target) > 2 for example in first)  # two classes, and what smoothing spreads
 
@@ -38,7 +42,7 @@ def test_examples_repeat_and_carry_their_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["smmix", "(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "none"])
 def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
     train(tmp_path / "run", method=method, epochs=1)
-    assert draw_examples(open_subject(tmp_path / "run"), count=2)
+    assert mixed_examples(open_subject(tmp_path / "run"), count=2)
 
 
 def test_examples_of_activation_labels(tmp_path: Path) -> None:
@@ -46,32 +50,36 @@ def test_examples_of_activation_labels(tmp_path: Path) -> None:
     assert cli.main([*maps, "--workers", "0"]) == 0
     method = "mixup(loss=bce) | tokenmix(label=activation)"
     train(tmp_path / "run", method=method, maps=str(tmp_path / "maps"), epochs=1)
-    found = draw_examples(open_subject(tmp_path / "run"), count=2)
+    found = mixed_examples(open_subject(tmp_path / "run"), count=2)
     assert len(found) == 4 and any("tokenmix" in example.method or "activation" in example.method for example in found)
 
 
 def test_an_image_that_played_no_part_is_no_source(tmp_path: Path) -> None:
     train(tmp_path / "run", method="none", epochs=1, smoothing=0.1)
-    for example in draw_examples(open_subject(tmp_path / "run"), count=16):
-        assert list(example.sources) == ["own"] and example.sources["own"] == example.mixed
+    for example in mixed_examples(open_subject(tmp_path / "run"), count=16):
+        assert [source.role for source in example.sources] == ["own"] and example.sources[0].image == example.mixed
         assert [part.role for part in example.target] == ["own", "rest"]
 
 
 def test_tokens_that_htm_takes_are_drawn(tmp_path: Path) -> None:
     """Every cell of the picture is the own image's or that of the image which gave the token."""
     train(tmp_path / "run", method="htm(block=1, rho=0)", epochs=1)
-    found = [each for each in draw_examples(open_subject(tmp_path / "run"), count=16) if "taken" in each.sources]
+    found = [
+        each
+        for each in mixed_examples(open_subject(tmp_path / "run"), count=16)
+        if "taken" in [source.role for source in each.sources]
+    ]
     assert found
     for example in found:
-        assert list(example.sources) == ["own", "taken"]
-        mixed, own, taken = (pixels(each) for each in (example.mixed, *example.sources.values()))
+        assert [source.role for source in example.sources] == ["own", "taken"]
+        mixed, own, taken = (pixels(each) for each in (example.mixed, *(source.image for source in example.sources)))
         cells = [each.reshape(2, 8, 2, 8, 3).swapaxes(1, 2).reshape(4, -1) for each in (mixed, own, taken)]
         from_own, from_taken = ((cells[0] == each).all(1) for each in cells[1:])
         assert (from_own | from_taken).all() and (from_taken & ~from_own).any()
 
 
-def pixels(picture: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(picture)))
+def pixels(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
 
 
 def textures(folder: Path) -> Path:
@@ -99,18 +107,20 @@ def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
         method="mixup | cutmix | tokenmix(loss=ce)",
         epochs=1,
     )
-    first = draw_examples(open_subject(run), count=5)
+    evaluate_run(run)
+    first = Run(run).examples.mixed
     assert {pixels(example.mixed).shape for example in first} == {(256, 256, 3)}
-    assert {pixels(each).shape for example in first for each in example.sources.values()} == {(96, 96, 3)}
+    assert {pixels(each.image).shape for example in first for each in example.sources} == {(96, 96, 3)}
     for number in range(1, 6):
         other = shutil.copytree(run, tmp_path / "runs" / str(number))
         config = (other / "config.yaml").read_text()
         (other / "config.yaml").write_text(re.sub(r"smoothing: .*", f"smoothing: 0.{number}", config))
-    write_report([tmp_path / "runs"], tmp_path / "page.html", examples=5, compute=False)
+    write_report([tmp_path / "runs"], tmp_path / "page.html", examples=5)
     assert (tmp_path / "page.html").stat().st_size < 5_000_000
 
 
 def test_a_class_may_be_called_rest() -> None:
     target = [Part("own", "rest", 0.6), Part("partner", "cat", 0.3), Part("rest", "rest", 0.1)]
-    shown = tile(Example("mixup", b"", {"own": b""}, target))
+    image = "data:image/png;base64,"
+    shown = html.example(Example("mixup", image, (Source("own", image),), tuple(target)), SOURCES)
     assert re.findall('<i class="([a-z]+)"', shown) == ["own", "partner", "rest"]

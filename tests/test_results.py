@@ -1,30 +1,41 @@
 """The stored results are what their runs say: publishing them again changes nothing. Pages say what is stored."""
 
+import gzip
 import json
 import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vitmix.lab.cli import main as cli
+from vitmix.lab.runs.published import FILE, read_published
 
 RESULTS = Path(__file__).parents[1] / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-COMPARISONS = sorted(path.parent.name for path in RESULTS.glob("*/matrix.yaml"))
+COMPARISONS = sorted(path.parent.name for path in RESULTS.glob(f"*/{FILE}"))
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_every_table_comes_from_the_runs_beside_it(name: str, tmp_path: Path) -> None:
-    stored = RESULTS / name
-    shutil.copytree(stored / "runs", tmp_path / "out" / "runs")
-    command = ["compare", str(stored / "matrix.yaml"), "--no-train", "--output", str(tmp_path / "out")]
-    assert cli.main([*command, "--publish", str(tmp_path / "again")]) == 0
-    files = {path.relative_to(stored) for path in stored.rglob("*") if path.is_file()}
-    assert files == {path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file()}
-    for path in files:
-        assert (stored / path).read_text() == (tmp_path / "again" / path).read_text(), path
+    stored, again = RESULTS / name, tmp_path / "again"
+    (tmp_path / "out").mkdir()
+    shutil.copy(stored / FILE, tmp_path / "out")
+    assert cli.main(["compare", str(tmp_path / "out"), "--no-train", "--publish", str(again)]) == 0
+    assert {path.name for path in stored.iterdir()} == {path.name for path in again.iterdir()} == {"README.md", FILE}
+    assert (stored / "README.md").read_text() == (again / "README.md").read_text()
+    assert lines(stored / FILE) == lines(again / FILE)
+
+
+def test_results_are_small() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert len(files) <= 40 and sum(path.stat().st_size for path in files) <= 2_000_000
 
 
 def step_ratios(name: str) -> dict[str, tuple[float, float]]:
@@ -95,9 +106,9 @@ def test_claims_are_judged_by_what_was_measured(name: str, page: str, capsys: py
 
 def top1(row: str, epoch: int) -> float:
     """Top-1 in % of a row of Tiny-ImageNet's 200 classes, mean over the seeds."""
-    runs = RESULTS.glob(f"tinyimagenet200/runs/{row}-*-seed*/metrics.jsonl")
-    found = [json.loads(line) for run in runs for line in run.read_text().splitlines()]
-    values = [100 * each["accuracy"] for each in found if each["epoch"] == epoch]
+    runs = read_published(RESULTS / "tinyimagenet200" / FILE).runs
+    epochs = [each for name, run in runs.items() if name.startswith(f"{row}-") for each in run.epochs]
+    values = [100 * each.values["accuracy"] for each in epochs if each.number == epoch]
     return sum(values) / len(values)
 
 

@@ -34,16 +34,15 @@ from vitmix import AttentionTap
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli._robustness import pixels_of, run_suite
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.lab.evaluation import Measurement, Robustness, Running, open_subject, robustness
-from vitmix.lab.evaluation import cells as cells_module
-from vitmix.lab.evaluation.cells import Answers, Cell, Measurer
+from vitmix.lab.evaluation import Robustness, Running, conditions, open_subject, robustness
+from vitmix.lab.evaluation.conditions import Answers, Condition, Examiner
 from vitmix.lab.evaluation.corruptions import CorruptedImages
-from vitmix.lab.evaluation.intervals import wilson
+from vitmix.lab.evaluation.describe import describe_suite, pixels_text
 from vitmix.lab.evaluation.occlusion import PatchOrder, drop_patches, gaussian_noise, saliency_of
-from vitmix.lab.evaluation.results import read_results, results_of
-from vitmix.lab.evaluation.robustness import Suite, chosen
-from vitmix.lab.evaluation.stored import own_images
-from vitmix.lab.evaluation.text import describe_suite, pixels_text
+from vitmix.lab.evaluation.parts import chosen
+from vitmix.lab.evaluation.robustness import Suite
+from vitmix.lab.runs import Facts, Measurement, Run
+from vitmix.lab.runs.estimates import wilson
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,13 +114,13 @@ def test_suite_of_a_known_model() -> None:
     )
     found = named(robustness(grays_subject(), gray_images(), Running(batch=5), settings))
     n = len(GRAYS)
-    assert all(each.n == n and each.low <= each.value <= each.high for each in found.values())
-    assert found["clean"].value == found["noise sigma=0"].value == found["occlusion random 0 %"].value == 1
-    assert found["noise sigma=0.3"].value < 1
-    assert found["occlusion random 100 %"].value == np.mean([gray < 63.5 for gray in GRAYS])  # all is black
+    assert all(each.n == n and each.low <= each.mean <= each.high for each in found.values())
+    assert found["clean"].mean == found["noise sigma=0"].mean == found["occlusion random 0 %"].mean == 1
+    assert found["noise sigma=0.3"].mean < 1
+    assert found["occlusion random 100 %"].mean == np.mean([gray < 63.5 for gray in GRAYS])  # all is black
     for attack in ("fgsm", "pgd-10 alpha=0.01"):
-        values = [found[f"{attack} eps={bound}"].value for bound in ("0", "1/255", "4/255")]
-        assert values[0] == found["attack none"].value == 1
+        values = [found[f"{attack} eps={bound}"].mean for bound in ("0", "1/255", "4/255")]
+        assert values[0] == found["attack none"].mean == 1
         assert values == pytest.approx([within(GRAYS, bound) for bound in (0, 1, 4)])
     assert (found["clean"].low, found["clean"].high) == wilson(n, n)
 
@@ -134,7 +133,7 @@ def test_calibration_is_that_of_the_answers() -> None:
         sure = classifier_of(subject_of(logits, 4))(pixels).softmax(1).amax(1)
     places = [min(int(np.ceil(float(each) * 15)) - 1, 14) for each in sure]
     error = sum(abs(sum(1 - float(sure[i]) for i in range(12) if places[i] == place)) for place in set(places)) / 12
-    assert found["clean calibration error"].value == pytest.approx(error, abs=1e-6)
+    assert found["clean calibration error"].mean == pytest.approx(error, abs=1e-6)
 
 
 def test_accuracy_under_attack_cannot_rise_with_the_bound() -> None:
@@ -150,7 +149,7 @@ def test_accuracy_under_attack_cannot_rise_with_the_bound() -> None:
         bounds = tuple(scale * strength for strength in (0, 0.25, 0.5, 1, 4))
         settings = Robustness(parts=("attacks",), norm=norm, epsilons=bounds, alphas=(alpha,), steps=3)
         found = [each for each in robustness(subject, data, Running(batch=8), settings) if each.name.startswith("pgd")]
-        values = [each.value for each in found]
+        values = [each.estimate.mean for each in found]
         assert values[0] == pytest.approx(23 / 24) and values == sorted(values, reverse=True) and values[-1] < values[0]
 
 
@@ -163,7 +162,7 @@ def test_choice_of_images_is_nested_and_the_same_each_time() -> None:
     found = robustness(
         grays_subject(), images, Running(), Robustness(parts=("noise", "attacks"), limit=20, attack_limit=7)
     )
-    assert {each.n for each in found} == {20, 7}
+    assert {each.estimate.n for each in found} == {20, 7}
 
 
 # Resumption
@@ -183,11 +182,12 @@ class Counted(NearestGray):
         return super().forward(images)
 
 
+FOG = Facts(part="corruptions", corruption="fog", severity=1)
 NOISE = Robustness(parts=("clean", "noise"), sigmas=(0.1, 0.2))
 
 
 def test_stopped_suite_goes_on_without_measuring_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells_module, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(conditions, "SAVE_SECONDS", -1.0)
     whole = list(robustness(grays_subject(), gray_images(), Running(batch=5), NOISE))
     n, told = len(GRAYS), []
 
@@ -216,9 +216,9 @@ def test_corruptions_of_another_crop_are_other_cells() -> None:
     for crop in (1.0, 0.875):
         subject = subject_of(NearestGray(side=32), 4, side=32)
         subject = dataclasses.replace(subject, config=dataclasses.replace(subject.config, crop_pct=crop))
-        measurer = Measurer(subject, Running())
-        made = CorruptedImages(images, measurer.augmentation, lambda pixels, seed: pixels)
-        keys.add(measurer.key(Cell("fog 1", made, {"corruption": "fog", "severity": 1}, cropped=True)))
+        examiner = Examiner(subject, Running())
+        made = CorruptedImages(images, examiner.augmentation, lambda pixels, seed: pixels)
+        keys.add(examiner.key(Condition("fog 1", made, FOG, FOG.to_json(), cropped=True)))
     assert len(keys) == 2
 
 
@@ -235,7 +235,7 @@ def test_answers_of_anything_else_are_not_taken(tmp_path: Path, change: str, mon
     elif change == "settings":
         settings = Robustness(parts=("clean", "noise"), sigmas=(0.15, 0.25), seed=1)
     elif change == "format":
-        monkeypatch.setattr(cells_module, "FORMAT", 0)
+        monkeypatch.setattr(conditions, "FORMAT", 0)
     else:
         for place in tmp_path.iterdir():
             place.write_text(place.read_text()[:-9])
@@ -269,10 +269,10 @@ def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
     for _ in range(2):  # the second time from what was kept
         again = FileImages(tmp_path, images.files, images.labels, images.classes, "files")
         suite = Suite(grays_subject(), again, Running(batch=2), Robustness(parts=("clean",)), folder=tmp_path / "cells")
-        found = named(suite)
-        assert found["clean"].n == 2 and found["clean"].value == 0.5
+        found = list(suite)
+        assert found[0].name == "clean" and found[0].estimate.n == 2 and found[0].estimate.mean == 0.5
         assert len(suite.broken) == 1 and suite.broken[0].startswith("1.png")
-        said = describe_suite(results_of(suite, found.values(), seconds=0.0))
+        said = describe_suite(suite.results(found, seconds=0.0))
         assert said.endswith("\n1 image could not be read and is not counted")
 
 
@@ -286,7 +286,7 @@ def test_images_are_needed_unless_all_are_in_folders() -> None:
 
 def test_one_class_is_refused() -> None:
     images: ImageSet = gray_images((10, 20))
-    with pytest.raises(ValueError, match="one class only"):
+    with pytest.raises(ValueError, match="a single class"):
         Suite(grays_subject(), images, Running(), NOISE)
 
 
@@ -315,7 +315,7 @@ def test_what_is_not_possible_is_left_out_of_the_whole_suite(monkeypatch: pytest
     grays = gray_images((10, 60, 100, 160))
     images = ArrayImages(grays.pixels, grays.labels.tolist(), ["a", "b", "c"], "grays")
     suite = Suite(subject, images, Running(), SMALL)
-    assert {each.of["part"] for each in suite} == {"clean", "noise", "occlusion", "attacks"}
+    assert {each.of.part for each in suite} == {"clean", "noise", "occlusion", "attacks"}
     said = " ".join(suite.remarks)
     assert "the suite corruptions is left out: corruptions are made for images of at least 32 pixels" in said
     assert "the suite autoattack is left out" in said
@@ -325,7 +325,14 @@ def test_what_is_not_possible_is_left_out_of_the_whole_suite(monkeypatch: pytest
     for package in ("pyautoattack", "imagecorruptions"):
         monkeypatch.setitem(sys.modules, package, None)
     suite = Suite(subject_of(NearestGray(side=32), 4, side=32), gray_images(side=32), Running(), SMALL)
-    assert [part.name for part in suite.parts] == ["clean", "noise", "occlusion", "attacks", "attacks", "attacks"]
+    assert [series.conditions[0].of.part for series in suite.series] == [
+        "clean",
+        "noise",
+        "occlusion",
+        "attacks",
+        "attacks",
+        "attacks",
+    ]
     assert sum('pip install "vitmix[eval]"' in remark for remark in suite.remarks) == 2
 
 
@@ -377,9 +384,9 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
     attack = ["--attack-limit", "4", "--alphas", "0.1", "--steps", "1", "--epsilons", "0.1"]
 
     def names() -> list[str]:
-        found = read_results(output)
+        found = Run(output).robustness
         assert found is not None
-        return [each["name"] for each in found["measurements"]]
+        return [each.name for each in found.measurements]
 
     assert cli.main([*command, "attacks", *attack]) == 0
     assert cli.main([*command, "attacks", *attack, "--norm", "l2"]) == 0
@@ -399,12 +406,12 @@ def test_the_runs_file_grows_by_parts(run: Path, tmp_path: Path, capsys: pytest.
         facts = file.metadata()
     weights["head.bias"] = weights["head.bias"] + 1
     save_file(weights, output / "best.safetensors", facts)
-    assert read_results(output) is None
+    assert Run(output).robustness is None
     assert cli.main([*command, "clean", "--output", str(tmp_path / "copy.json")]) == 0
     assert names() == ["clean", "clean calibration error"]
-    assert json.loads((tmp_path / "copy.json").read_text()) == read_results(output)
+    assert json.loads((tmp_path / "copy.json").read_text()) == json.loads((output / "robustness.json").read_text())
     (output / "robustness.json").write_text('{"measurements": [1]}')
-    assert read_results(output) is None
+    assert Run(output).robustness is None
 
 
 def test_results_belong_to_the_weights_that_were_read(
@@ -420,7 +427,7 @@ def test_results_belong_to_the_weights_that_were_read(
 
     monkeypatch.setattr(Suite, "__iter__", measured_while_training)
     assert cli.main(["eval", str(output), "--suite", "clean", "--limit", "4"]) == 0
-    assert (output / "robustness.json").is_file() and read_results(output) is None
+    assert (output / "robustness.json").is_file() and Run(output).robustness is None
 
 
 @pytest.mark.parametrize(
@@ -473,8 +480,8 @@ def test_results_name_the_weights_that_were_read(tmp_path: Path) -> None:
     subject = open_subject(run)
     other = (run / "best.safetensors").read_bytes()
     (run / "best.safetensors").write_bytes(other[:-4] + b"\0\0\0\1")  # a training goes on meanwhile
-    run_suite(Robustness(parts=("clean",)), subject, own_images(subject), Running(), own=True, cells=None, output=None)
-    assert read_results(run) is None
+    run_suite(Robustness(parts=("clean",)), subject, subject.own_images(), Running(), own=True, cells=None, output=None)
+    assert Run(run).robustness is None
 
 
 def test_a_damaged_cell_is_measured_again(tmp_path: Path) -> None:

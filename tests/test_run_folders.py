@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from training import tiny
-from vitmix.lab.comparison.runner import is_busy, take
-from vitmix.lab.training import checkpoints, runs
-from vitmix.lab.training.runs import RunFolder
-
-CONFIG = tiny("unused")
+from vitmix.lab.comparison.runner import take
+from vitmix.lab.runs import FolderLock, lock
+from vitmix.lab.writing import write_file
 
 
 def in_another_process(folder: Path) -> bool:
@@ -21,7 +18,7 @@ def in_another_process(folder: Path) -> bool:
     child = os.fork()
     if child == 0:
         try:
-            RunFolder(folder).open(CONFIG)
+            FolderLock(folder).acquire()
         except ValueError:
             os._exit(1)
         os._exit(0)
@@ -30,23 +27,23 @@ def in_another_process(folder: Path) -> bool:
 
 def test_a_folder_is_opened_once(tmp_path: Path) -> None:
     """The kernel would give a process the lock twice, and take both away when one is closed."""
-    first, second, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link"), RunFolder(tmp_path / "other")
-    first.open(CONFIG)
+    first, second, other = FolderLock(tmp_path / "run"), FolderLock(tmp_path / "link"), FolderLock(tmp_path / "other")
+    first.acquire()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with pytest.raises(ValueError, match="this process is already training in"):
-        second.open(CONFIG)
-    second.close()
-    other.open(CONFIG)
-    other.close()
-    assert is_busy(first) and in_another_process(tmp_path / "run")
-    assert not is_busy(other) and not in_another_process(tmp_path / "other")
-    first.close()
-    assert not is_busy(first) and not in_another_process(tmp_path / "run")
-    second.open(CONFIG)
+        second.acquire()
+    second.release()
+    other.acquire()
+    other.release()
+    assert first.held and in_another_process(tmp_path / "run")
+    assert not other.held and not in_another_process(tmp_path / "other")
+    first.release()
+    assert not first.held and not in_another_process(tmp_path / "run")
+    second.acquire()
     assert in_another_process(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    second.close()
-    first.open(CONFIG)
+    second.release()
+    first.acquire()
     del first  # never trained
     assert not in_another_process(tmp_path / "run")
 
@@ -55,17 +52,17 @@ def test_a_lock_that_cannot_be_had_is_not_called_busy(tmp_path: Path, monkeypatc
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(runs.fcntl, "lockf", fail)
+    monkeypatch.setattr(lock.fcntl, "lockf", fail)
     with pytest.raises(ValueError, match="cannot lock the run folder .*: No locks available"):
-        RunFolder(tmp_path / "run").open(CONFIG)
+        FolderLock(tmp_path / "run").acquire()
 
 
 def test_the_lock_is_no_program(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        folder = RunFolder(tmp_path / "run")
-        folder.open(CONFIG)
-        folder.close()
+        folder = FolderLock(tmp_path / "run")
+        folder.acquire()
+        folder.release()
         os.close(take(tmp_path / "other" / ".lock"))
     finally:
         os.umask(before)
@@ -75,8 +72,8 @@ def test_the_lock_is_no_program(tmp_path: Path) -> None:
 
 def test_unfinished_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     """Those of the training, once it holds the lock; other commands may be writing theirs."""
-    place, folder = tmp_path / "run", RunFolder(tmp_path / "run")
-    folder.open(CONFIG)
+    place, folder = tmp_path / "run", FolderLock(tmp_path / "run")
+    folder.acquire()
     ours = ["best.safetensors", "last.safetensors", "metrics.csv", "metrics.jsonl", "summary.json", "config.yaml"]
     others = [
         ".evaluation.json.12.partial",
@@ -87,12 +84,12 @@ def test_unfinished_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     for name in (*(f".{each}.{number}.partial" for each in ours for number in (12, 4711)), *others):
         (place / name).touch()
     with pytest.raises(ValueError, match="already training"):
-        RunFolder(place).open(CONFIG)
+        FolderLock(place).acquire()
     assert len([*place.glob(".*.partial")]) == 2 * len(ours) + 3
-    folder.close()
-    folder.open(CONFIG)
-    assert {each.name for each in place.iterdir()} == {".lock", "config.yaml", *others}
-    folder.close()
+    folder.release()
+    folder.acquire()
+    assert {each.name for each in place.iterdir()} == {".lock", *others}
+    folder.release()
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +98,5 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.write_file(tmp_path / "best.safetensors", b"new")
+        write_file(tmp_path / "best.safetensors", b"new")
     assert [*tmp_path.iterdir()] == []

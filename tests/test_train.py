@@ -20,10 +20,11 @@ from support import never_waiting
 from training import TINY, one_thread, poison, rows, same_weights, tiny, train, weights, whole_run  # noqa: F401
 from vitmix import Learner
 from vitmix.lab.cli import main as cli
+from vitmix.lab.runs import Run
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.config import read_yaml, resolve
 from vitmix.lab.training.engine import Trainer
-from vitmix.lab.training.measure import LossTally
+from vitmix.lab.training.losses import LossTally
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +136,7 @@ def test_evaluation_now_and_then(tmp_path: Path) -> None:
     assert [row["accuracy"] != "" for row in found] == [False, True, True]
     losses = {int(row["epoch"]): float(row["eval_loss"]) for row in found if row["eval_loss"]}
     assert trainer.position.best is not None
-    assert trainer.position.best["epoch"] == min(losses, key=lambda epoch: losses[epoch])
+    assert trainer.position.best.number == min(losses, key=lambda epoch: losses[epoch])
     assert "held out" in trainer.eval_images.description and len(trainer.images) + len(trainer.eval_images) == 48
 
 
@@ -180,7 +181,9 @@ def test_what_is_evaluated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
             f"images of 3 classes: imagefolder:{root}/train (train); evaluating on 20: imagefolder:{root}/val" in said
         )
         assert "\nNote: none of the images to evaluate on shows emu.\n" in said
-        broken = (trainer.folder.read_summary() or {})["broken_images"]
+        summary = Run(trainer.folder.path).summary
+        assert summary is not None
+        broken = summary.broken_images
         assert [each.partition(":")[0] for each in broken] == ["evaluation", "training"]  # two files of one name
     else:
         assert "Training on 18 images of 2 classes" in said and "Note: none" not in said
@@ -430,7 +433,7 @@ def test_another_model_guides(tmp_path: Path) -> None:
     guided = train(tmp_path / "guided", epochs=1, method="smmix", guide=str(tmp_path / "guide"))
     alone = train(tmp_path / "alone", epochs=1, method="smmix")
     assert guided.core.mixing.guide is not guided.core.model
-    losses = [trainer.position.history[-1]["loss"] for trainer in (guided, alone)]
+    losses = [trainer.position.history[-1].values["loss"] for trainer in (guided, alone)]
     assert losses[0] != losses[1]
     for name, value in guided.core.mixing.guide.state_dict().items():
         assert torch.equal(value, weights[name])
@@ -454,4 +457,4 @@ def test_images_smaller_than_a_patch_are_refused(tmp_path: Path) -> None:
 def test_what_follows_the_end_of_mixing_is_one_mixer(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", method="mixup(alpha=0.8) | cutmix", mixing_off_epoch=1))
     assert len(trainer.core.mixer.mixers) == 3
-    trainer.folder.close()
+    trainer.lock.release()

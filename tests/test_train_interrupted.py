@@ -30,9 +30,11 @@ from training import (  # noqa: F401
     weights,
     whole_run,
 )
+from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data import workers
 from vitmix.lab.data.loader import Batch
+from vitmix.lab.runs import Epoch
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
 
@@ -216,14 +218,14 @@ def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest
     train_until(output, 7, checkpoint_every="6 steps")
     (output / "best.safetensors").unlink()
     trainer = Trainer(tiny(output))
-    tell = trainer._tell
+    tell = trainer.journal.tell
 
-    def tell_and_delete(row: dict[str, object]) -> None:
-        assert trainer.position.best is not None and trainer.position.best["epoch"] == 2
+    def tell_and_delete(epoch: Epoch) -> None:
+        assert trainer.position.best is not None and trainer.position.best.number == 2
         (output / "best.safetensors").unlink()
-        tell(row)
+        tell(epoch)
 
-    trainer._tell = tell_and_delete
+    trainer.journal.tell = tell_and_delete
     assert trainer.run() == 0
     said = capsys.readouterr().out
     assert f"{output / 'best.safetensors'} is missing: the best weights are chosen from here on" in said
@@ -243,7 +245,7 @@ def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest
 def test_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, write, full = tmp_path / "run", checkpoints._write, [False]
+    output, write, full = tmp_path / "run", writing.write_synced, [False]
 
     def write_until_full(path: Path, content: bytes) -> None:
         if full[0] and "training.safetensors" in path.name:
@@ -251,7 +253,7 @@ def test_full_disk(
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(checkpoints, "_write", write_until_full)
+    monkeypatch.setattr(writing, "write_synced", write_until_full)
     trainer = Trainer(tiny(output, ema=0.9, checkpoint_every="2 steps", keep=1))
     save = trainer._save
 
@@ -292,7 +294,7 @@ def test_a_checkpoint_that_vanishes_while_starting(tmp_path: Path) -> None:
 def test_metrics_make_up_for_a_full_disk(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, write = tmp_path / "run", checkpoints._write
+    output, write = tmp_path / "run", writing.write_synced
     trainer = Trainer(tiny(output, ema=0.9))
 
     def write_some(path: Path, content: bytes) -> None:
@@ -300,7 +302,7 @@ def test_metrics_make_up_for_a_full_disk(
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(checkpoints, "_write", write_some)
+    monkeypatch.setattr(writing, "write_synced", write_some)
     assert trainer.run() == 0
     assert "metrics could not be written: No space left on device" in capsys.readouterr().out
     assert [row["loss"] for row in rows(output)] == [row["loss"] for row in rows(finished)]
@@ -470,7 +472,7 @@ def test_a_second_sigterm_does_not_end_the_writing(tmp_path: Path, monkeypatch: 
     """As when a scheduler and a launcher both pass it on. In a process: unpatched it would end pytest."""
     sent = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: sent.append(number))
-    write = checkpoints._write
+    write = writing.write_synced
 
     def slow(path: Path, content: bytes) -> None:
         if checkpoints.PREFIX in path.parent.name:
@@ -479,7 +481,7 @@ def test_a_second_sigterm_does_not_end_the_writing(tmp_path: Path, monkeypatch: 
 
     _signal_after(monkeypatch, 3)
     trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="9 epochs"))
-    monkeypatch.setattr(checkpoints, "_write", slow)
+    monkeypatch.setattr(writing, "write_synced", slow)
     try:
         assert trainer.run() == 143
     finally:
@@ -497,6 +499,6 @@ def test_time_of_updates_before_a_stop_is_counted(tmp_path: Path, monkeypatch: p
 
 def test_a_signal_when_nothing_is_left_to_train_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(tiny(tmp_path / "run", epochs=1))
-    monkeypatch.setattr(trainer, "_tell", lambda row: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(trainer.journal, "tell", lambda row: os.kill(os.getpid(), signal.SIGTERM))
     assert trainer.run() == 128 + signal.SIGTERM
     assert (tmp_path / "run" / "summary.json").exists() and (tmp_path / "run" / "last.safetensors").exists()

@@ -12,6 +12,7 @@ from training import one_thread, poison_gradient, rows, tiny, train, weights  # 
 from vitmix.lab.cli import main as cli
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.scores import Scored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,14 +46,15 @@ def test_best_weights_are_finite(tmp_path: Path) -> None:
 
 def test_a_measure_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path / "run", best="eval_loss"))
-    measure = trainer._measure
+    score = trainer._score
 
-    def lost_at_first(model: torch.nn.Module) -> dict[str, float]:
-        return measure(model) | ({"eval_loss": math.nan} if trainer.position.epoch == 0 else {})
+    def lost_at_first(model: torch.nn.Module) -> Scored:
+        found = score(model)
+        return Scored(found.values | ({"eval_loss": math.nan} if trainer.position.epoch == 0 else {}), found.outcomes)
 
-    trainer._measure = lost_at_first
+    trainer._score = lost_at_first
     assert trainer.run() == 0
-    assert trainer.position.best is not None and trainer.position.best["epoch"] == 2
+    assert trainer.position.best is not None and trainer.position.best.number == 2
 
 
 def test_files_are_valid_json_and_leave_out_what_is_not_finite(tmp_path: Path) -> None:
@@ -60,9 +62,11 @@ def test_files_are_valid_json_and_leave_out_what_is_not_finite(tmp_path: Path) -
         raise AssertionError(f"{constant} is not JSON")
 
     trainer = Trainer(tiny(tmp_path / "run"))
-    measure = trainer._measure
+    score = trainer._score
     lost = {"accuracy": 0.5, "eval_loss": math.nan}
-    trainer._measure = lambda model: lost if trainer.position.epoch == 1 else measure(model) | {"eval_loss": -math.inf}
+    trainer._score = lambda model: Scored(
+        lost if trainer.position.epoch == 1 else score(model).values | {"eval_loss": -math.inf}, []
+    )
     assert trainer.run() == 0
     written = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line, parse_constant=refuse) for line in written]

@@ -140,7 +140,7 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
     study = STUDIES[name]
     with bar() as report:
         tables = study.measure(dataclasses.replace(question, progress=partial(report, name)))
-    about = {"study": name, "about": study.about, **facts, "tables": [table.plain() for table in tables]}
+    about = {"study": name, "about": study.about, **facts, "tables": [table.to_json() for table in tables]}
     text = "\n\n".join(table.text() for table in tables)
     return {
         "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
@@ -152,8 +152,9 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
 def _question(settings: Analyze) -> "tuple[Question, dict[str, Any]]":
     from vitmix import __version__
     from vitmix.lab.evaluation import stored
+    from vitmix.lab.studies.batches import Batches
     from vitmix.lab.studies.objects import object_finder
-    from vitmix.lab.studies.studies import Batches, Question
+    from vitmix.lab.studies.studies import Question
 
     found = open_model(settings, settings.what)
     images, remarks = found.fit_labels(stored.own_images(found, data=settings.data, split=settings.split))

@@ -1,6 +1,5 @@
 """`vitmix compare`: a matrix of trainings, and what may be concluded from it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,7 +8,7 @@ from vitmix.lab.cli._parser import Command
 from vitmix.lab.settings import Count, Folder, Method, Name, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
-    from vitmix.lab.comparison.matrix import Cell, Matrix
+    from vitmix.lab.comparison.matrix import Matrix, Training
 
 UNFINISHED = 75  # what shells know as "try again later"
 
@@ -23,7 +22,7 @@ class Compare(Settings):
         "The same command resumes where it was stopped, and skips what is done."
     )
 
-    matrix: Annotated[str, "MATRIX"] = option("", "YAML file of a matrix, or the name of a ready one", positional=True)
+    matrix: Annotated[str, "MATRIX"] = option("", "YAML file, published comparison or ready matrix", positional=True)
     list: bool = option(False, "list the ready matrices: the papers' tables")
     rows: tuple[Name, ...] = option(
         (),
@@ -55,14 +54,14 @@ class Compare(Settings):
 def run(settings: Compare) -> int:
     # Not at the top: every other command would wait for these imports.
     from vitmix.lab.comparison import matrix as matrices
-    from vitmix.lab.comparison.measuring import Measuring
-    from vitmix.lab.comparison.runner import Interrupted, check_cells, is_done, run_cells
+    from vitmix.lab.comparison.evaluations import Evaluations
+    from vitmix.lab.comparison.runner import Interrupted, check_trainings, is_done, run_trainings
 
     if settings.list:
         return _list()
-    measuring = Measuring.of(settings.suite, settings.analyze)
-    if settings.no_train and measuring.flags:
-        raise ValueError(f"--no-train runs nothing, which {measuring.flags[0]} would; give one of the two")
+    evaluations = Evaluations.of(settings.suite, settings.analyze)
+    if settings.no_train and evaluations.flags:
+        raise ValueError(f"--no-train runs nothing, which {evaluations.flags[0]} would; give one of the two")
     if not settings.matrix and settings.rows:
         raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
     if not settings.matrix and not settings.method:
@@ -78,48 +77,49 @@ def run(settings: Compare) -> int:
         settings=dict(key_and_value(each, "--set") for each in settings.set),
         baseline=settings.baseline,
     )
-    output = Path(settings.output or Path("comparisons") / Path(settings.matrix or "methods").stem)
+    output = Path(settings.output or matrices.usual_output(settings.matrix))
     if output.exists() and not output.is_dir():
         raise ValueError(f"{str(output)!r} is a file; give a folder as --output")
     if settings.rows:
         matrix = _only(matrix, settings.rows, output, asked=settings.baseline)
-    cells = matrix.cells(output)
-    check_cells(cells)
-    bare = [cell.name for cell in cells if is_done(cell) and not cell.folder.best.exists()]
-    if measuring.flags and bare:
+    trainings = matrix.trainings(output, *([Path(settings.matrix)] if settings.no_train and settings.matrix else []))
+    check_trainings(trainings)
+    bare = [training.name for training in trainings if is_done(training) and not training.run.best.exists()]
+    if evaluations.flags and bare:
         raise ValueError(
-            f"{bare[0]} has no weights to measure, as in a published folder; leave out {measuring.flags[0]}"
+            f"{bare[0]} has no weights to evaluate, as in a published folder; leave out {evaluations.flags[0]}"
         )
     if settings.dry_run:
-        for cell in cells:
-            left = "to measure" if is_done(cell) else "to run"
-            print(f"{'done' if is_done(cell, measuring) else left:<{10 if measuring.flags else 7}} {cell.name}")
+        for training in trainings:
+            left = "to evaluate" if is_done(training) else "to run"
+            state = "done" if is_done(training, evaluations) else left
+            print(f"{state:<{11 if evaluations.flags else 7}} {training.name}")
         return 0
     failures = []
     if not settings.no_train:
         if matrix.note:
             print(f"Note: {matrix.note}.")
         try:
-            failures = run_cells(
-                cells,
+            failures = run_trainings(
+                trainings,
                 jobs=settings.jobs,
                 minutes=settings.minutes,
                 stop_at_failure=settings.stop_at_failure,
-                measuring=measuring,
+                evaluations=evaluations,
                 say=print,
             )
         except Interrupted as stopped:
             print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command resumes.")
             return stopped.exit_code
-    _conclude(matrix, cells, output, settings.measure, publish=settings.publish)
+    _conclude(matrix, trainings, output, settings.measure, settings.publish)
     for failure in failures:
-        print(f"Failed: {failure.cell.name}: {failure.reason} ({failure.log})")
+        print(f"Failed: {failure.training.name}: {failure.reason} ({failure.log})")
     if failures:
         return 1
-    unmeasured = sum(is_done(cell) and not is_done(cell, measuring) for cell in cells)
-    if unmeasured:
-        print(f"Not measured yet: {unmeasured} of {len(cells)} trainings; the same command resumes.")
-    return 0 if settings.no_train or all(is_done(cell, measuring) for cell in cells) else UNFINISHED
+    missing = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
+    if missing:
+        print(f"Not evaluated yet: {missing} of {len(trainings)} trainings; the same command resumes.")
+    return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
 def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "Matrix":
@@ -129,7 +129,7 @@ def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str |
     chosen, baseline = matrix.only(rows), matrix.reference
     if baseline in rows:
         return chosen
-    if all(map(is_done, matrix.only([baseline]).cells(output))):
+    if all(map(is_done, matrix.only([baseline]).trainings(output))):
         return matrix.only([baseline, *rows])
     if asked is not None:
         raise ValueError(f"the baseline {asked!r} is not finished; name it among --rows too")
@@ -138,30 +138,20 @@ def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str |
     return chosen
 
 
-def _conclude(matrix: "Matrix", cells: "list[Cell]", output: Path, measure: str, *, publish: str | None) -> None:
-    import yaml
+def _conclude(matrix: "Matrix", trainings: "list[Training]", output: Path, measure: str, publish: str | None) -> None:
+    from vitmix.lab.comparison import compare, publishing, rows
 
-    from vitmix.lab.comparison import measured, page, results
-    from vitmix.lab.comparison import publish as publishing
-    from vitmix.lab.training.checkpoints import write_file
-
-    found = results.compare_cells(matrix, cells, measure=measure)
-    if not any(entry.runs for entry in found.entries):
+    found = compare(matrix, trainings, measure=measure)
+    if not any(row.runs for row in found.rows):
         print("No training is finished yet, so there is nothing to compare.")
         return
-    panels, notes = measured.read_panels(found)
-    print(results.text(found))  # first: a disk may be full by now
-    for note in notes:
+    print(rows.text(found))  # first: a disk may be full by now
+    for note in publishing.write_results(matrix, found, output):
         print(f"Left out: {note}.")
-    content = publishing.content(matrix, found, panels)
-    write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_file(output / "compare.csv", results.csv_text(content["rows"]).encode())
-    write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
-    write_file(output / "compare.html", page.comparison_page(found, matrix.about).encode())
     print(f"{output}: compare.html, compare.csv, compare.json, matrix.yaml, runs")
     if publish is not None:
-        publishing.publish(matrix, found, panels, Path(publish))
-        print(f"{publish}: README.md, compare.csv, compare.json, matrix.yaml, runs")
+        publishing.publish(matrix, found, Path(publish))
+        print(f"{publish}: README.md, {publishing.FILE}")
 
 
 def _list() -> int:
@@ -170,8 +160,8 @@ def _list() -> int:
     found = list_matrices()
     width = max(map(len, found))
     for name, matrix in found.items():
-        cells = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
-        print(f"{name:<{width}}  {matrix.about} ({cells} trainings)")
+        trainings = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
+        print(f"{name:<{width}}  {matrix.about} ({trainings} trainings)")
     return 0
 
 

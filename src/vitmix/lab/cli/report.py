@@ -12,18 +12,21 @@ from vitmix.lab.settings import File, Settings, Whole, option
 class Report(Settings):
     """Write one page about runs: curves, examples, mistakes, comparison."""
 
-    runs: tuple[Annotated[str, "RUN"], ...] = option(..., "run folders, or folders that hold some", positional=True)
+    runs: tuple[Annotated[str, "RUN"], ...] = option(
+        ..., "run folders, folders of them, published comparisons", positional=True
+    )
     output: File = option("report.html", "page to write")
-    examples: Whole = option(5, "mixed images of each method; 0 draws nothing")
-    no_eval: bool = option(False, "do not evaluate runs that have no evaluation yet; leave them out there")
+    examples: Whole = option(5, "mixed images of each method, at most 8; 0 shows none")
+    no_eval: bool = option(False, "no effect: report reads folders and evaluates nothing")
 
 
 def run(settings: Report) -> int:
     from vitmix.lab.report import write_report
 
     output = Path(settings.output)
-    places = [Path(each) for each in settings.runs]
-    size = write_report(places, output, examples=settings.examples, compute=not settings.no_eval, say=print)
+    if settings.no_eval:
+        print("Note: --no-eval has no effect any more: report evaluates nothing.")
+    size = write_report([Path(each) for each in settings.runs], output, examples=settings.examples, say=print)
     print(f"{output} ({size / 1e6:.2f} MB)")
     return 0
 

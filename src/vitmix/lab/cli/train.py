@@ -4,17 +4,13 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli.recipes import list_all
 from vitmix.lab.settings import File, option
 from vitmix.lab.training import config
 from vitmix.lab.training.output import unfailing_output
-
-if TYPE_CHECKING:
-    from vitmix.lab.data.images import ImageSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +48,8 @@ def _train(settings: config.TrainConfig) -> int:
         trainer = Trainer(settings)
         checked = True
         code = trainer.run()
-        if code == 0 and trainer.accelerator.is_main_process and not settings.fsdp:  # which one device may not hold
-            _keep_evaluation(trainer.folder.path, trainer.eval_images)
+        if code == 0:
+            trainer.evaluate_best()
         return code
     except processes.Refused:
         if torch.distributed.get_rank() == 0:  # it speaks for all
@@ -94,17 +90,6 @@ def _tell_failure(error: Exception, *, with_traceback: bool) -> None:
         traceback.print_exception(error)
         said = f"{type(error).__name__}: {said}"
     print(f"vitmix: error: process {torch.distributed.get_rank()}: {said}", file=sys.stderr)
-
-
-def _keep_evaluation(folder: Path, images: "ImageSet") -> None:
-    """Classes, calibration and confusions of the best weights, for `vitmix report`; once, after the last epoch."""
-    from vitmix.lab.evaluation.stored import evaluate_run, read_evaluation
-
-    try:
-        if read_evaluation(folder) is None:
-            evaluate_run(folder, images)
-    except (ValueError, OSError) as error:  # no reason to call a finished training failed
-        print(f"The best weights could not be evaluated: {error}")
 
 
 COMMAND = Command(Train, run, read=read, layered=True)

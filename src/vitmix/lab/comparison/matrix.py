@@ -9,11 +9,17 @@ rows:
 models: [deit_tiny_patch16_224]         # those of the settings if left out; or names with settings
 data: [shapes]                          # likewise
 seeds: [0, 1, 2]
+
+Rows that differ in one value are a sweep: each gives what stands for `{}`.
+
+sweep: {method: "htm(block=2, tau={})"}
+rows: {tau 0.1: 0.1, tau 0.2: 0.2, no HTM: {method: cutmix}}
 """
 
 import dataclasses
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -25,8 +31,9 @@ import yaml
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix._grammar import spelled
 from vitmix._text import create
+from vitmix.lab.runs import Run
+from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.training.config import TrainConfig, checked_setting, read_yaml, resolve
-from vitmix.lab.training.runs import RunFolder
 
 _FOLDER = files("vitmix.lab.comparison") / "matrices"
 KEYS = ("about", "note", "baseline", "settings", "rows", "models", "data", "seeds")
@@ -35,10 +42,12 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One training of a matrix, and where it is: `name` is its folder's.
+class Training:
+    """One training of a matrix; `name` is that of its folder.
 
-    `column` are the labels of model and data by which the matrix pairs it with others; empty where it has no such axis.
+    Attributes:
+        column: the labels of model and data, within which rows are compared; empty where the matrix has no such axis.
+        published: the run, where its folder holds no training and a published comparison beside it does.
     """
 
     row: str
@@ -46,11 +55,14 @@ class Cell:
     seed: int
     name: str
     config: TrainConfig
+    published: Run | None = field(default=None, compare=False)
 
     @property
-    def folder(self) -> RunFolder:
+    def run(self) -> Run:
+        """The run as it is now."""
         assert self.config.output is not None
-        return RunFolder(Path(self.config.output))
+        found = Run(self.config.output)
+        return found if self.published is None or found.exists else self.published
 
     @property
     def model(self) -> str:
@@ -59,6 +71,11 @@ class Cell:
     @property
     def data(self) -> str:
         return self.column[1] or self.config.data
+
+
+def is_trained(run: Run) -> bool:
+    """Whether the training is finished and its best weights are evaluated."""
+    return run.summary is not None and run.evaluation is not None
 
 
 @dataclass(frozen=True)
@@ -101,23 +118,24 @@ class Matrix:
         baseline = self.reference if self.reference in rows else None
         return dataclasses.replace(self, rows={row: self.rows[row] for row in rows}, baseline=baseline)
 
-    def cells(self, output: Path) -> list[Cell]:
+    def trainings(self, output: Path, *others: Path) -> list[Training]:
         """The trainings in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
 
-        So trainings that take equally long run side by side, and compete for the device with their like.
+        So trainings that take equally long run side by side, and compete for the device with their like. Those that a
+        comparison published in `output`, or in one of the other folders, are done.
         """
-        found: list[Cell] = []
+        found: list[Training] = []
         for model, of_model in (self.models or {"": {}}).items():
             for data, of_data in (self.data or {"": {}}).items():
                 for row, of_row in self.rows.items():
                     settings = {**self.settings, **of_model, **of_data, **of_row}
-                    found += [_cell((row, model, data, seed), settings, output) for seed in self.seeds]
-        twins = {cell.name for cell in found if sum(each.name == cell.name for each in found) > 1}
+                    found += [_training((row, model, data, seed), settings, output) for seed in self.seeds]
+        twins = [name for name, count in Counter(each.name for each in found).items() if count > 1]
         if twins:
-            raise ValueError(
-                f"two cells of the matrix would share the folder {min(twins)}; give rows, models and data other names"
-            )
-        return found
+            raise ValueError(f"two trainings would share the folder {twins[0]}; give rows, models and data other names")
+        files = [folder / FILE for folder in (*others, output) if (folder / FILE).is_file()]
+        published = {name: run for file in files for name, run in read_published(file).runs.items()}
+        return [dataclasses.replace(each, published=published.get(each.name)) for each in found]
 
     def plain(self) -> dict[str, Any]:
         """As YAML holds it."""
@@ -130,7 +148,7 @@ class Matrix:
         return {name: value for name, value in values.items() if value not in (None, "", {})}
 
 
-def _cell(names: tuple[str, str, str, int], settings: dict[str, Any], output: Path) -> Cell:
+def _training(names: tuple[str, str, str, int], settings: dict[str, Any], output: Path) -> Training:
     row, model, data, seed = names
     try:
         config = resolve({**settings, "seed": seed})
@@ -140,7 +158,7 @@ def _cell(names: tuple[str, str, str, int], settings: dict[str, Any], output: Pa
     name = "-".join(_slug(each) for each in (row, model or config.model, data or config.data)) + f"-seed{seed}"
     place = str(output / "runs" / name)
     config = dataclasses.replace(config, output=place, track="none")
-    return Cell(row, (model, data), seed, name, config)
+    return Training(row, (model, data), seed, name, config)
 
 
 def _slug(text: str, most: int = 40) -> str:
@@ -155,10 +173,11 @@ def _slug(text: str, most: int = 40) -> str:
 def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     """A matrix from what YAML holds."""
     for key in content:
-        if key not in KEYS:
-            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, KEYS)}")
+        if key not in (*KEYS, "sweep"):
+            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, (*KEYS, 'sweep'))}")
     if not isinstance(content.get("rows"), (dict, list)):
         raise ValueError(f"{source} has no rows; write 'rows:' and below it a name and a method for each")
+    given = _swept(content["rows"], content["sweep"], source) if "sweep" in content else content["rows"]
     seeds = content.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list):
         raise ValueError(f"{source}: seeds must be a list such as [0, 1, 2], got {seeds!r}")
@@ -166,7 +185,7 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
     _check_settings(settings, f"the settings of {source}")
-    rows = _labeled(content["rows"], "method", f"{source}, rows")
+    rows = _labeled(given, "method", f"{source}, rows")
     baseline = content.get("baseline")
     if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
         baseline = spelled(str(baseline))
@@ -180,6 +199,19 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
         about=str(content.get("about", "")),
         note=str(content.get("note", "")),
     )
+
+
+def _swept(rows: dict[Any, Any] | list[Any], sweep: Any, source: str) -> dict[Any, Any]:
+    """The rows with each one's value in the sweep's settings; rows that are settings themselves stay."""
+    if not isinstance(sweep, dict) or not any("{}" in str(text) for text in sweep.values()):
+        raise ValueError(f"{source}: sweep must be settings with {{}} for the value of a row, got {sweep!r}")
+    entries = rows if isinstance(rows, dict) else {str(value): value for value in rows}
+    return {
+        label: value
+        if isinstance(value, dict)
+        else {name: str(text).replace("{}", str(value)) for name, text in sweep.items()}
+        for label, value in entries.items()
+    }
 
 
 def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
@@ -214,14 +246,24 @@ def list_matrices() -> dict[str, Matrix]:
 
 
 def read_matrix(what: str) -> Matrix:
-    """The matrix in a YAML file, or a ready one by its name."""
-    ready = _FOLDER / f"{what}.yaml"
+    """The matrix in a YAML file or a published comparison, or a ready one by its name."""
+    ready, published = _FOLDER / f"{what}.yaml", Path(what) / FILE
+    if published.is_file() or Path(what).name == FILE:
+        about = read_published(published if published.is_file() else Path(what)).about
+        return parse_matrix(about.get("matrix", {}), what)
     if Path(what).suffix in (".yaml", ".yml") or (Path(what).is_file() and not ready.is_file()):
         return parse_matrix(read_yaml(what), what)
     if not ready.is_file():
         names = [each.name.removesuffix(".yaml") for each in _FOLDER.iterdir()]
         raise unknown_name("matrix", what, sorted(names))
     return parse_matrix(yaml.safe_load(ready.read_text(encoding="utf-8")), f"matrix {what}")
+
+
+def usual_output(what: str) -> Path:
+    """Where a comparison is kept unless a folder is named: a published one is read where it is."""
+    if what and (Path(what) / FILE).is_file():
+        return Path(what)
+    return Path("comparisons") / Path(what or "methods").stem
 
 
 def changed(

@@ -1,4 +1,4 @@
-"""Runs the cells of a matrix: what is done is skipped, what was begun goes on, what fails is told and left behind."""
+"""Runs trainings: what is done is skipped, what was begun is resumed, what fails is told and left behind."""
 
 import os
 import signal
@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vitmix.lab.training.checkpoints import make_folder, write_file
+from vitmix.lab.environment import available_cores
+from vitmix.lab.runs import FolderLock, check_folder
 from vitmix.lab.training.config import to_yaml
 from vitmix.lab.training.prepare import check_model
-from vitmix.lab.training.runs import RunFolder
+from vitmix.lab.writing import make_folder, write_file
 
-from .matrix import Cell
-from .measuring import Measuring
+from .evaluations import NOTHING, Evaluations
+from .matrix import Training, is_trained
 from .overview import Overview
 
 try:
@@ -27,9 +28,8 @@ except ImportError:  # Windows
 
 LOOK_SECONDS = 0.3
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each training has its part
-CLAIM = ".claim"  # locked by the comparison that has a process for the cell, from before its start to its end
-SETTINGS = ".cell.yaml"  # hidden: a run folder must look empty before its training begins
-NOTHING = Measuring()
+CLAIM = ".claim"  # locked by the comparison that has a process for the training, from before its start to its end
+SETTINGS = ".training.yaml"  # hidden: a run folder must look empty before its training begins
 
 
 class Interrupted(Exception):
@@ -42,63 +42,64 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell whose process ended with an error, and the last thing it said."""
+    """A training whose process ended with an error, and the last thing it said."""
 
-    cell: Cell
+    training: Training
     reason: str
     log: Path
 
 
-def is_trained(folder: RunFolder) -> bool:
-    """Whether the training is finished and its best weights are evaluated."""
-    return folder.read_summary() is not None and (folder.path / "evaluation.json").is_file()
+def is_done(training: Training, evaluations: Evaluations = NOTHING) -> bool:
+    """Whether the training is finished and everything is evaluated that is asked for."""
+    run = training.run
+    return is_trained(run) and not evaluations.missing(run)
 
 
-def is_done(cell: Cell, measuring: Measuring = NOTHING) -> bool:
-    """Whether the cell is trained, and everything is measured that is asked for besides."""
-    return is_trained(cell.folder) and not measuring.missing(cell.folder)
+def is_busy(training: Training) -> bool:
+    """Whether a process trains in the folder."""
+    return FolderLock(training.run.path).held
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
+def check_trainings(trainings: Sequence[Training]) -> None:
     """Refuses, before anything runs or is read, names that are wrong and folders with another training in them."""
-    for cell in cells:
-        check_model(cell.config.model)
-        cell.folder.check(cell.config)
+    for training in trainings:
+        check_model(training.config.model)
+        check_folder(training.run, training.config)
 
 
-def run_cells(
-    cells: Sequence[Cell],
+def run_trainings(
+    trainings: Sequence[Training],
     *,
     jobs: int = 1,
     minutes: float | None = None,
     stop_at_failure: bool = False,
-    measuring: Measuring = NOTHING,
+    evaluations: Evaluations = NOTHING,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
-    """Trains and measures every cell that is not done, `jobs` at a time, each in its process; returns what failed.
+    """Runs and evaluates every training that is not done, `jobs` at a time, each in its process; returns what failed.
 
-    Several comparisons may work on one folder: a cell that another process trains is left to it. Whatever ends this
+    Several comparisons may work on one folder: a training that another process trains is left to it. Whatever ends this
     function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
     """
-    check_cells(cells)
-    waiting = [cell for cell in cells if not is_done(cell, measuring)]
-    to_measure = sum(is_trained(cell.folder) for cell in waiting)
-    to_run = len(waiting) - to_measure
-    said = f"{len(cells)} training{'s' * (len(cells) != 1)}: {len(cells) - to_run} done, {to_run} to run"
-    say(f"{said}, {to_measure} to measure." if to_measure else f"{said}.")
+    check_trainings(trainings)
+    waiting = [training for training in trainings if not is_done(training, evaluations)]
+    to_evaluate = sum(is_trained(training.run) for training in waiting)
+    to_run = len(waiting) - to_evaluate
+    said = f"{len(trainings)} training{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
+    say(f"{said}, {to_evaluate} to evaluate." if to_evaluate else f"{said}.")
     if not waiting:
         return []
-    with Overview(cells) as overview, _Crew(jobs, measuring, overview.say) as crew:
+    with Overview(trainings) as overview, _Crew(jobs, evaluations, overview.say) as crew:
         while (waiting or crew.working) and not crew.received:
             if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
                 overview.say(
-                    f"{minutes:g} minutes are over; trainings are stopped at a checkpoint, measuring where it is."
+                    f"{minutes:g} minutes are over; trainings stop at a checkpoint, evaluations where they are."
                 )
                 break
             if crew.failures and stop_at_failure:
                 break
             waiting = crew.start(waiting)
-            overview.update([cell for cell, _, _ in crew.working])
+            overview.update([training for training, _, _ in crew.working])
             time.sleep(LOOK_SECONDS)
             waiting = [*crew.collect(), *waiting]
     if crew.received:
@@ -109,9 +110,9 @@ def run_cells(
 class _Crew:
     """The processes at work now. While it is at work, signals are remembered; at its end every process ends."""
 
-    def __init__(self, jobs: int, measuring: Measuring, say: Callable[[str], None]) -> None:
-        self.jobs, self.measuring, self.say = jobs, measuring, say
-        self.working: list[tuple[Cell, subprocess.Popen[bytes], float]] = []
+    def __init__(self, jobs: int, evaluations: Evaluations, say: Callable[[str], None]) -> None:
+        self.jobs, self.evaluations, self.say = jobs, evaluations, say
+        self.working: list[tuple[Training, subprocess.Popen[bytes], float]] = []
         self.failures: list[Failure] = []
         self.received = 0
         self._claims: dict[str, int] = {}
@@ -133,49 +134,49 @@ class _Crew:
                 process.kill()
         self.received = self.received or number
 
-    def start(self, waiting: list[Cell]) -> list[Cell]:
+    def start(self, waiting: list[Training]) -> list[Training]:
         """Starts what there is room for; returns what still waits."""
         left = []
-        for cell in waiting:
+        for training in waiting:
             if len(self.working) >= self.jobs or self.received:
-                left.append(cell)
-            elif is_done(cell, self.measuring):  # by another comparison, meanwhile
+                left.append(training)
+            elif is_done(training, self.evaluations):  # by another comparison, meanwhile
                 continue
-            elif self._claim(cell):
-                begun = "goes on" if cell.folder.exists else "begins"
-                self.say(f"{cell.name} {'is trained; measuring it' if is_trained(cell.folder) else begun}")
-                self.working.append((cell, self._process(cell), time.monotonic()))
+            elif self._claim(training):
+                begun = "resumes" if training.run.exists else "begins"
+                self.say(f"{training.name} {'is trained; evaluating it' if is_trained(training.run) else begun}")
+                self.working.append((training, self._process(training), time.monotonic()))
             else:
-                left.append(cell)
+                left.append(training)
         return left
 
-    def _claim(self, cell: Cell) -> bool:
-        """Makes a cell this comparison's, unless another process has it.
+    def _claim(self, training: Training) -> bool:
+        """Makes a training this comparison's, unless another process has it.
 
         A training locks its folder only once it is built, and frees it before its weights are evaluated.
         """
         try:
-            claim = take(cell.folder.path / CLAIM)
+            claim = take(training.run.path / CLAIM)
         except BlockingIOError:
             return False
         # Done meanwhile, or in a training that no comparison started.
-        if is_done(cell, self.measuring) or is_busy(cell.folder):
+        if is_done(training, self.evaluations) or is_busy(training):
             os.close(claim)
             return False
-        self._claims[cell.name] = claim
+        self._claims[training.name] = claim
         return True
 
-    def _process(self, cell: Cell) -> "subprocess.Popen[bytes]":
-        settings = cell.folder.path / SETTINGS
-        write_file(settings, to_yaml(cell.config).encode())
+    def _process(self, training: Training) -> "subprocess.Popen[bytes]":
+        settings = training.run.path / SETTINGS
+        write_file(settings, to_yaml(training.config).encode())
         environment = dict(os.environ)
         if self.jobs > 1:
             for name in THREADS:
-                environment.setdefault(name, str(max(1, _cores() // self.jobs)))
-        with open(cell.folder.log, "ab") as log:
+                environment.setdefault(name, str(max(1, available_cores() // self.jobs)))
+        with open(training.run.log, "ab") as log:
             # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
             return subprocess.Popen(
-                [*training_command(settings), *self.measuring.flags],
+                [*training_command(settings), *self.evaluations.flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -183,21 +184,21 @@ class _Crew:
                 start_new_session=True,
             )
 
-    def collect(self) -> list[Cell]:
-        """Takes note of the processes that have ended; returns cells that must wait for another comparison."""
+    def collect(self) -> list[Training]:
+        """Takes note of the processes that have ended; returns trainings that must wait for another comparison."""
         ended = [each for each in self.working if each[1].poll() is not None]
         self.working = [each for each in self.working if each not in ended]
         again = []
-        for cell, process, begun in ended:
-            os.close(self._claims.pop(cell.name))
-            if is_done(cell, self.measuring):
-                self.say(f"{cell.name} is done, after {time.monotonic() - begun:.0f} s")
-            elif is_busy(cell.folder):  # another comparison was a moment faster
-                again.append(cell)
+        for training, process, begun in ended:
+            os.close(self._claims.pop(training.name))
+            if is_done(training, self.evaluations):
+                self.say(f"{training.name} is done, after {time.monotonic() - begun:.0f} s")
+            elif is_busy(training):  # another comparison was a moment faster
+                again.append(training)
             else:
-                failure = Failure(cell, _reason(process.returncode, cell.folder.log), cell.folder.log)
+                failure = Failure(training, _reason(process.returncode, training.run.log), training.run.log)
                 self.failures.append(failure)
-                self.say(f"{cell.name} failed: {failure.reason}")
+                self.say(f"{training.name} failed: {failure.reason}")
         return again
 
     def _stop(self) -> None:
@@ -213,7 +214,7 @@ class _Crew:
 
 
 def training_command(settings: Path) -> list[str]:
-    return [sys.executable, "-m", "vitmix.lab.comparison.cell", str(os.getpid()), str(settings)]
+    return [sys.executable, "-m", "vitmix.lab.comparison.process", str(os.getpid()), str(settings)]
 
 
 def take(file: Path) -> int:
@@ -227,25 +228,6 @@ def take(file: Path) -> int:
             os.close(handle)
             raise
     return handle
-
-
-def is_busy(folder: RunFolder) -> bool:
-    """Whether a process trains in a folder."""
-    if folder.is_open_here:
-        return True
-    if fcntl is None or not folder.lock.exists():
-        return False
-    with open(folder.lock, "rb") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reason(code: int, log: Path) -> str:

@@ -1,10 +1,9 @@
-"""Attacks: small changes of the pixels that are made to be misread, bounded in the largest or in the Euclidean norm.
+"""Attacks: small changes of the pixels that make the model err, bounded in the largest or in the Euclidean norm.
 
 Epsilon and steps are in pixels of 0..1. An image that is misread as it is stays as it is, and one that is misread on
-the way is left there: an attack succeeds when it has found one misread picture within the bound, and none is undone.
+the way is left there: an attack succeeds when it has found one misread image within the bound, and none is undone.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +12,13 @@ from torch import Tensor, nn
 from vitmix._checks import check_choice, check_count, check_not_negative
 from vitmix._sampling import generator_for
 from vitmix.lab.data.augment import global_generators_kept
+from vitmix.lab.runs import NORMS
 
+from .conditions import Change
 from .extras import NotPossible, need
 
 TINY = 1e-12  # lengths below it count as none
 START = 0x50474453  # keeps these random numbers apart from others made from the same seed
-
-
-NORMS = ("linf", "l2")
-"""`linf` bounds the largest change of a value, `l2` the root of the sum of squared changes of an image."""
 
 
 def fgsm(classifier: nn.Module, pixels: Tensor, labels: Tensor, *, epsilon: float, norm: str = "linf") -> Tensor:
@@ -65,7 +62,7 @@ def pgd(
 
 
 def within(pixels: Tensor, changed: Tensor, *, epsilon: float, norm: str = "linf") -> Tensor:
-    """The changed pictures brought back to within epsilon of the pixels, and to 0..1."""
+    """The changed images brought back to within epsilon of the pixels, and to 0..1."""
     check_choice("norm", norm, NORMS)
     if norm == "linf":
         return torch.minimum(torch.maximum(changed, pixels - epsilon), pixels + epsilon).clamp(0, 1)
@@ -116,46 +113,26 @@ def check_auto_attack(classes: int) -> None:
         raise NotPossible(f"AutoAttack's targeted losses need at least 4 classes, this model has {classes}; use PGD")
 
 
-@dataclass(frozen=True)
-class Fgsm:
-    """`fgsm` as a change."""
-
-    classifier: nn.Module
-    epsilon: float
-    norm: str = "linf"
-
-    def __call__(self, pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        return fgsm(self.classifier, pixels, labels, epsilon=self.epsilon, norm=self.norm)
+# As changes of a condition
 
 
-@dataclass(frozen=True)
-class Pgd:
-    """`pgd` from a random start as a change."""
-
-    classifier: nn.Module
-    epsilon: float
-    alpha: float
-    steps: int
-    seed: int
-    norm: str = "linf"
-
-    def __call__(self, pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        start = random_start(pixels, indices, epsilon=self.epsilon, seed=self.seed, norm=self.norm)
-        sizes = {"epsilon": self.epsilon, "alpha": self.alpha, "steps": self.steps}
-        return pgd(self.classifier, pixels, labels, start=start, norm=self.norm, **sizes)
+def fgsm_change(classifier: nn.Module, epsilon: float, norm: str) -> Change:
+    return lambda pixels, labels, _: fgsm(classifier, pixels, labels, epsilon=epsilon, norm=norm)
 
 
-@dataclass(frozen=True)
-class AutoAttack:
-    """`auto_attack` as a change."""
+def pgd_change(classifier: nn.Module, epsilon: float, alpha: float, steps: int, seed: int, norm: str) -> Change:
+    """From a random start."""
 
-    classifier: nn.Module
-    epsilon: float
-    seed: int
-    norm: str = "linf"
+    def change(pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
+        start = random_start(pixels, indices, epsilon=epsilon, seed=seed, norm=norm)
+        sizes = {"epsilon": epsilon, "alpha": alpha, "steps": steps}
+        return pgd(classifier, pixels, labels, start=start, norm=norm, **sizes)
 
-    def __call__(self, pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        return auto_attack(self.classifier, pixels, labels, epsilon=self.epsilon, seed=self.seed, norm=self.norm)
+    return change
+
+
+def auto_attack_change(classifier: nn.Module, epsilon: float, seed: int, norm: str) -> Change:
+    return lambda pixels, labels, _: auto_attack(classifier, pixels, labels, epsilon=epsilon, seed=seed, norm=norm)
 
 
 def _direction(gradient: Tensor, norm: str) -> Tensor:

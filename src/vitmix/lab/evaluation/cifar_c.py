@@ -54,7 +54,7 @@ def open_cifar_c(root: Path, kinds: Iterable[tuple[str, int]], subject: Subject)
     classes = count_classes(own, str(root))
     if classes != outputs:
         raise ValueError(
-            f"{str(root)!r} has {classes} classes, but {subject.weights} tells {outputs} apart; "
+            f"{str(root)!r} has {classes} classes, but {subject.weights} has {outputs} outputs; "
             "evaluate a model of the same classes"
         )
     names = list(subject.classes or map(str, range(outputs)))
@@ -77,4 +77,4 @@ def _load(place: Path) -> Any:
     try:
         return np.load(place, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
-        raise ValueError(f"{str(place)!r} is no readable .npy file ({problem}); download it again") from None
+        raise ValueError(f"{str(place)!r} is not a readable .npy file ({problem}); download it again") from None

@@ -103,7 +103,7 @@ FROST = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # of eac
 
 def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
     """A part of one of ImageNet-C's five photographs of frost, unscaled; the package has a sixth, and enlarges them."""
-    frost = _frost_picture(np.random.randint(5), *pixels.shape[:2])
+    frost = _frost_image(np.random.randint(5), *pixels.shape[:2])
     top, left = (np.random.randint(0, frost.shape[axis] - pixels.shape[axis]) for axis in (0, 1))
     part = frost[top : top + pixels.shape[0], left : left + pixels.shape[1], ::-1]
     own, frosts = FROST[severity - 1]
@@ -111,7 +111,7 @@ def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
 
 
 @cache
-def _frost_picture(number: int, height: int, width: int) -> np.ndarray:
+def _frost_image(number: int, height: int, width: int) -> np.ndarray:
     """A photograph of frost (blue, green, red), enlarged only if it does not cover so many pixels."""
     import cv2
 
@@ -204,7 +204,7 @@ def divisors(reference: Errors | None, names: Sequence[str], severities: int) ->
                 f"the reference has {len(row)} errors of {name!r} for {severities} severities; give as many"
             )
         if not np.mean(row) > 0:
-            raise ValueError(f"the reference error of {name!r} is 0, and nothing is relative to that; leave {name} out")
+            raise ValueError(f"the reference error of {name!r} is 0: cannot normalize by 0; leave {name} out")
     return {name: float(np.mean(reference[name])) for name in names}
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .measure import Measurement
+from vitmix.lab.runs import Estimate
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -32,8 +32,8 @@ def count_flops(model: nn.Module, size: tuple[int, int]) -> int:
 @torch.no_grad()
 def throughput(
     model: nn.Module, size: tuple[int, int], *, batch: int, autocast: torch.dtype | None = None, seconds: float = 0.5
-) -> Measurement:
-    """Images per second of forward passes alone, on one resting batch: the median pass, after two to warm up."""
+) -> Estimate:
+    """Images per second of forward passes alone, on one batch on the device: the median, after two to warm up."""
     like = next(model.parameters())
     images = torch.zeros(batch, 3, *size, device=like.device)
     model.eval()
@@ -48,4 +48,4 @@ def throughput(
                 times.append(time.perf_counter() - start)
             if len(times) >= 3 and sum(times) > seconds:
                 break
-    return Measurement("images_per_second", batch / sorted(times)[len(times) // 2], len(times))
+    return Estimate(batch / sorted(times)[len(times) // 2], None, len(times))

@@ -1,7 +1,6 @@
 """Changes of pixels without regard to the answer: noise, and patches dropped at random or by saliency."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from vitmix._sampling import generator_for
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
 
-from .cells import PixelClassifier
+from .conditions import Change, PixelClassifier
 
 NOISE, ORDER = 0x4E4F4953, 0x4F524452  # keep these random numbers apart from others made from the same seed
 ORDERS = ("random", "salient-first", "salient-last")
@@ -67,26 +66,12 @@ class PatchOrder:
         return saliency.argsort(dim=1, descending=self.order == "salient-first", stable=True).argsort(dim=1)
 
 
-@dataclass(frozen=True)
-class Noise:
-    """`gaussian_noise` as a change."""
-
-    sigma: float
-    seed: int
-
-    def __call__(self, pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        return gaussian_noise(pixels, indices, sigma=self.sigma, seed=self.seed)
+def noise_change(sigma: float, seed: int) -> Change:
+    return lambda pixels, labels, indices: gaussian_noise(pixels, indices, sigma=sigma, seed=seed)
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """`drop_patches` as a change."""
-
-    order: PatchOrder
-    share: float
-
-    def __call__(self, pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        return drop_patches(pixels, self.order(pixels, indices), share=self.share, grid=self.order.grid)
+def drop_change(order: PatchOrder, share: float) -> Change:
+    return lambda pixels, labels, indices: drop_patches(pixels, order(pixels, indices), share=share, grid=order.grid)
 
 
 def grid_of(classifier: PixelClassifier, size: Grid) -> Grid:

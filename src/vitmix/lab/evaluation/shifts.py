@@ -1,4 +1,4 @@
-"""Folders of ImageNet's other test sets, with classes by WordNet id, matched to what a model tells apart."""
+"""Folders of ImageNet's other test sets, with classes by WordNet id, matched to the classes of a model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def class_numbers(subject: Subject) -> dict[str, int]:
     outputs = subject.settings["num_classes"]
     if outputs != len(synsets()):
         raise ValueError(
-            f"{subject.weights} tells {outputs} classes apart that have no names, so ImageNet's folders cannot be "
+            f"{subject.weights} has {outputs} classes without names, so ImageNet's folders cannot be "
             "matched; evaluate a model of ImageNet's 1000 classes or a run that was trained on such folders"
         )
     return {name: number for number, name in enumerate(synsets())}
@@ -76,7 +76,9 @@ def open_class_folders(
     ):
         own = synsets()[int(folder.name)] if numbered and _is_number(folder.name) else folder.name
         if allowed is not None and own not in allowed:
-            raise ValueError(f"{str(folder)!r} is no class of {name}, which has {len(allowed)}; is it another set's?")
+            raise ValueError(
+                f"{str(folder)!r} is not a class of {name}, which has {len(allowed)}; is it another set's?"
+            )
         if own not in numbers:
             left_out += 1
             continue

@@ -1,8 +1,7 @@
-"""What is evaluated: a run, a file of weights or a model of timm, as a model and the way images reach it."""
+"""What is evaluated: a run, a weights file or a timm model, as a model with its preprocessing."""
 
 import copy
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,14 @@ from torch import nn
 from vitmix._checks import check_choice, check_count, check_workers
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.classes import match_names
-from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.images import ArrayImages, ImageSet
+from vitmix.lab.data.sources import open_images
+from vitmix.lab.environment import available_cores
+from vitmix.lab.runs import Run, checksum
 from vitmix.lab.training import prepare
-from vitmix.lab.training.checkpoints import load_weights, read_weights
-from vitmix.lab.training.config import TrainConfig, resolve
+from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.header import Header, read_header
-from vitmix.lab.training.runs import RunFolder
+from vitmix.lab.training.weights import load_weights, read_weights
 
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,12 +51,12 @@ class Subject:
     """A classifier in evaluation mode, on the CPU until `evaluate` moves it.
 
     Attributes:
-        config: what decided the model and its preprocessing; of a run, its own configuration.
+        config: what decided the model and its preprocessing; for a run, its configuration.
         settings: what `timm.create_model` takes besides the name.
         classes: the names of the outputs, where they are known.
         run: the run folder that it comes from, if any.
-        trained: whether its weights are somebody's, not random.
-        sha256: of the file of weights, taken before it was read: a training may replace it at any time.
+        trained: whether its weights were trained, not random.
+        sha256: of the weights file, taken before it was read: a training may replace it at any time.
     """
 
     model: nn.Module
@@ -78,7 +79,7 @@ class Subject:
             return self._renumbered(images)
         if len(images.classes) > outputs:
             raise ValueError(
-                f"{images.description} has {len(images.classes)} classes, but {self.weights} tells {outputs} apart; "
+                f"{images.description} has {len(images.classes)} classes, but {self.weights} has {outputs} outputs; "
                 "evaluate on the classes it was trained on"
             )
         if len(images.classes) < outputs and self.classes is None:
@@ -90,10 +91,29 @@ class Subject:
     def _renumbered(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
         assert self.classes is not None
         numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
-        fitted = copy.copy(images)  # shallow: the pictures are shared
+        fitted = copy.copy(images)  # shallow: the pixels are shared
         fitted.labels = np.array(numbers)[images.labels]
         fitted.classes = list(self.classes)
         return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
+
+    def own_images(self, *, data: str | None = None, split: str | None = None) -> ImageSet:
+        """The images that a run was evaluated on, unless others are named."""
+        if data is None and self.run is None:
+            raise ValueError(f"{self.weights} is not a run folder, so it names no data; give --data, such as shapes")
+        own = self.config.eval_split if self.run is not None else "test"
+        return open_images(data or self.config.data, split or own)  # pyright: ignore[reportArgumentType]
+
+    def running(self, images: ImageSet | None, *, cpu: bool = False) -> Running:
+        """The run's settings, adapted to this machine."""
+        config = self.config
+        device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
+        in_memory = isinstance(images, ArrayImages)  # which needs no workers
+        return Running(
+            device,
+            "fp32" if device.type == "cpu" else config.precision,
+            config.eval_batch or min(config.batch, 256),
+            0 if in_memory else min(config.workers, available_cores()),
+        )
 
 
 def open_subject(
@@ -105,14 +125,14 @@ def open_subject(
     weights: str = "best",
     size: int | None = None,
 ) -> Subject:
-    """The classifier that a run folder, a file of weights or a name of timm stands for.
+    """The classifier that a run folder, a weights file or the name of a timm model stands for.
 
     Args:
-        model: name of timm's model that a file of weights belongs to, where the file itself does not say.
+        model: the timm model of a weights file that does not name it.
         model_args: further settings of that model.
-        pretrained: for a name: timm's published weights instead of random ones.
-        weights: of a run: `"best"` or `"last"`.
-        size: image side in pixels, where it is not the run's or the model's own.
+        pretrained: for a timm name: its published weights instead of random ones.
+        weights: for a run: `"best"` or `"last"`.
+        size: image side in pixels (default: the run's or the model's).
     """
     if size is not None:
         check_count("size", size)
@@ -123,34 +143,26 @@ def open_subject(
         if "/" in str(what) or place.suffix in (".safetensors", ".pth", ".pt", ".bin"):
             raise ValueError(f"there is no run folder and no file {what}")
         if model is not None:
-            raise ValueError(f"--model goes with a file of weights, and {str(what)!r} is none; give one of the two")
+            raise ValueError(f"--model needs a weights file; {str(what)!r} is not one; give one of the two")
         return _of_timm(str(what), dict(model_args or {}), pretrained, size)
     if pretrained:
-        raise ValueError(f"pretrained goes with a name of timm; {what} holds weights of its own")
+        raise ValueError(f"pretrained needs the name of a timm model; {what} holds weights of its own")
     if place.is_dir():
         if model is not None or model_args:
             raise ValueError(f"{what} is a run folder, which says what its model is; leave model and model_args out")
         return _of_run(place, weights, size)
-    if model is None and place.stem in ("best", "last") and RunFolder(place.parent).exists:
+    if model is None and place.stem in ("best", "last") and Run(place.parent).exists:
         return _of_run(place.parent, place.stem, size)  # its configuration says how images reach the model
     return _of_file(place, model, dict(model_args or {}), size)
 
 
-def checksum(path: Path) -> str:
-    """What tells one file of weights from another."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     check_choice("weights", weights, ("best", "last"))
-    run = RunFolder(folder)
-    if not run.exists:
-        raise ValueError(f"{folder} is not a run folder: it holds no {run.config.name}")
+    run = Run.open(folder)
     path = run.best if weights == "best" else run.last
     if not path.is_file():
         raise ValueError(f"{folder} has no {path.name} yet; it is written when the training gets that far")
-    config, sha256 = resolve(file=run.config), checksum(path)
+    config, sha256 = run.config, checksum(path)
     header = read_header(path)
     if header.model is None or header.num_classes is None:
         read_weights(path)  # says so if it is damaged
@@ -167,7 +179,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     name = model or header.model
     if name is None:
         read_weights(path)  # says so if it is damaged
-        raise ValueError(f"{path} does not say what model it belongs to; give --model NAME of timm")
+        raise ValueError(f"{path} does not say what model it belongs to; give --model NAME, a timm model")
     settings = {**header.model_args, **model_args}
     outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
     own = settings.get("img_size")  # height and width stay an argument of the model
@@ -177,7 +189,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     subject = _built(config, outputs, str(path), header.classes)
     left_out = load_weights(subject.model, path).left_out
     if left_out:
-        raise ValueError(f"{path} is no classifier of {outputs} classes ({left_out[0]} differs); give num_classes")
+        raise ValueError(f"{path} is not a classifier of {outputs} classes ({left_out[0]} differs); give num_classes")
     return dataclasses.replace(subject, sha256=sha256)
 
 
@@ -212,7 +224,7 @@ def _with_own_interpolation(config: TrainConfig) -> TrainConfig:
 
 
 def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
-    """How many classes a file of weights tells apart, by the rows of its classifier."""
+    """How many classes a weights file has, by the rows of its classifier."""
     cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     classifier = getattr(cfg, "classifier", None)
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]

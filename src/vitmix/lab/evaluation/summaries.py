@@ -1,72 +1,76 @@
-"""From the answers in cells to numbers with intervals."""
+"""From the answers under conditions to numbers with intervals."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from .cells import Answers, Cell
-from .intervals import bootstrap, reflected, wilson
-from .measure import BINS, Measurement, bin_numbers, calibration_error
+from vitmix.lab.runs import Estimate, Facts, Measurement
+from vitmix.lab.runs.estimates import bootstrap, reflected
 
-Found = list[tuple[Cell, Answers]]
-Summary = Callable[[Found], Iterator[Measurement]]
+from .conditions import Answers, Condition
+from .predictions import BINS, bin_numbers, calibration_error
 
-
-def accuracy(cell: Cell, answers: Answers) -> Measurement:
-    right, n = answers.count(cell.name)
-    return Measurement(cell.name, right / n, n, *wilson(right, n), of=cell.facts)
+Answered = list[tuple[Condition, Answers]]
+Summary = Callable[[Answered], Iterator[Measurement]]
 
 
-def accuracies(found: Found) -> Iterator[Measurement]:
-    for cell, answers in found:
-        yield accuracy(cell, answers)
+def accuracy(condition: Condition, answers: Answers) -> Measurement:
+    return Measurement(condition.name, Estimate.of_proportion(*answers.count(condition.name)), condition.of)
 
 
-def worst_so_far(found: Found) -> Iterator[Measurement]:
+def accuracies(found: Answered) -> Iterator[Measurement]:
+    for condition, answers in found:
+        yield accuracy(condition, answers)
+
+
+def worst_so_far(found: Answered) -> Iterator[Measurement]:
     """Accuracies under growing bounds: what was found within a smaller bound lies within a larger one too."""
     worst = found[0][1].right
-    for cell, answers in found:
+    for condition, answers in found:
         worst = np.minimum(worst, answers.right)
-        yield accuracy(cell, replace(answers, right=worst))
+        yield accuracy(condition, replace(answers, right=worst))
 
 
-def calibrated(found: Found) -> Iterator[Measurement]:
+def calibrated(found: Answered) -> Iterator[Measurement]:
     """Accuracy and expected calibration error."""
-    for cell, answers in found:
-        yield accuracy(cell, answers)
+    for condition, answers in found:
+        yield accuracy(condition, answers)
         readable = answers.readable
-        yield calibration(cell.name, answers.confidence[readable], answers.right[readable] == 1)
+        error = calibration(answers.confidence[readable], answers.right[readable] == 1)
+        name = f"{condition.name} calibration error"
+        yield Measurement(name, error, replace(condition.of, metric="calibration error"))
 
 
-def calibration(name: str, confidence: np.ndarray, right: np.ndarray) -> Measurement:
-    """The expected calibration error. Resampling adds its own scatter to it, so the interval is the reflected one."""
+def calibration(confidence: np.ndarray, right: np.ndarray) -> Estimate:
+    """The expected calibration error. Resampling adds scatter to it, so the interval is the reflected one."""
     n, value = len(right), calibration_error(confidence, right)
     gaps = np.zeros((n, BINS))  # of each image, in the column of its bin
     gaps[np.arange(n), bin_numbers(confidence)] = right - confidence.astype(np.float64)
     low, high = reflected(value, bootstrap(lambda counts: np.abs(counts @ gaps).sum(1) / n, n))
-    of = {"metric": "calibration error"}
-    return Measurement(f"{name} calibration error", value, n, max(0.0, low), high, of=of)
+    return Estimate(value, None, n, max(0.0, low), high)
 
 
-def corruption_errors(found: Found, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:
-    """Each corruption's error over its severities, divided by what belongs to it, and the mean over corruptions.
+def corruption_errors(found: Answered, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:
+    """Each corruption's error over its severities, divided by its divisor, and the mean over corruptions.
 
-    All of them are means over images of how often each was misread, so the interval resamples images, and what the
-    corruptions of one image have in common is in it. Images that could not be read somewhere do not count.
+    All of them are means over images of how often each was misread, so the interval resamples images, and includes
+    what the corruptions of one image have in common. Images that could not be read somewhere do not count.
     """
     readable = np.all([answers.readable for _, answers in found], axis=0)
     wrong = {
-        name: np.mean([a.right[readable] == 0 for cell, a in found if cell.settings["corruption"] == name], axis=0) / by
+        name: np.mean([a.right[readable] == 0 for each, a in found if each.of.corruption == name], axis=0) / by
         for name, by in divisors.items()
     }
+    part = found[0][0].of.part
     for name, values in wrong.items():
-        yield _mean(f"{words} {name}", values, {"corruption": name, "metric": words})
-    yield _mean(mean, np.mean(list(wrong.values()), axis=0), {"metric": mean})
+        yield _mean(f"{words} {name}", values, Facts(part=part, corruption=name, metric=words))
+    yield _mean(mean, np.mean(list(wrong.values()), axis=0), Facts(part=part, metric=mean))
 
 
-def _mean(name: str, values: np.ndarray, of: Mapping[str, str]) -> Measurement:
+def _mean(name: str, values: np.ndarray, of: Facts) -> Measurement:
     n = len(values)
     if n == 0:
-        raise ValueError(f"no image could be read in every cell of {name!r}; get the files again")
-    return Measurement(name, float(values.mean()), n, *bootstrap(lambda counts: counts @ values / n, n), of=of)
+        raise ValueError(f"no image could be read under every condition of {name!r}; get the files again")
+    interval = bootstrap(lambda counts: counts @ values / n, n)
+    return Measurement(name, Estimate(float(values.mean()), None, n, *interval), of)

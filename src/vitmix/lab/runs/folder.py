@@ -17,12 +17,14 @@ from vitmix.lab.writing import write_file
 
 from .analysis import Analysis, LeftOut
 from .evaluation import Evaluation
+from .examples import Examples
 from .records import Record
 from .robustness import RobustnessResults
 from .training import EMA, SCORES, Epoch, Summary, best_epoch, parse_epochs
 
 METRICS = ("metrics.csv", "metrics.jsonl")
 SUMMARY, EVALUATION, ROBUSTNESS = "summary.json", "evaluation.json", "robustness.json"
+EXAMPLES = "examples.json"
 ANALYSIS, LEFT_OUT = "analysis", ".left_out"
 LOG = "train.log"
 Found = TypeVar("Found", bound=Record)
@@ -38,6 +40,7 @@ class Run:
     summary.json        written at the end: the results in short
     train.log           what the training printed, where a comparison ran it
     evaluation.json, robustness.json, analysis/  measurements of the best weights
+    examples.json       mixed training images, and where the best weights look
 
     A file that is missing, unreadable or about other weights is None here; `problems` says why, by file.
     """
@@ -100,16 +103,24 @@ class Run:
         return self._measured(ROBUSTNESS, RobustnessResults)
 
     @cached_property
+    def examples(self) -> Examples | None:
+        return self._measured(EXAMPLES, Examples)
+
+    @cached_property
     def analyses(self) -> dict[str, Analysis]:
         """The studies by name, of the best or the last weights."""
         found = {}
-        for path in sorted((self.path / ANALYSIS).glob("*.json")):
-            study = self._measured(f"{ANALYSIS}/{path.name}", Analysis, "best", "last")
-            if study is not None and study.study == path.stem:
-                found[path.stem] = study
+        for stem in self._studies():
+            name = f"{ANALYSIS}/{stem}.json"
+            study = self._measured(name, Analysis, "best", "last")
+            if study is not None and study.study == stem:
+                found[stem] = study
             elif study is not None:
-                self.problems[f"{ANALYSIS}/{path.name}"] = f"{path} is a study of another name"
+                self.problems[name] = f"{self.path / name} is a study of another name"
         return found
+
+    def _studies(self) -> list[str]:
+        return sorted(path.stem for path in (self.path / ANALYSIS).glob("*.json"))
 
     @cached_property
     def left_out(self) -> frozenset[str]:
@@ -180,6 +191,9 @@ class Run:
         """Stores what a suite measured, beside the parts that are there of the same weights."""
         before = Run(self.path).robustness  # as it is now
         return self._write(ROBUSTNESS, results.added_to(before))
+
+    def write_examples(self, examples: Examples, sha256: str | None) -> None:
+        self._write(EXAMPLES, replace(examples, weights_sha256=sha256))
 
     def write_left_out(self, left_out: LeftOut) -> None:
         self._write(LEFT_OUT, left_out)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Self
 
@@ -28,9 +28,8 @@ def absent() -> Any:
     return field(default=None, metadata={"omit": True})
 
 
-@dataclass(frozen=True)
 class Record:
-    """A value with a form in JSON."""
+    """A dataclass with a form in JSON."""
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -38,7 +37,7 @@ class Record:
         if not isinstance(value, dict):
             raise ValueError("it is not a mapping")
         found = {}
-        for each in dataclasses.fields(cls):
+        for each in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
             if each.name in value:
                 found[each.name] = parse(_hints(cls)[each.name], value[each.name], each.name)
             elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
@@ -47,7 +46,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON holds it."""
-        values = {each: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {each: getattr(self, each.name) for each in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
         return {
             each.name: _plain(value)
             for each, value in values.items()

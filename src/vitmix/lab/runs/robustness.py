@@ -22,6 +22,7 @@ class Facts(Record):
         corruption, severity: of ImageNet-C.
         attack: `none` for the attacked images as they are; its bound is `epsilon` in `norm`.
         alpha, steps: of PGD.
+        kind, strength: of a change that has no fields above.
         metric: what the number is, where it is not an accuracy.
     """
 
@@ -37,6 +38,8 @@ class Facts(Record):
     epsilon: float | None = absent()
     alpha: float | None = absent()
     steps: float | None = absent()
+    kind: str | None = absent()
+    strength: float | None = absent()
     metric: str | None = absent()
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """What a training writes: a row for each epoch (metrics.jsonl), and a summary at its end (summary.json)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,7 +32,8 @@ class Epoch(Record):
         return cls(numbers.pop("epoch"), numbers)
 
     def to_json(self) -> dict[str, Any]:
-        return {"epoch": self.number, **self.values}
+        """What is not finite is left out: JSON cannot hold it."""
+        return {"epoch": self.number, **{name: each for name, each in self.values.items() if math.isfinite(each)}}
 
     def get(self, name: str) -> float | None:
         return self.values.get(name)
@@ -88,4 +90,4 @@ class Summary(Record):
     classes: tuple[str, ...] | None = None
     processes: int | None = None
     peak_memory: float | None = None
-    environment: dict[str, str | None] | None = None
+    environment: dict[str, str] | None = None

@@ -16,14 +16,12 @@ from .labels import assigned_share as assigned_share
 from .labels import cut_share as cut_share
 from .labels import label_error as label_error
 from .labels import visible_share as visible_share
-from .pairs import Pictures as Pictures
+from .pairs import ImageBatch as ImageBatch
 from .pairs import activation_maps as activation_maps
 from .regions import presence as presence
 from .regions import presence_study as presence_study
 from .regions import region_attention as region_attention
 from .regions import region_study as region_study
-from .results import Spread as Spread
-from .results import Table as Table
 from .saliency import gradient_saliency as gradient_saliency
 from .saliency import sharpness as sharpness
 from .saliency import sharpness_study as sharpness_study

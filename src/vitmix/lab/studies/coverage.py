@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from vitmix._mix import Mix
 from vitmix._mixer import AnyMixer
+from vitmix.lab.runs import Table
 
+from .estimates import Gathered
 from .labels import visible_pixels
-from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, need_objects, paired, repeatable, two_regions
-from .results import Table, spread
+from .pairs import ImageBatch, masks_alone, mixed_pairs, need_objects, repeatable, two_regions
 
 STUDY = "object coverage"
 MOST, WHOLE = 0.5, 0.95  # of the object's pixels; a rim of it may lie beyond a window cut by tokens
@@ -29,34 +30,27 @@ def object_coverage(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def coverage_study(
-    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[Pictures], *, seed: int = 0
+    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> Table:
     """For each method's masks, how much of either object the pasted region takes and hides."""
     batches, rows = repeatable(batches), []
     for name, method in methods.items():
         two_regions(method, study=STUDY)
-        parts: list[Tensor] = []
-        areas: list[Tensor] = []
-        shared: list[Tensor] = []
-        for pictures, mixing, batch in mixed_pairs(model, masks_alone(method, study=STUDY), batches, seed=seed):
+        found = Gathered()
+        for images, mixing, batch in mixed_pairs(model, masks_alone(method, study=STUDY), batches, seed=seed):
             mixing.forget()
-            shown, hidden = object_coverage(need_objects(pictures.objects, STUDY), batch.mix)
-            counted = (shown.isfinite() & hidden.isfinite()).cpu() & paired(batch)
-            parts.append(torch.stack([shown, hidden]).cpu()[:, counted])
-            areas.append(mixing.evidence(batch).area.cpu()[counted])
-            shared.append(couples(batch.mix.partner)[counted])
-        if not parts or not torch.cat(parts, 1).numel():
-            raise ValueError(f"{STUDY} found no pair of objects; give pictures with object masks")
-        shown, hidden = torch.cat(parts, 1)
-        every = joined(shared)
-        values = {
-            "area": torch.cat(areas),
-            "pasted": shown,
-            f"at least {MOST:.0%}": shown >= MOST,
-            f"at least {WHOLE:.0%}": shown >= WHOLE,
-            "own hidden": hidden,
-        }
-        rows.append(((name,), {key: spread(value, every) for key, value in values.items()}))
+            shown, hidden = object_coverage(need_objects(images.objects, STUDY), batch.mix)
+            values = {
+                "area": mixing.evidence(batch).area,
+                "pasted": shown,
+                f"at least {MOST:.0%}": shown >= MOST,
+                f"at least {WHOLE:.0%}": shown >= WHOLE,
+                "own hidden": hidden,
+            }
+            found.add(values, batch, shown.isfinite() & hidden.isfinite())
+        if not len(found):
+            raise ValueError(f"{STUDY} found no pair of objects; give images with object masks")
+        rows.append(((name,), found.estimates()))
     notes = (
         "area: of the pasted region; pasted: the part of the partner's object in it; at least: how often that is so "
         "much of it; own hidden: the part of the own object under it.",

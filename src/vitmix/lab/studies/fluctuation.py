@@ -4,7 +4,7 @@ TL-Align, appendix B and figures 3 and 4. The "true" share of a token compares i
 image after the same block. Here as everywhere, a share is the partner's part.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,13 +15,15 @@ from vitmix._mixer import AnyMixer
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix.attention.readers import Reader, read_model
 from vitmix.attention.tap import AttentionTap
+from vitmix.lab.runs import Table
 from vitmix.parts.shares import AlignedShare, activation_weights, attention_share
 
+from .estimates import Gathered, correlation, root_mean_square, spread
 from .labels import assigned_share
-from .pairs import Pictures, activation_maps, couples, joined, masks_alone, mixed_pairs, paired
-from .results import Table, correlation, root_mean_square, spread
+from .pairs import ImageBatch, activation_maps, masks_alone, mixed_pairs
 
 STUDY = "token fluctuation"
+FINAL, TARGETS = ("final", -1), ("targets", -1)  # columns beside those of (rule, block)
 CHUNK = 256  # tokens that are compared at a time: a pyramid has thousands in its first stage
 SIMILARITY, AREA, ATTENTION, TRANSMIX, ACTIVATION, ALIGNED = RULES = (
     "similarity",
@@ -88,7 +90,7 @@ def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partne
 
 
 @torch.no_grad()
-def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: MixedBatch) -> dict[str, list[Tensor]]:
+def block_shares(model: nn.Module, mixing: Mixing, given: ImageBatch, batch: MixedBatch) -> dict[str, list[Tensor]]:
     """By rule and block the share `(B,)`; the mixing must be one with aligned labels."""
     reader, mix, size = read_model(model), batch.mix, batch.frame.size
     with BlockOutputs(reader) as outputs:
@@ -97,7 +99,7 @@ def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: Mi
         mixed = dict(outputs.tokens)
         aligned = dict(batch.tape.token_share)
         mixing.targets(batch)  # closes the tape: the next pass is a plain one
-        maps = activation_maps(model, mixing, pictures.images, pictures.labels)
+        maps = activation_maps(model, mixing, given.images, given.labels)
         plain = outputs.tokens
     area = mixing.evidence(batch).area
     activation = assigned_share(activation_weights(maps, mix), area)
@@ -116,45 +118,39 @@ def block_shares(model: nn.Module, mixing: Mixing, pictures: Pictures, batch: Mi
 
 @torch.no_grad()
 def fluctuation_study(
-    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, num_classes: int, seed: int = 0
+    model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], *, num_classes: int, seed: int = 0
 ) -> list[Table]:
     """The shares of every rule in every block beside the similarity-based one, and the RMSE of area and aligned."""
-    read_model(model).need_attention(STUDY)
-    aligning = masks_alone(method, AlignedShare(), study=STUDY)
-    gathered: dict[str, list[Sequence[Tensor]]] = {name: [] for name in RULES}
-    finals: list[Tensor] = []
-    targets: list[Tensor] = []
-    shared: list[Tensor] = []
-    for pictures, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
-        shares, counted = block_shares(model, mixing, pictures, batch), paired(batch)
+    reader = read_model(model)
+    reader.need_attention(STUDY)
+    aligning, found = masks_alone(method, AlignedShare(), study=STUDY), Gathered()
+    for given, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
+        shares = block_shares(model, mixing, given, batch)
         final, area = batch.mixer.share.weights(mixing.evidence(batch)).partner, shares[AREA][0]
-        shared.append(couples(batch.mix.partner)[counted])
-        finals.append((final - area).double().cpu()[counted])
-        difference = mixing.targets(batch) - _area_targets(batch, area)
-        targets.append(difference.double().square().sum(1).cpu()[counted])
-        for name, layers in shares.items():
-            gathered[name].append([layer.double().cpu()[counted] for layer in layers])
-    if not targets or not sum(map(len, targets)):
+        squares = (mixing.targets(batch) - _area_targets(batch, area)).double().square().sum(1)
+        by_block = {(name, block): each.double() for name, own in shares.items() for block, each in enumerate(own)}
+        found.add({**by_block, FINAL: (final - area).double(), TARGETS: squares}, batch)
+    if not len(found):
         raise ValueError(f"{STUDY} found no pair to look at; give two images or more")
-    layers = {name: [torch.cat(each) for each in zip(*parts, strict=True)] for name, parts in gathered.items()}
-    every, rows = joined(shared), []
-    for block in range(len(layers[AREA])):
-        truth = layers[SIMILARITY][block]
+    couples, rows = found.couples, []
+    example: dict[str, list[float]] = {name: [] for name in RULES}
+    for block in range(reader.depth):
+        truth = found.column((SIMILARITY, block))
         for name in RULES:
-            share = layers[name][block]
-            values = {"share": spread(share, every)}
+            share = found.column((name, block))
+            values = {"share": spread(share, couples)}
             if name != SIMILARITY:
-                values["difference"] = spread((share - truth).abs(), every)
-                values["correlation"] = correlation(share, truth, every)
+                values["difference"] = spread((share - truth).abs(), couples)
+                values["correlation"] = correlation(share, truth, couples)
             rows.append(((str(block), name), values))
-    example = {name: [float(layer[0]) for layer in found] for name, found in layers.items()}
+            example[name].append(float(share[0]))
     notes = (
         "Shares are the partner's part of what the classifier reads: the class token, or the mean over the patches.",
         "similarity is a softmax of two cosines and so stays between 0.12 and 0.88: compare by the correlation over "
         "the pairs rather than by difference, the mean distance from it.",
     )
     table = Table("Token fluctuation", ("block", "rule"), rows, notes, example=example)
-    return [table, _rmse(torch.cat(finals), torch.cat(targets), every, num_classes)]
+    return [table, _rmse(found.column(FINAL), found.column(TARGETS), couples, num_classes)]
 
 
 def _area_targets(batch: MixedBatch, area: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from vitmix._mix import Mix, expand_mask, mix_images
 from vitmix._mixer import AnyMixer
 from vitmix._mixing import Evaluating
+from vitmix.lab.runs import Estimate, Table
 from vitmix.parts.shares import AreaShare, Weights
 
-from .pairs import activation_maps, couples, joined, need_masks, need_objects, needs_maps, paired
-from .results import Spread, Table, spread
+from .estimates import Gathered, spread
+from .pairs import activation_maps, need_masks, need_objects, needs_maps
 
 STUDY = "label error"
 CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # edges of the classes of how much object is out of sight
@@ -47,7 +48,7 @@ class LabelError:
     bias: float
     pairs: int
     differences: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
-    by_cut: dict[str, Spread] = field(default_factory=dict)
+    by_cut: dict[str, Estimate] = field(default_factory=dict)
     couples: Tensor | None = field(default=None, repr=False)
     to_area: Tensor | None = field(default=None, repr=False)
 
@@ -86,7 +87,7 @@ def assigned_share(weights: Weights, area: Tensor) -> Tensor:
     return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), area.to(total.dtype))
 
 
-def by_cut(differences: Tensor, cuts: Tensor, couples: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Spread]:
+def by_cut(differences: Tensor, cuts: Tensor, couples: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Estimate]:
     """Absolute differences in classes of how much was cut; a class without a pair is left out."""
     found = {}
     for low, high in zip(edges[:-1], edges[1:], strict=True):
@@ -114,7 +115,7 @@ def label_error(
     """
     for rule in rules.values():
         need_masks(rule, study=STUDY)
-    gathered: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in rules}
+    gathered = {name: Gathered() for name in rules}
     with ExitStack() as stack:
         stack.enter_context(Evaluating(model))
         attached = {name: stack.enter_context(rule.attach(model, seed=seed, rank=0)) for name, rule in rules.items()}
@@ -131,17 +132,15 @@ def label_error(
                 given = assigned_share(batch.mixer.share.weights(evidence), evidence.area)
                 mixing.targets(batch)
                 true, visible = visible_share(objects, batch.mix)
-                counted = visible.cpu() & paired(batch)
-                difference, cut = (given.to(true.dtype) - true).cpu(), cut_share(objects, batch.mix).cpu()
-                gathered[name].append((difference[counted], cut[counted], couples(batch.mix.partner)[counted]))
+                values = {"difference": given.to(true.dtype) - true, "cut": cut_share(objects, batch.mix)}
+                gathered[name].add(values, batch, visible)
     results = {}
-    for name, parts in gathered.items():
-        if not sum(len(part[0]) for part in parts):
+    for name, found in gathered.items():
+        if not len(found):
             raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
-        differences, cuts, shared = zip(*parts, strict=True)
-        difference, cut, every = torch.cat(differences), torch.cat(cuts), joined(shared)
-        error, bias = float(difference.abs().mean()), float(difference.mean())
-        results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cut, every), every)
+        difference, every = found.column("difference"), found.couples
+        error, bias, cuts = float(difference.abs().mean()), float(difference.mean()), found.column("cut")
+        results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cuts, every), every)
     for name, base in _area_rules(rules).items():
         less = results[name].differences.abs() - results[base].differences.abs()
         results[name] = replace(results[name], to_area=less)

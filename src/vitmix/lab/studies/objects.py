@@ -24,15 +24,15 @@ def object_finder(
     """What finds the objects of these images; None where nobody knows them.
 
     Args:
-        masks: a folder with a picture for each image, of the same size, at the same place with the ending .png.
+        masks: a folder with a mask for each image, of the same size, under the same name with the ending .png.
         value: the gray level that marks the object; every level but 0 if none.
     """
     # Resampled as the image is, then cut at one half, so that mask and image stay on each other.
     smooth = dataclasses.replace(augmentation, interpolation="bilinear")
 
     def seen(mask: np.ndarray) -> Tensor:
-        picture = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).convert("RGB")
-        return eval_pixels(picture, smooth)[0] >= 128
+        image = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).convert("RGB")
+        return eval_pixels(image, smooth)[0] >= 128
 
     if masks is not None:
         if not masks.is_dir():
@@ -66,15 +66,15 @@ class MaskFolder:
         """The mask `(H, W)` of an image file: True on the object."""
         path = self.folder / Path(name).with_suffix(".png")
         try:
-            with open_regular(path) as file, Image.open(file) as picture:
-                check_pixels(picture)
-                levels = np.asarray(picture if picture.mode in ("L", "P", "1", "I;16") else picture.convert("L"))
+            with open_regular(path) as file, Image.open(file) as image:
+                check_pixels(image)
+                levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
         except FileNotFoundError:
             raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
         except (OSError, ValueError) as problem:
             raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
-        with open_regular(self.root / name) as file, Image.open(file) as picture:
-            width, height = picture.size
+        with open_regular(self.root / name) as file, Image.open(file) as image:
+            width, height = image.size
         if levels.shape != (height, width):
             found = f"{levels.shape[1]}x{levels.shape[0]}"
             raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; make them of one size")

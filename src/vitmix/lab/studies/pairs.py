@@ -1,7 +1,7 @@
-"""Mixed pairs for a study: the same pictures for every method, and the model left as it was."""
+"""Mixed pairs for a study: the same images for every method, and the model left as it was."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from vitmix.attention.tap import Plan, Recorder, Tape
 from vitmix.parts.shares import AreaShare, Share
 
 
-class Pictures(NamedTuple):
+class ImageBatch(NamedTuple):
     """Normalized images `(B, 3, H, W)`, their labels `(B,)`, and where their objects are, `(B, H, W)` bool."""
 
     images: Tensor
@@ -23,8 +23,8 @@ class Pictures(NamedTuple):
     objects: Tensor | None = None
 
 
-def repeatable(batches: Iterable[Pictures]) -> Iterable[Pictures]:
-    """Batches that every method can be shown anew."""
+def repeatable(batches: Iterable[ImageBatch]) -> Iterable[ImageBatch]:
+    """Batches that can be iterated once for every method."""
     return list(batches) if isinstance(batches, Iterator) else batches
 
 
@@ -60,14 +60,14 @@ def two_regions(method: AnyMixer, *, study: str) -> None:
 
 
 def mixed_pairs(
-    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int
-) -> Iterator[tuple[Pictures, Mixing, MixedBatch]]:
+    model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], *, seed: int
+) -> Iterator[tuple[ImageBatch, Mixing, MixedBatch]]:
     """Each batch and its mix, the model in evaluation mode and not yet run on it."""
     with Evaluating(model), method.attach(model, seed=seed, rank=0) as mixing:
-        for pictures in batches:
-            pictures = Pictures(*pictures)
-            maps = activation_maps(model, mixing, pictures.images, pictures.labels) if needs_maps(method) else None
-            yield pictures, mixing, mixing.mix(pictures.images, pictures.labels, maps=maps)
+        for given in batches:
+            images, labels, _ = given = ImageBatch(*given)
+            maps = activation_maps(model, mixing, images, labels) if needs_maps(method) else None
+            yield given, mixing, mixing.mix(images, labels, maps=maps)
 
 
 def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
@@ -84,28 +84,6 @@ def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
 
 def needs_maps(method: AnyMixer) -> bool:
     return any(mixer.needs.maps for mixer in method.mixers)
-
-
-def paired(batch: MixedBatch) -> Tensor:
-    """Which samples `(B,)` are mixed with another one: the middle of an odd batch is its own partner."""
-    return batch.mix.partner.cpu() != torch.arange(batch.frame.batch)
-
-
-def couples(partner: Tensor) -> Tensor:
-    """A number `(B,)` for each mixed image, the same for those that share a picture: as i with j and j with i.
-
-    In a pairing that is not mirrored, i with j shares one with j with k, and so on around.
-    """
-    partner = partner.cpu()
-    found = torch.arange(len(partner))
-    for _ in range(len(partner).bit_length()):  # each time twice as far around
-        found, partner = torch.minimum(found, found[partner]), partner[partner]
-    return found
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The couples of several batches, of which none are the same."""
-    return torch.cat([part + (number << 32) for number, part in enumerate(parts)])
 
 
 def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Tensor) -> Tensor:
@@ -134,13 +112,13 @@ def need_reader(model: nn.Module, mixing: Mixing) -> Reader:
 
 def need_two_classes(labels: Tensor, study: str) -> None:
     if len(labels.unique()) < 2:
-        raise ValueError(f"{study} needs pictures of two classes or more, got one class only; give other data")
+        raise ValueError(f"{study} needs images of at least two classes, got a single class; give other data")
 
 
 def need_objects(objects: Tensor | None, study: str) -> Tensor:
     if objects is None:
         raise ValueError(
-            f"{study} needs to know where the objects are, and these pictures have no masks; "
+            f"{study} needs to know where the objects are, and these images have no masks; "
             "use the built-in shapes, an .npz with 'box', or give a folder of masks (--masks FOLDER)"
         )
     return objects

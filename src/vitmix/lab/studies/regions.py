@@ -1,7 +1,7 @@
 """Attention between the two regions of a mixed image (SMMix tables A1, A2), and what is left of each token
 (TL-Align, equation 2)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,10 @@ from vitmix._mixer import AnyMixer
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
+from vitmix.lab.runs import Row, Table
 
-from .pairs import Pictures, couples, joined, masks_alone, mixed_pairs, paired, repeatable, two_regions
-from .results import Row, Table, spread
+from .estimates import Gathered
+from .pairs import ImageBatch, masks_alone, mixed_pairs, repeatable, two_regions
 
 REGIONS, PRESENCE = "attention between regions", "token presence"
 PAIRS = ("partner to partner", "partner to own", "own to partner", "own to own")  # query to key
@@ -42,80 +43,75 @@ def presence(flow: Flow) -> Tensor:
     return flow.pull(1 / flow.mass())
 
 
-Seen = tuple[int, Flow, Tensor, Tensor, Tensor]
-Found = dict[int, list[tuple[Tensor, Tensor]]]  # by block: values (n, columns) and couples (n,) of each batch
-
-
-def _attended(
-    model: nn.Module, method: AnyMixer, batches: Iterable[Pictures], *, seed: int, study: str
-) -> Iterator[Seen]:
-    """For each batch and block with patches as queries: block, its flow, the partner's patches, who counts, couples."""
-    reader = read_model(model)
-    reader.need_attention(study)
-    two_regions(method, study=study)
-    blocks = range(reader.patch_depth)
-    for _, mixing, batch in mixed_pairs(model, masks_alone(method, study=study), batches, seed=seed):
-        mixing.forget()
-        with AttentionTap(model, attention=blocks) as tap:
-            model(batch.images)
-        for block in blocks:
-            mask = reader.patch_mask(batch.mix.mask, block, batch.frame.size).bool()
-            mask = mask.expand(batch.frame.batch, -1)
-            both = (mask.any(1) & ~mask.all(1)).cpu() & paired(batch)
-            yield block, tap.flow(block), mask, both, couples(batch.mix.partner)
-
-
 @torch.no_grad()
 def region_study(
-    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[Pictures], *, seed: int = 0
+    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> Table:
     """Attention between regions in every block, for each method's mixed images."""
-    batches, rows = repeatable(batches), []
-    for name, method in methods.items():
-        found: Found = {}
-        for block, flow, mask, both, shared in _attended(model, method, batches, seed=seed, study=REGIONS):
-            found.setdefault(block, []).append((region_attention(flow, mask).cpu()[both], shared[both]))
-        rows += _rows(name, found, PAIRS, REGIONS)
+
+    def values(flow: Flow, mask: Tensor) -> dict[str, Tensor]:
+        return dict(zip(PAIRS, region_attention(flow, mask).unbind(1), strict=True))
+
     notes = (
         "Mean attention of a patch of the first region to a patch of the second; where attention is within windows, "
         "patches of other windows count as zero.",
     )
+    rows = _rows(model, methods, batches, values, seed=seed, study=REGIONS)
     return Table("Attention between the regions of a mixed image", ("method", "block"), rows, notes)
 
 
 @torch.no_grad()
 def presence_study(
-    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[Pictures], *, seed: int = 0
+    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> Table:
     """How unevenly the tokens of mixed images survive each block's attention; n counts images."""
-    batches, rows = repeatable(batches), []
-    for name, method in methods.items():
-        found: Found = {}
-        for block, flow, mask, both, shared in _attended(model, method, batches, seed=seed, study=PRESENCE):
-            left = presence(flow)[:, flow.prefix :]
-            theirs = mask.to(left.dtype)
-            of_region = [(left * region).sum(1) / region.sum(1) for region in (1 - theirs, theirs)]
-            faded = (left < FADED).to(left.dtype).mean(1)
-            values = [left.std(1, correction=0), left.amin(1), left.amax(1), faded, *of_region]
-            found.setdefault(block, []).append((torch.stack(values, 1).cpu()[both], shared[both]))
-        names = ("deviation", "least", "most", f"below {FADED}", "own", "partner")
-        rows += _rows(name, found, names, PRESENCE)
+
+    def values(flow: Flow, mask: Tensor) -> dict[str, Tensor]:
+        left = presence(flow)[:, flow.prefix :]
+        theirs = mask.to(left.dtype)
+        own, partner = ((left * region).sum(1) / region.sum(1) for region in (1 - theirs, theirs))
+        faded = (left < FADED).to(left.dtype).mean(1)
+        spread = {"deviation": left.std(1, correction=0), "least": left.amin(1), "most": left.amax(1)}
+        return {**spread, f"below {FADED}": faded, "own": own, "partner": partner}
+
     notes = (
         "Presence of a patch: what all tokens together took of it in this block; 1 would be as much as was there.",
         f"deviation, least, most: over the patches of an image; below {FADED}: the part of the patches that is nearly "
         "gone; own, partner: mean over the patches of that region.",
     )
+    rows = _rows(model, methods, batches, values, seed=seed, study=PRESENCE)
     return Table("Presence of tokens", ("method", "block"), rows, notes)
 
 
-def _rows(method: str, found: Found, names: Sequence[str], study: str) -> list[Row]:
-    """A row for each block; none for one whose grid is too small to show both pictures, as the last of a pyramid."""
-    rows: list[Row] = []
-    for block, parts in found.items():
-        values, shared = torch.cat([part for part, _ in parts]), joined([part for _, part in parts])
-        if len(values):
-            columns = zip(names, values.unbind(1), strict=True)
-            rows.append(((method, str(block)), {name: spread(column, shared) for name, column in columns}))
-    if not rows:
-        raise ValueError(f"{study} found no image with patches of both pictures; give more images")
+def _rows(
+    model: nn.Module,
+    methods: Mapping[str, AnyMixer],
+    batches: Iterable[ImageBatch],
+    values: Callable[[Flow, Tensor], dict[str, Tensor]],
+    *,
+    seed: int,
+    study: str,
+) -> list[Row]:
+    """A row for each method and block, of what `values` finds in the block's flow and the partner's patches.
+
+    A block whose grid is too small to show both images, as the last of a pyramid, has no row.
+    """
+    reader = read_model(model)
+    reader.need_attention(study)
+    batches, rows, blocks = repeatable(batches), list[Row](), range(reader.patch_depth)
+    for name, method in methods.items():
+        two_regions(method, study=study)
+        found = {block: Gathered() for block in blocks}
+        for _, mixing, batch in mixed_pairs(model, masks_alone(method, study=study), batches, seed=seed):
+            mixing.forget()
+            with AttentionTap(model, attention=blocks) as tap:
+                model(batch.images)
+            for block in blocks:
+                mask = reader.patch_mask(batch.mix.mask, block, batch.frame.size).bool()
+                mask = mask.expand(batch.frame.batch, -1)
+                found[block].add(values(tap.flow(block), mask), batch, mask.any(1) & ~mask.all(1))
+        own = [((name, str(block)), found[block].estimates()) for block in blocks if len(found[block])]
+        if not own:
+            raise ValueError(f"{study} found no image with patches of both images; give more images")
+        rows += own
     return rows

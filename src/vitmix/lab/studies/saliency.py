@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from vitmix._mixing import Evaluating
 from vitmix.attention.readers import logits_of, read_model
 from vitmix.attention.tap import AttentionTap
+from vitmix.lab.runs import Table
 
-from .pairs import Pictures
-from .results import Table, spread
+from .estimates import spread
+from .pairs import ImageBatch
 
 STUDY = "saliency sharpness"
 MEASURES = ("TV, L1", "TV, L2", "variance")
@@ -39,7 +40,7 @@ def gradient_saliency(model: nn.Module, images: Tensor, labels: Tensor) -> Tenso
 
 
 @torch.no_grad()
-def sharpness_study(model: nn.Module, batches: Iterable[Pictures]) -> Table:
+def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
     """Sharpness of each block's attention saliency, and of the gradient's on the same grid, on unmixed images."""
     reader = read_model(model)
     reader.need_attention(STUDY)

@@ -1,91 +1,22 @@
 """The studies behind `vitmix analyze`, each with what it measures, on which methods, and what it needs."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 from torch import nn
 
 from vitmix._mixer import AnyMixer
-from vitmix._sampling import generator_for
 from vitmix._text import create
 from vitmix.attention.readers import read_model
-from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.data.images import ImageSet
-from vitmix.lab.data.loader import EvalLoader
-from vitmix.lab.training.config import resolve
+from vitmix.lab.runs import Run, Table
 
 from . import accuracy, coverage, figures, fluctuation, hidden, labels, regions, saliency
-from .objects import Finder
-from .pairs import Pictures, one_mask_each, refusal
-from .results import Table
-
-ORDER = 7  # names a stream of random numbers: which images are looked at
-
-
-KEPT = 2**30  # bytes of images at most that stay in memory between one method and the next
-Progress = Callable[[int, int], None]  # told how many images of how many were looked at
-
-
-class Batches(Iterable[Pictures]):
-    """Some images of a set in an order of their own, as often as asked: data may be sorted by class."""
-
-    def __init__(
-        self,
-        images: ImageSet,
-        augmentation: Augmentation,
-        *,
-        count: int,
-        batch: int = 64,
-        seed: int = 0,
-        finder: Finder | None = None,
-        device: torch.device | str = "cpu",
-        workers: int = 0,
-    ) -> None:
-        order = torch.randperm(len(images), generator=generator_for(seed, ORDER)).numpy()
-        self.rows = order[: min(count, len(order))]
-        self.images = images.subset(self.rows, f"{images.description}, {len(self.rows)} of them")
-        self.loader = EvalLoader(self.images, augmentation, batch=batch, workers=workers)
-        self.finder, self.device = finder, torch.device(device)
-        self._keeps = 12 * augmentation.sides[0] * augmentation.sides[1] * len(self.rows) <= KEPT
-        self._kept: list[Pictures] | None = None
-
-    def __len__(self) -> int:
-        """How many images there are."""
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Pictures]:
-        for pictures in self._read() if self._kept is None else self._kept:
-            yield Pictures(*(None if each is None else each.to(self.device) for each in pictures))  # pyright: ignore[reportArgumentType]
-
-    def _read(self) -> Iterator[Pictures]:
-        read = []
-        for batch in self.loader:
-            objects = None if self.finder is None else self.finder(self.rows[batch.indices.numpy()].tolist())
-            pictures = Pictures(batch.images, batch.labels, objects)
-            if self._keeps:
-                read.append(pictures)
-            yield pictures
-        if self._keeps:
-            self._kept = read
-
-
-class Watched(Iterable[Pictures]):
-    """Batches that tell how far they are, over all of the times that they will be gone through."""
-
-    def __init__(self, batches: Batches, times: int, tell: Progress) -> None:
-        self.batches, self.total, self.tell = batches, times * len(batches), tell
-        self.done = 0
-
-    def __iter__(self) -> Iterator[Pictures]:
-        for pictures in self.batches:
-            yield pictures
-            self.done += len(pictures.labels)
-            self.tell(self.done, self.total)
+from .batches import Batches, Progress, Watched
+from .pairs import one_mask_each, refusal
 
 
 @dataclass(frozen=True)
@@ -102,7 +33,7 @@ class Question:
     progress: Progress = lambda done, total: None
 
     def mixers(self, usual: Sequence[str] | Mapping[str, str]) -> tuple[dict[str, AnyMixer], tuple[str, ...]]:
-        """The methods that were named, or else the usual ones that this model allows, and what to say of the others."""
+        """The methods that were named (default: the usual ones that this model allows), and notes on the others."""
         if self.methods:
             return {text: self._mixer(text) for text in self.methods}, ()
         texts = usual if isinstance(usual, Mapping) else {text: text for text in usual}
@@ -121,7 +52,7 @@ class Question:
         return one_mask_each(create(text, self.num_classes))
 
     def watched(self, times: int = 1) -> Watched:
-        """The batches, to be gone through so many times."""
+        """The batches, to be iterated so many times."""
         return Watched(self.batches, times, self.progress)
 
 
@@ -138,7 +69,7 @@ ByMethod = Callable[..., Table]  # (model, methods, batches, *, seed)
 
 
 def _by_method(study: ByMethod, usual: Sequence[str]) -> Callable[[Question], list[Table]]:
-    """A study that goes through the images once for each method."""
+    """A study that iterates over the images once for each method."""
 
     def measure(asked: Question) -> list[Table]:
         methods, notes = asked.mixers(usual)
@@ -171,15 +102,18 @@ def _labels(asked: Question) -> list[Table]:
 
 def _hidden(asked: Question) -> list[Table]:
     if asked.run is None:
-        raise ValueError(f"{hidden.STUDY} is read from a run folder, and this is none; give one")
-    config = resolve(file=asked.run / "config.yaml")
+        raise ValueError(f"{hidden.STUDY} is read from a run folder; give one")
+    run = Run(asked.run)
+    if not run.epochs:
+        raise ValueError(f"{asked.run} has no metrics.jsonl yet; it is written with the first epoch")
+    config = run.config
     method = create(config.method, asked.num_classes)
     parts = [part for mixer in method.mixers for part in mixer.inner if hidden.SAMPLES in part.count_names]
     if not parts:
         raise ValueError(f"{hidden.STUDY} needs a run whose method has htm, and this one's is {config.method!r}")
     reader = read_model(asked.model)
     rows, columns = reader.grids(asked.size)[reader.resolve_patches(parts[0].block)]
-    return [hidden.hidden_mixing(hidden.read_rows(asked.run), batch=config.batch, tokens=rows * columns)]
+    return [hidden.hidden_mixing(run.epochs, batch=config.batch, tokens=rows * columns)]
 
 
 def _noted(table: Table, notes: tuple[str, ...]) -> Table:

@@ -1,39 +1,39 @@
-"""Checkpoints that are complete or absent, and weights of other origin.
+"""Checkpoints that are complete or absent.
 
 A checkpoint is a folder: tensors as safetensors, everything else as JSON, and a manifest with the size and checksum of
 each file. It is written under a temporary name, forced to disk and renamed, so that a name without a dot stands for a
 complete checkpoint; the checksums find what a disk damaged later.
 """
 
-import errno
 import hashlib
 import json
-import os
-import pickle
 import re
 import shutil
 import stat
-import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitmix.lab import writing
 from vitmix.lab.reading import is_fault, parse_json
-from vitmix.lab.training.header import read_header
+from vitmix.lab.training.weights import Tensors, host_copies
+from vitmix.lab.training.weights import load_weights as load_weights  # for callers that import these from here
+from vitmix.lab.training.weights import read_weights as read_weights
+from vitmix.lab.training.weights import weights_file as weights_file
+from vitmix.lab.training.weights import write_weights as write_weights
+from vitmix.lab.writing import PARTIAL, make_folder
+from vitmix.lab.writing import write_file as write_file
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
-PREFIX, PARTIAL, OLD, DAMAGED = "update-", ".partial", ".old", "damaged-"
+PREFIX, OLD, DAMAGED = "update-", ".old", "damaged-"
 NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
-Tensors = dict[str, Tensor]
 
 
 class Foreign(ValueError):
@@ -47,67 +47,6 @@ class Checkpoint:
     model: Tensors
     ema: Tensors | None
     training: dict[str, Any]
-
-
-# Files
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file so that it is either complete or not there, or as it was before."""
-    if path.exists() and not path.is_file():  # renaming would put a file in the place of /dev/null
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")  # another process may write the same file
-    try:
-        _write(partial, content)
-        partial.replace(path)
-    except BaseException:  # Ctrl-C included
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_name(path)
-
-
-def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Writes weights as safetensors that timm loads; `about` goes into the file's header."""
-    write_file(path, safetensors.torch.save(host_copies(weights), dict(about or {})))
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder that outlives a power cut."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in new:
-        _sync_folder(each.parent)
-
-
-def _sync_name(path: Path) -> None:
-    """Makes a new name outlive a power loss. What has it is there in any case, so a failure is told and no more."""
-    try:
-        _sync_folder(path.parent)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on file systems that cannot sync folders
-            warnings.warn(f"{path} is written, but a power loss may undo that: {error.strerror}", stacklevel=3)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def host_copies(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies in host memory: safetensors refuses tensors that share theirs."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 # Trees of tensors and plain values
@@ -172,8 +111,8 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
         _remove(partial)
         partial.mkdir()
         for name, content in files.items():
-            _write(partial / name, content)
-        _sync_folder(partial)
+            writing.write_synced(partial / name, content)
+        writing.sync_folder(partial)
         _put_in_place(partial, target)
     except OSError:
         _remove(partial)
@@ -202,7 +141,7 @@ def _put_in_place(whole: Path, target: Path) -> None:
         if old.exists():
             old.rename(target)
         raise
-    _sync_name(target)
+    writing.sync_name(target)
     _remove(old)
 
 
@@ -254,7 +193,7 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
         before = [path for path in aside if path.name.startswith(DAMAGED) and path not in moved]
         for path in before[: max(0, len(before) + len(moved) - max(keep, len(moved)))]:
             _remove(path)
-        _sync_folder(folder)
+        writing.sync_folder(folder)
     return newest, remarks
 
 
@@ -358,110 +297,3 @@ def _remove(path: Path) -> None:
 
 def _checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-# Weights to start from
-
-
-class Changed(NamedTuple):
-    """The tensors of a file that a model does not start from as they are."""
-
-    left_out: list[str]
-    resampled: list[str]
-
-
-def load_weights(model: nn.Module, path: str | Path) -> Changed:
-    """Loads weights of a file, or the best ones of a run folder, into a model.
-
-    A classifier for another number of classes is left out; positions of another grid and patches of another size are
-    resampled, where timm can. Any other difference is an error that names the first ones.
-    """
-    path = weights_file(path)
-    stored = read_weights(path)
-    weights = _adapted(stored, model)
-    own = model.state_dict()
-    classifier = _classifier_keys(model)
-    replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
-    if replaced:
-        weights = {key: value for key, value in weights.items() if key not in classifier}
-    kept = own.keys() - (classifier if replaced else set())
-    problems = [
-        f"{key} is {tuple(stored.get(key, weights[key]).shape)} instead of {tuple(own[key].shape)}"
-        for key in own
-        if key in kept and key in weights and weights[key].shape != own[key].shape
-    ]
-    problems += [f"{key} is missing" for key in own if key in kept and key not in weights]
-    problems += [f"{key} is not in the model" for key in weights if key not in own]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        said = _said_of_model(path)
-        hint = f"; it says that it is of {said['model']} with model_args {said['model_args']}" if said else ""
-        raise ValueError(
-            f"the weights in {path} are not of this {type(model).__name__}: {', '.join(problems[:3])}{more}{hint}"
-        )
-    model.load_state_dict(weights, strict=not replaced)
-    resampled = [key for key in weights if key in stored and stored[key].numel() != weights[key].numel()]
-    return Changed(sorted(replaced), resampled)
-
-
-def _said_of_model(path: Path) -> dict[str, Any]:
-    try:
-        return read_header(path).as_settings()
-    except ValueError:  # it says what no header may say
-        return {}
-
-
-def weights_file(path: str | Path) -> Path:
-    """The file that a path to start from means: of a run folder its best weights."""
-    return Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
-
-
-def read_weights(path: Path) -> Tensors:
-    """The weights in a file by name, as safetensors or torch's programs store them."""
-    if not path.is_file():
-        raise ValueError(f"there is no file of weights {path}")
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
-        if isinstance(error, OSError) and is_fault(error):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        if isinstance(error, safetensors.SafetensorError):
-            reason = f"it is damaged or cut short ({reason})"
-        elif not _is_of_torch(path):
-            reason = "it is neither safetensors nor what torch.save writes"
-        elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
-            reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
-        raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-            break
-    named = isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)
-    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
-    return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
-
-
-def _is_of_torch(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))  # zip, or a bare pickle
-
-
-def _adapted(weights: Tensors, model: nn.Module) -> Tensors:
-    """The weights as this model has them: its module may know the authors' names, and resample positions."""
-    adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if adapt is None:
-        return weights
-    try:
-        return dict(adapt(dict(weights), model))
-    except (KeyError, RuntimeError, AttributeError, TypeError, ValueError, AssertionError, IndexError):
-        return weights  # of another model: the comparison that follows says so
-
-
-def _classifier_keys(model: nn.Module) -> set[str]:
-    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
-    names = (names,) if isinstance(names, str) else names
-    return {key for key in model.state_dict() if any(key.startswith(f"{name}.") for name in names)}

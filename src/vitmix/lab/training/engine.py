@@ -1,27 +1,30 @@
-"""Training on Accelerate: one process or many, one readable loop, and a state that can be put down and taken up."""
+"""Training on Accelerate: one process or many, one readable loop, and a state that can be saved and resumed."""
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import torch
-from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from vitmix._learner import Learner
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
-from vitmix.lab.training import checkpoints, prepare, processes, runs, sharding, state
+from vitmix.lab.environment import describe_environment
+from vitmix.lab.evaluation.classification import Known, evaluate_run
+from vitmix.lab.evaluation.predictions import Outcomes
+from vitmix.lab.evaluation.subject import Running
+from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary
+from vitmix.lab.training import checkpoints, prepare, processes, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
-from vitmix.lab.training.measure import MEASURES, LossTally, in_step, score
-from vitmix.lab.training.opening import opening
-from vitmix.lab.training.optim import make_optimizer, make_schedule
-from vitmix.lab.training.progress import MetricsFiles, Reporter, Row
-from vitmix.lab.training.state import Position
+from vitmix.lab.training.journal import Journal
+from vitmix.lab.training.losses import LossTally
+from vitmix.lab.training.progress import Reporter
+from vitmix.lab.training.scores import Scored, in_step, score
+from vitmix.lab.training.setup import Setup
+from vitmix.lab.training.state import Position, TrainState, find_checkpoint
 from vitmix.lab.training.stepper import Stepper
-from vitmix.lab.training.summary import about, is_better, summarize
 
 DROPOUT = 1  # names a stream of random numbers
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
@@ -31,88 +34,43 @@ class NonFinite(RuntimeError):
     """The loss or the state is not finite any more; the text says where, and what is left."""
 
 
-class Trainer:
+class Trainer(Setup):
     """A training from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config, self.folder = config, runs.folder_for(config)
-        self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
-        self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
-        deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
-        processes.check_alike(accelerator, deciding, prepare.other_settings)
-        processes.on_main(accelerator, lambda: self.folder.check(config))
-        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
-        # In turn only where something may be downloaded: to look through a large folder takes minutes.
-        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
-        self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
-        facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
-        processes.check_alike(accelerator, facts, prepare.other_data)
-        # Only the first process's run folder counts: nodes need not share their files.
-        newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
-        self.has_initial_weights = newest is None
-        torch.manual_seed(config.seed)
-        run = processes.in_turn if config.pretrained else processes.together
-        model, self.remarks = run(
-            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
-        )
-        processes.together(accelerator, lambda: self._build(model, part))
-        self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
+        super().__init__(config)
+        accelerator = self.accelerator
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
-        self.position = Position()
         parts = ["loss", *prepare.loss_parts(self.method), *prepare.counted(self.method)]
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
-        measures = [*MEASURES, *(f"ema_{name}" for name in MEASURES if self.ema is not None)]
-        columns = ["epoch", "lr", *self.tally.names, *measures, "images/s", "seconds"]
-        self.metrics = MetricsFiles(self.folder.path, columns)
+        self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
+        scores = [*SCORES, *(f"{EMA}{name}" for name in SCORES if self.ema is not None)]
+        self.columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
         self.reporter = Reporter(
             enabled=accelerator.is_main_process,
             epochs=config.total_epochs,
             updates=self.total_updates,
-            columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
+            columns=[name for name in self.columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper, self._part = processes.Stopper(), 0
+        self._outcomes: list[Outcomes] = []  # of the newest evaluation in this process
         if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
-        processes.on_main(accelerator, lambda: self.folder.open(config))
+        about = texts.header_texts(config, self.model_settings, self.augmentation, self.images.classes)
+        self.journal = Journal(self.folder, self.state, self.reporter, columns=self.columns, about=about)
+        self.lock = FolderLock(self.folder.path)
+        processes.on_main(accelerator, self._take_folder)
 
-    def _build(self, model: nn.Module, part: int) -> None:
-        """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
-        config = self.config
-        model.to(self.device)
-        if config.warmup_epochs >= config.epochs:
-            self.remarks.append(
-                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
-            )
-        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
-        self.method = prepare.build_mixer(config, self.classes)
-        self.quiet = prepare.without_image_mixing(self.method)
-        guide = prepare.build_guide(config, self.method, self.classes)
-        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
-        if config.compile:
-            self.core.compile(mode=config.compile_mode, dynamic=False)
-        augmentation = prepare.build_augmentation(config, model)
-        prepare.check_size(self.core, augmentation)
-        self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
-        maps = prepare.map_settings(config, self.images, self.core, augmentation)
-        place = (self.device, self.rank, self.world)
-        self.loader, self.eval_loader = prepare.make_loaders(
-            config, self.images, self.eval_images, augmentation, part, place, maps
-        )
-        self.updates_per_epoch = len(self.loader) // config.accumulate
-        if self.updates_per_epoch == 0:
-            raise ValueError(
-                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
-            )
-        if config.fsdp:
-            sharding.shard(self.core, config, self.accelerator)
-        self.optimizer = make_optimizer(self.core, config)
-        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+    def _take_folder(self) -> None:
+        self.lock.acquire()
+        if not self.folder.exists:
+            self.folder.write_config(self.config)
 
     @property
-    def total_updates(self) -> int:
-        return self.config.total_epochs * self.updates_per_epoch
+    def position(self) -> Position:
+        return self.state.position
 
     @property
     def update(self) -> int:
@@ -130,16 +88,16 @@ class Trainer:
             return 1
         finally:
             self.reporter.stop()
-            self.folder.close()
+            self.lock.release()
             if isinstance(self.loader, TrainLoader):
                 self.loader.close()
-            self._track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
+            self.journal.track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
 
     def _run(self) -> int:
-        summary = processes.on_main(self.accelerator, self.folder.read_summary)
+        summary = processes.on_main(self.accelerator, lambda: Run(self.folder.path).summary)
         if summary is not None:
-            self.reporter.say(f"This run is finished.\n{summary['text']}")
-            if not self.folder.best.exists() and summary.get("best") is not None:
+            self.reporter.say(f"This run is finished.\n{summary.text}")
+            if not self.folder.best.exists() and summary.best is not None:
                 self.reporter.say(f"{self.folder.best} is missing; {self.folder.last.name} holds the final weights.")
             return 0
         self._start()
@@ -231,7 +189,7 @@ class Trainer:
 
     def _check_state(self) -> None:
         """A finite loss can have a gradient that is not: what it did to the weights must not be saved."""
-        lost = state.nonfinite_part(self)
+        lost = self.state.nonfinite_part()
         if lost is not None:
             raise self._not_finite(f"{lost} not finite after update {self.update}")
 
@@ -273,24 +231,30 @@ class Trainer:
     def _finish_epoch(self, epoch: int) -> None:
         self._check_state()
         position = self.position
-        row: Row = {"epoch": epoch + 1, "lr": self.optimizer.param_groups[-1]["lr"]}
-        row |= self.tally.means(self.accelerator)
+        values = {"lr": self.optimizer.param_groups[-1]["lr"], **self.tally.means(self.accelerator)}
         last = epoch + 1 == self.config.total_epochs
         if last or (epoch + 1) % self.config.eval_every == 0:
-            row |= self._measure(self.core)
-            if self.ema is not None:
-                row |= {f"ema_{name}": value for name, value in self._measure(self.ema.module).items()}
-        seconds = position.seconds - sum(each["seconds"] for each in position.history)
-        row |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
-        self._keep_best(row)
-        position.history.append(row)
-        self._tell(row)
+            values |= self._score_models()
+        seconds = position.seconds - sum(each.values["seconds"] for each in position.history)
+        values |= {"images/s": self.updates_per_epoch * self.config.batch / max(seconds, 1e-9), "seconds": seconds}
+        finished = Epoch(epoch + 1, values)
+        self.journal.keep_best(finished, self._outcomes)
+        position.history += (finished,)
+        self.journal.tell(finished)
         position.epoch, position.step = epoch + 1, 0
         self.tally.reset()
         if last or self._checkpoint_due(True):
             self._save()
 
-    def _measure(self, model: torch.nn.Module) -> dict[str, float]:
+    def _score_models(self) -> dict[str, float]:
+        """The scores of the model and of its averaged copy, by column."""
+        found = {"": self._score(self.core)}
+        if self.ema is not None:
+            found[EMA] = self._score(self.ema.module)
+        self._outcomes = found[EMA if self.config.best.startswith(EMA) else ""].outcomes
+        return {f"{prefix}{name}": value for prefix, each in found.items() for name, value in each.values.items()}
+
+    def _score(self, model: nn.Module) -> Scored:
         def between() -> None:
             if self.world == 1:
                 self.stopper.check(self.accelerator)
@@ -299,45 +263,6 @@ class Trainer:
         if self.config.fsdp:  # every pass of spread weights is a message
             batches = in_step(batches, self.accelerator, self.idle)
         return score(model, batches, self.accelerator, between=between)
-
-    # Writing down
-
-    def _keep_best(self, row: Row) -> None:
-        name, best = self.config.best, self.position.best
-        if not math.isfinite(row.get(name, math.nan)):  # not evaluated, or NaN, than which nothing would be better
-            return
-        if best is not None and not is_better(name, row[name], best[name]):
-            return
-        model = self.ema.module if self.ema is not None and name.startswith("ema_") else self.core.model
-        weights = sharding.whole(model.state_dict())  # in all processes
-        write = lambda: checkpoints.write_weights(self.folder.best, weights, about(self))  # noqa: E731
-        if self._try(write, "best weights"):  # else the file holds the best ones before, or is not there
-            self.position.best = {key: row[key] for key in row if key == "epoch" or key.endswith(MEASURES)}
-
-    def _tell(self, row: Row) -> None:
-        self._try(lambda: self.metrics.write(self.position.history), "metrics")
-        self.reporter.row(row)
-        values = {name: value for name, value in row.items() if name != "epoch"}
-        self._track(lambda: self.accelerator.log(values, step=row["epoch"]))
-
-    def _track(self, action: Callable[[], object]) -> None:
-        """Lets trackers write; where they cannot, the training goes on without them."""
-        try:
-            action()
-        except OSError as error:
-            self.accelerator.trackers = []
-            self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
-
-    def _try(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
-        """Lets the first process write; a full or failing disk is told and does not end the training."""
-        failed = False
-        if self.accelerator.is_main_process:
-            try:
-                write()
-            except OSError as error:
-                self.reporter.say(f"The {what} could not be written: {error.strerror or error}. {then()}".rstrip())
-                failed = True
-        return not processes.any_process(self.accelerator, failed)
 
     def _checkpoint_due(self, reading: bool) -> bool:
         number, unit = checkpoint_interval(self.config.checkpoint_every)
@@ -348,48 +273,57 @@ class Trainer:
         return self.update % max(1, round(every)) == 0
 
     def _save(self) -> str:
-        """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
+        """Writes a checkpoint and says how that went."""
         self._check_finite()
         self._check_state()
         self.position.overflowed += self.stepper.take_overflows()
         if self.update > self._reported[1]:  # updates that no report has counted; a resumed run will not
             self._count_training()
         self._saved = self._count_time()
-        captured, update = state.capture(self), self.update
-
-        def write() -> None:
-            checkpoints.save_checkpoint(self.folder.checkpoints, update, captured, keep=self.config.keep)
-
-        if self._try(write, f"checkpoint of update {update}"):
-            return f"Checkpoint of update {self.update} is written; the same command continues from there"
-        newest = self._newest()
-        self.reporter.say(f"{newest}.")
-        return newest
-
-    def _newest(self) -> str:
-        try:
-            newest, _ = checkpoints.newest_checkpoint(self.folder.checkpoints)
-        except OSError as error:
-            return f"The checkpoints cannot be read now ({error.strerror}); the same command continues from the newest"
-        if newest is None:
-            return "There is no complete checkpoint; the same command starts from the beginning"
-        return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
+        self.position.broken = self._broken_images()
+        return self.journal.save(self.update)
 
     def _start(self) -> None:
-        for line in (*opening(self), *self.remarks):
+        parameters = sum(each.numel() for each in self.core.model.parameters())
+        place = {"parameters": parameters, "device": self.device, "world": self.world}
+        lines = texts.opening(self.config, self.images, self.eval_images, **place)
+        for line in (*lines, *self.remarks, *self._resume()):
             self.reporter.say(line)
-        for remark in state.resume(self):
-            self.reporter.say(remark)
-        # A resumed run computes the later rows again.
-        self._try(lambda: self.metrics.write(self.position.history), "metrics")
-        plain = {
-            name: value if isinstance(value, (int, float, str)) else str(value)
-            for name, value in vars(self.config).items()
-        }
-        self._track(lambda: self.accelerator.init_trackers("vitmix", config=plain))
+        self.journal.begin()
         self._first_update, self._look_every = self.update, 1
         self._saved = self._counted = time.perf_counter()
         self.reporter.start(self.update)
+
+    def _resume(self) -> list[str]:
+        """Puts the training where its newest complete checkpoint was written; says what was found and what was lost."""
+        accelerator, folder = self.accelerator, self.folder
+        path, newest, remarks = processes.on_main(
+            accelerator, lambda: find_checkpoint(folder.checkpoints, self.config.keep)
+        )
+        if path is None:
+            if not self.has_initial_weights:
+                raise RuntimeError("the checkpoint that was found at the start is gone; run the same command again")
+            return remarks
+        world = self.state.load(path)
+        if self.position.best is not None and not processes.on_main(accelerator, folder.best.exists):
+            self.position.best = None
+            remarks.append(f"{folder.best} is missing: the best weights are chosen from here on")
+        repeated = f"; {newest - self.update} updates are computed again" if newest > self.update else ""
+        at = f"{self.update} of {self.total_updates} (epoch {self.position.epoch + 1})"
+        remarks.append(f"resuming at update {at}{repeated}")
+        if world != self.world:
+            remarks.append(
+                f"the run began on {world} processes and continues on {self.world}: "
+                "its numbers will not be those of an uninterrupted run"
+            )
+        return remarks
+
+    def _broken_images(self) -> tuple[str, ...]:
+        """What could not be read so far, by any process, with what it was for; all must call this together."""
+        # The same name can be that of two files, one of each split.
+        found = {f"training: {each}" for each in self.images.broken.values()}
+        found |= {f"evaluation: {each}" for each in self.eval_images.broken.values()} | set(self.position.broken)
+        return tuple(sorted(set().union(*processes.gather(self.accelerator, found))))
 
     def _count_training(self) -> tuple[float, int]:
         """Adds the time since this was called last to that of training; returns it and the updates made in it."""
@@ -408,21 +342,55 @@ class Trainer:
     def _finish(self) -> int:
         self._count_time()
         last = self.position.history[-1]
-        self._keep_best(last)  # again: there may have been no room for the last epoch's
-        if self.position.best is None and math.isfinite(last.get(self.config.best, math.nan)):
-            self.reporter.say(f"The best weights could not be written. {self._newest()}, once there is room.")
+        self.journal.keep_best(last, self._outcomes)  # again: there may have been no room for the last epoch's
+        score = last.get(self.config.best)
+        if self.position.best is None and score is not None and math.isfinite(score):
+            self.reporter.say(f"The best weights could not be written. {self.journal.newest()}, once there is room.")
             return 1  # else the run would be finished, and without best weights for good
-        summary = summarize(self)
-        text, weights = summary["text"], sharding.whole(self.core.model.state_dict())
-
-        def write() -> None:
-            self.metrics.write(self.position.history)  # again: there may have been no room for the last epoch's
-            checkpoints.write_weights(self.folder.last, weights, about(self))
-            self.folder.write_summary(summary)
-
-        # One line: a comparison shows the last one as the reason.
-        if not self._try(write, "metrics, final weights and summary", lambda: f"{self._newest()}, once there is room."):
+        summary = self._summary()
+        if not self.journal.finish(summary):
             return 1
         self.reporter.stop()
-        self.reporter.say(text)
+        self.reporter.say(summary.text)
         return 0
+
+    def _summary(self) -> Summary:
+        """The results; all processes must call this together."""
+        config, position = self.config, self.position
+        if not self.folder.best.exists():  # removed meanwhile, or never written
+            position.best = None
+        position.broken = self._broken_images()
+        settings = self.model_settings
+        return Summary(
+            text=texts.closing(config, self.folder, position, settings, self.eval_images.description),
+            accuracy=position.history[-1].values["accuracy"],
+            best=position.best,
+            last=position.history[-1],
+            epochs=config.total_epochs,
+            updates=self.total_updates,
+            seconds=position.wall,
+            training_seconds=position.seconds,
+            skipped_updates=position.skipped,
+            overflowed_updates=position.overflowed,
+            broken_images=position.broken,
+            model=config.model,
+            model_settings=settings,
+            classes=tuple(self.images.classes),
+            processes=self.world,
+            peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            environment=describe_environment(self.device),
+        )
+
+    def evaluate_best(self) -> None:
+        """Stores classes, calibration and confusions of the best weights in evaluation.json, unless they are there."""
+        config, known = self.config, None
+        if not self.accelerator.is_main_process or config.fsdp:  # which one device may not hold
+            return
+        if self.world == 1 and not config.resident:  # else the images came in other batches, or resized on the device
+            batch = config.eval_batch or config.batch // config.accumulate
+            known = Known(Running(self.device, config.precision, batch), self.journal.outcomes)
+        try:
+            if Run(self.folder.path).evaluation is None:
+                evaluate_run(self.folder.path, self.eval_images, known)
+        except (ValueError, OSError) as error:  # no reason to call a finished training failed
+            self.reporter.say(f"The best weights could not be evaluated: {error}")

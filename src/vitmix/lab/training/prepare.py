@@ -23,8 +23,8 @@ from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
-from vitmix.lab.training.checkpoints import load_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig
+from vitmix.lab.training.weights import load_weights
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
 

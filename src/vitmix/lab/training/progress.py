@@ -1,53 +1,13 @@
-"""What a person sees of a training, and what is written down about it: bar, rows, metrics files."""
+"""What a person sees of a training: bar, table, durations."""
 
-import csv
-import io
-import json
-import math
 import sys
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from vitmix.lab.training.checkpoints import write_file
+from vitmix.lab.runs import Epoch
 from vitmix.lab.training.output import Unfailing
-from vitmix.lab.training.runs import METRICS
-
-Row = dict[str, Any]
-
-
-class MetricsFiles:
-    """metrics.csv and metrics.jsonl: one row per epoch, the same in both; what is not finite is left out."""
-
-    def __init__(self, folder: Path, columns: Iterable[str]) -> None:
-        self.columns = tuple(columns)
-        self.csv, self.jsonl = (folder / name for name in METRICS)
-
-    def write(self, rows: list[Row]) -> None:
-        """Writes the files with these rows: all of them, so that what a full disk kept out is made up for."""
-        rows = [finite(row) for row in rows]
-        write_file(self.csv, "".join([self._line(self.columns), *map(self._csv, rows)]).encode())
-        write_file(self.jsonl, "".join(map(self._json, rows)).encode())
-
-    def _csv(self, row: Row) -> str:
-        return self._line(row.get(name, "") for name in self.columns)
-
-    def _json(self, row: Row) -> str:
-        return json.dumps(row, allow_nan=False) + "\n"
-
-    @staticmethod
-    def _line(values: Iterable[Any]) -> str:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(values)
-        return text.getvalue()
-
-
-def finite(row: Row) -> Row:
-    """A row without what is NaN or infinite, which JSON cannot hold."""
-    return {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 class Reporter:
@@ -97,9 +57,10 @@ class Reporter:
         else:
             self.say(f"epoch {epoch}/{self.epochs}  update {update}/{self.updates}  {status}")
 
-    def row(self, row: Row) -> None:
+    def row(self, epoch: Epoch) -> None:
         """An epoch's results as a row of a table."""
-        cells = {name: _cell(name, row.get(name)) for name in self.columns}
+        values = {"epoch": epoch.number, **epoch.values}
+        cells = {name: _cell(name, values.get(name)) for name in self.columns}
         if not self._header_shown:
             self._header_shown = True
             self.say("  ".join(f"{name:>{_width(name)}}" for name in self.columns))
@@ -110,7 +71,7 @@ def _width(name: str) -> int:
     return max(len(name), 8)
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     if "accuracy" in name:

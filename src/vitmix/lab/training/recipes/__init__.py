@@ -1,9 +1,15 @@
-"""Recipes: the papers' settings as YAML files. Each opens with its paper, the accuracy to expect and the cost.
+"""Recipes: the papers' settings, as variants of families. A family is one YAML file:
 
-A recipe holds settings of `TrainConfig`; `base:` names another recipe whose settings it starts from.
+base: deit                       # a recipe to start from; it and all else that stands here holds for every variant
+crop_pct: 1.0                    # settings of `TrainConfig`
+note: DeiT's stochastic depth.   # about, expected, cost and note are what a recipe says about itself
+variants:
+  cait_xxs24: {about: CaiT-XXS-24 on ImageNet-1k. Touvron et al., model: cait_xxs24_224}
 """
 
 import difflib
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -12,38 +18,74 @@ import yaml
 _FOLDER = files("vitmix.lab.training") / "recipes"
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of `TrainConfig`, with the paper, the top-1 accuracy to expect and the cost."""
+
+    about: str
+    expected: str
+    cost: str
+    note: str
+    settings: dict[str, Any]
+
+
+@cache
+def _variants() -> dict[str, dict[str, Any]]:
+    """What each recipe says over its base, by its name."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in _FOLDER.iterdir():
+        if file.name.endswith(".yaml"):
+            family = yaml.safe_load(file.read_text(encoding="utf-8"))
+            variants = family.pop("variants")
+            found |= {name: family | variant for name, variant in variants.items()}
+    return found
+
+
 def list_recipes() -> list[str]:
     """The names of the recipes."""
-    return sorted(each.name.removesuffix(".yaml") for each in _FOLDER.iterdir() if each.name.endswith(".yaml"))
+    return sorted(_variants())
 
 
-def recipe_text(name: str) -> str:
-    """The file of a recipe."""
-    if name not in list_recipes():
+@cache
+def read_recipe(name: str) -> Recipe:
+    """A recipe over its bases, from which it has accuracy and cost too unless it gives its own."""
+    if name not in _variants():
         close = difflib.get_close_matches(name, list_recipes(), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"unknown recipe {name!r}; {hint}'vitmix recipes' lists them all")
-    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    settings = dict(_variants()[name])
+    base = read_recipe(settings.pop("base")) if "base" in settings else Recipe("", "", "", "", {})
+    return Recipe(
+        about=settings.pop("about"),
+        expected=settings.pop("expected", base.expected),
+        cost=settings.pop("cost", base.cost),
+        note=settings.pop("note", ""),
+        settings=_over(base.settings, settings),
+    )
 
 
-def recipe_header(name: str) -> list[str]:
-    """The comment lines that a recipe opens with."""
-    lines = []
-    for line in recipe_text(name).splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return lines
-
-
-def load_recipe(name: str) -> dict[str, Any]:
-    """The settings of a recipe over those of its bases; `model_args` of another model are left behind."""
-    settings = yaml.safe_load(recipe_text(name)) or {}
-    base = settings.pop("base", None)
-    if base is None:
-        return settings
-    inherited = load_recipe(base)
+def _over(base: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings over those of a base; `model_args` of another model are dropped."""
+    inherited = dict(base)
     if settings.get("model", inherited.get("model")) != inherited.get("model"):
         inherited.pop("model_args", None)
     arguments = inherited.get("model_args", {}) | settings.get("model_args", {})
     return inherited | settings | ({"model_args": arguments} if arguments else {})
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """All settings of a recipe."""
+    return dict(read_recipe(name).settings)
+
+
+def recipe_header(name: str) -> list[str]:
+    """What a recipe says about itself, the paper first."""
+    recipe = read_recipe(name)
+    lines = [recipe.about, f"Expected top-1: {recipe.expected}", f"Cost: {recipe.cost}", recipe.note]
+    return [line for each in lines for line in each.splitlines()]
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as a YAML file of all its settings, which `vitmix train --config` takes too."""
+    header = "".join(f"# {line}\n" for line in recipe_header(name))
+    return header + yaml.safe_dump(load_recipe(name), sort_keys=False, width=1000)

@@ -1,0 +1,95 @@
+"""A whole evaluation, as `vitmix eval` prints it and RUN/evaluation.json stores it."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vitmix import __version__
+from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.loader import EvalLoader
+from vitmix.lab.runs import Evaluation, Run
+
+from .cost import count_flops, count_parameters, throughput
+from .predictions import Outcomes, Predictions, calibration_bins, calibration_error, predict
+from .subject import Running, Subject, open_subject
+
+
+@dataclass(frozen=True)
+class Known:
+    """Outcomes of a model on some images in their order, and how they were computed."""
+
+    running: Running
+    outcomes: list[Outcomes]
+
+    def fits(self, running: Running) -> bool:
+        """Whether computing them again would give the same bits; workers do not matter."""
+        own, other = ((each.device.type, each.precision, each.batch) for each in (self.running, running))
+        return bool(self.outcomes) and own == other
+
+
+def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known | None = None) -> Evaluation:
+    """Everything that `vitmix eval` says about a model on these images; `known` are the model's outcomes on them."""
+    fitted, remarks = subject.fit_labels(images)
+    augmentation = subject.augmentation
+    model = subject.model.to(running.device)
+    torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
+    start = time.perf_counter()
+    if known is not None and known.fits(running) and fitted is images:  # else labels have other numbers
+        found = Predictions.joined(known.outcomes)
+    else:
+        loader = EvalLoader(fitted, augmentation, batch=running.batch, workers=running.workers)
+        found = predict(model, loader, running.device, autocast=running.autocast)
+    seconds, batch = time.perf_counter() - start, min(running.batch, len(found))
+    speed = throughput(model, augmentation.sides, batch=batch, autocast=running.autocast)
+    return Evaluation(
+        weights=subject.weights,
+        model=subject.config.model,
+        model_settings=subject.settings,
+        data=fitted.description,
+        n=len(found),
+        accuracy=float(found.correct.mean()),
+        accuracy5=float(found.in_top5.mean()),
+        loss=float(found.losses.mean()),
+        ece=calibration_error(found.confidence, found.correct),
+        classes=tuple(fitted.classes),
+        bins=calibration_bins(found.confidence, found.correct),
+        confusion=tuple(found.confusion()),
+        parameters=count_parameters(model),
+        flops=count_flops(model, augmentation.sides),
+        size=augmentation.sides,
+        images_per_second=speed.mean,
+        passes_timed=speed.n,
+        batch=batch,
+        seconds=seconds,
+        device=torch.cuda.get_device_name(running.device) if running.device.type == "cuda" else "cpu",
+        precision=running.precision,
+        broken_images=tuple(sorted(fitted.broken.values())),
+        remarks=tuple(remarks),
+        vitmix=__version__,
+    )
+
+
+def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | None = None) -> Evaluation:
+    """Evaluates a run's best weights on the split that it was evaluated on, and stores the result in its folder.
+
+    Args:
+        images: that split, where it is open: what of it cannot be read is known then, and not told again.
+        known: the outcomes of the best weights on it.
+    """
+    subject = open_subject(folder)
+    images = subject.own_images() if images is None else images
+    found = evaluate(subject, images, subject.running(images), known)
+    return store(subject, found)
+
+
+def store(subject: Subject, evaluation: Evaluation) -> Evaluation:
+    """Stores the evaluation of a run's best weights in its folder, with images that show them."""
+    from .examples import draw_examples  # not at the top: figures import this package
+
+    assert subject.run is not None
+    run = Run(subject.run)
+    evaluation = run.write_evaluation(evaluation, subject.sha256)
+    run.write_examples(draw_examples(subject), subject.sha256)
+    return evaluation

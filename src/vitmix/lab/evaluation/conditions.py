@@ -1,0 +1,250 @@
+"""Conditions: a model's answers on changed images, one file for each, so that a stopped suite resumes when rerun.
+
+A file is named by a checksum over the weights, the images, the preprocessing and the condition's settings: what was
+measured on anything else is never taken. It is rewritten every few seconds under another name and renamed, so it is
+always whole.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitmix.attention.readers import logits_of
+from vitmix.lab.data.augment import Augmentation, per_channel
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
+from vitmix.lab.data.loader import Batch, EvalLoader
+from vitmix.lab.maps.teachers import weights_checksum
+from vitmix.lab.reading import parse_json
+from vitmix.lab.runs import Facts
+from vitmix.lab.writing import write_file
+
+from .cifar_c import NpyImages
+from .predictions import Outcomes, check_finite, logits_over
+from .subject import Running, Subject
+
+FORMAT = 2  # of the files; raised when the same settings would give other answers
+SAVE_SECONDS = 10.0
+SAMPLED = 64  # images read for the checksum of a data set that has neither files nor an array
+
+Change = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From pixels in 0..1, labels and places in the data set to pixels."""
+Progress = Callable[[str, int, int], None]
+"""Hears a condition's name, how many of its images are done, and how many there are."""
+
+
+class PixelClassifier(nn.Module):
+    """A classifier of pixels in 0..1: the model in evaluation mode with its normalization inside.
+
+    So attacks see what was trained, and measure their steps in pixels.
+    """
+
+    def __init__(
+        self, model: nn.Module, augmentation: Augmentation, device: torch.device, autocast: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model.to(device).eval()
+        self.autocast = autocast
+        self.mean, self.std = (per_channel(values, device) for values in (augmentation.mean, augmentation.std))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        # The gradients of sure answers are too small for fp16, and an attack without them would not succeed.
+        dtype = None if pixels.requires_grad and self.autocast is torch.float16 else self.autocast
+        with torch.autocast(pixels.device.type, dtype=dtype, enabled=dtype is not None):
+            logits = logits_of(self.model((pixels - self.mean) / self.std))
+        return logits.float()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One measurement of accuracy: images, and what is done to their pixels.
+
+    Attributes:
+        of: what is measured.
+        settings: what decides the answers besides weights, images and preprocessing.
+        cropped: the images were cropped already and are taken whole.
+        outputs: the only classes among which the model chooses; all if None.
+    """
+
+    name: str
+    images: ImageSet
+    of: Facts
+    settings: Mapping[str, Any]
+    change: Change | None = None
+    cropped: bool = False
+    outputs: tuple[int, ...] | None = None
+
+
+@dataclass
+class Answers:
+    """For each image: 1 right, 0 wrong, -1 unreadable; and the confidence in the answer."""
+
+    right: np.ndarray
+    confidence: np.ndarray
+    done: int = 0
+
+    @classmethod
+    def none_yet(cls, images: int) -> "Answers":
+        return cls(np.full(images, -1, dtype=np.int8), np.zeros(images, dtype=np.float32))
+
+    @property
+    def readable(self) -> np.ndarray:
+        return self.right >= 0
+
+    def count(self, name: str) -> tuple[int, int]:
+        """(right answers, images)"""
+        n = int(self.readable.sum())
+        if n == 0:
+            raise ValueError(f"none of the images of {name!r} could be read; get the files again")
+        return int((self.right == 1).sum()), n
+
+    def text(self) -> str:
+        values = {
+            "images": len(self.right),
+            "done": self.done,
+            "right": "".join("01-"[value] for value in self.right[: self.done]),
+            "confidence": base64.b64encode(self.confidence[: self.done].astype("<f4").tobytes()).decode(),
+        }
+        return json.dumps(values)
+
+    @classmethod
+    def parse(cls, text: str | bytes, images: int) -> "Answers":
+        """What a file holds; nothing yet where it is damaged."""
+        found = cls.none_yet(images)
+        try:
+            values = parse_json(text)
+            right = np.array(["01-".index(mark) for mark in values["right"]], dtype=np.int8)
+            right[right == 2] = -1
+            confidence = np.frombuffer(base64.b64decode(values["confidence"]), dtype="<f4")
+            if values["images"] != images or not len(right) == len(confidence) == values["done"] <= images:
+                return found
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return found
+        found.done = len(right)
+        found.right[: found.done], found.confidence[: found.done] = right, confidence
+        return found
+
+
+@dataclass
+class Examiner:
+    """Asks one model about conditions, and keeps its answers in a folder if there is one."""
+
+    subject: Subject
+    running: Running
+    folder: Path | None = None
+    progress: Progress = field(default=lambda name, done, images: None)
+    _checksums: dict[int, tuple[ImageSet, str]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def augmentation(self) -> Augmentation:
+        """The subject's, as far as pixels; the classifier normalizes."""
+        own = self.subject.augmentation
+        return dataclasses.replace(own, mean=(0.0,) * 3, std=(1.0,) * 3, auto_augment=None, color_jitter=0.0)
+
+    @cached_property
+    def classifier(self) -> PixelClassifier:
+        running = self.running
+        torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
+        return PixelClassifier(self.subject.model, self.subject.augmentation, running.device, running.autocast)
+
+    def answers(self, condition: Condition) -> Answers:
+        """The model's answers: those that were kept, and the missing ones computed now."""
+        images, place = condition.images, None
+        found = Answers.none_yet(len(images))
+        if self.folder is not None:
+            place = self.folder / f"{self.key(condition)}.json"
+            if place.is_file():
+                found = Answers.parse(place.read_bytes(), len(images))
+            for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found out by the stopped process
+                images.broken.setdefault(row, f"{images.name(row)}: could not be read")
+        if found.done < len(images):
+            self._ask(condition, found, place)
+        else:
+            self.progress(condition.name, found.done, found.done)
+        return found
+
+    def _ask(self, condition: Condition, found: Answers, place: Path | None) -> None:
+        start, batch, total = found.done, self.running.batch, len(condition.images)
+        augmentation = dataclasses.replace(self.augmentation, crop_pct=1.0) if condition.cropped else self.augmentation
+        workers = 0 if isinstance(condition.images, ArrayImages) else self.running.workers  # no need in memory
+        loader = EvalLoader(condition.images, augmentation, batch=batch, workers=workers, start=start)
+        saved = time.monotonic()
+        for each, logits in logits_over(loader, lambda each: self._classify(condition, each), self.running.device):
+            outcomes, rows = _outcomes(logits, each.labels, condition.outputs), each.indices.cpu().numpy()
+            found.right[rows] = outcomes.correct.cpu().numpy()
+            found.confidence[rows] = outcomes.confidence.cpu().numpy()
+            check_finite(found.confidence[rows])
+            # A whole number of batches: a resumed condition must see the batches of an uninterrupted one.
+            batches = (int(rows.max()) - start) // batch + 1
+            found.done = min(total, start + batches * batch)
+            self.progress(condition.name, found.done, total)
+            if place is not None and time.monotonic() - saved > SAVE_SECONDS:
+                write_file(place, found.text().encode())
+                saved = time.monotonic()
+        found.done = total
+        if place is not None:
+            write_file(place, found.text().encode())
+
+    def _classify(self, condition: Condition, batch: Batch) -> Tensor:
+        pixels = batch.images
+        if condition.change is not None:
+            with torch.enable_grad():  # for attacks
+                pixels = condition.change(pixels, batch.labels, batch.indices)
+        return self.classifier(pixels)
+
+    def key(self, condition: Condition) -> str:
+        """The checksum of everything that decides a condition's answers."""
+        own = self.subject.augmentation
+        images = getattr(condition.images, "original", condition.images)  # of generated corruptions
+        if id(images) not in self._checksums:
+            self._checksums[id(images)] = (images, data_checksum(images))  # kept, so that no other gets its id
+        parts = [FORMAT, self._weights, self._checksums[id(images)][1], dict(condition.settings), condition.outputs]
+        # The crop of cropped images too: those that are corrupted here were cropped before.
+        parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct]
+        parts += [condition.cropped, self.running.precision]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @cached_property
+    def _weights(self) -> list[Any]:
+        # Not the weights alone: models of one state can differ in what they compute.
+        settings = {name: repr(value) for name, value in self.subject.settings.items()}
+        return [self.subject.config.model, settings, weights_checksum(self.subject.model)]
+
+
+def _outcomes(logits: Tensor, labels: Tensor, outputs: tuple[int, ...] | None) -> Outcomes:
+    """The outcomes where the model chooses among these outputs only."""
+    if outputs is None:
+        return Outcomes.of(logits, labels)
+    chosen = torch.tensor(outputs, device=logits.device)
+    return Outcomes.of(logits[:, chosen], torch.searchsorted(chosen, labels))
+
+
+def data_checksum(images: ImageSet) -> str:
+    """Of labels and images; for files, names, sizes and times stand for the content."""
+    digest = hashlib.sha256(images.labels.tobytes())
+    if isinstance(images, ArrayImages):
+        digest.update(np.ascontiguousarray(images.pixels).data)
+    elif isinstance(images, FileImages):
+        for index in range(len(images)):
+            facts = os.stat(os.path.join(images.root, images.name(index)))
+            digest.update(f"{images.name(index)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    elif isinstance(images, NpyImages):
+        facts = images.place.stat()
+        digest.update(f"{images.place.name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode() + images.rows.tobytes())
+    else:
+        digest.update(images.description.encode())
+        for index in np.linspace(0, len(images) - 1, min(SAMPLED, len(images))).astype(int):
+            image, _, found = images.readable(int(index))
+            digest.update(f"{found} {image.size}".encode() + image.tobytes())
+    return digest.hexdigest()

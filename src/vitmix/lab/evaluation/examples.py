@@ -1,0 +1,205 @@
+"""A run's examples: mixed training images with their targets, and where its best weights look.
+
+They are redrawn from the run's configuration, data and seed.
+"""
+
+import base64
+import dataclasses
+import io
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitmix._learner import Learner
+from vitmix._mixer import AnyMixer
+from vitmix._mixing import MixedBatch
+from vitmix._sampling import generator_for
+from vitmix.attention.readers import read_model
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.loader import TrainLoader
+from vitmix.lab.figures.held_out import held_out
+from vitmix.lab.figures.kinds import Subjects, draw_attention, draw_labels
+from vitmix.lab.figures.looks import chosen_blocks
+from vitmix.lab.figures.sheet import Sheet
+from vitmix.lab.figures.sights import sight_of
+from vitmix.lab.runs.examples import Example, Examples, Part, Source, Strips, Tile
+from vitmix.lab.training import prepare
+
+from .subject import Subject
+
+COUNT = 8  # examples of each method
+BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
+TRIES = 64  # batches looked at until every method of a switch was drawn
+MIXED_SIDE, SOURCE_SIDE, TILE_SIDE = 256, 96, 112  # pixels, at most: a page of many configurations must stay small
+EXACT_SIDE = 64  # pixels up to which an image is stored exactly
+MOST_CLASSES = 4  # of a target
+HELD_OUT = 4  # images, which make two pairs
+MOST_BLOCKS = 6
+SEED = 0  # of the mixing of held-out images: the same for every run
+Problems = (ValueError, OSError, RuntimeError)
+
+
+def draw_examples(subject: Subject) -> Examples:
+    """Everything that can be drawn of a run; a sentence for what cannot."""
+    device = next(subject.model.parameters()).device
+    subject.model.cpu()  # a few images, in float32
+    problems: list[str] = []
+    mixed: list[Example] = []
+    try:
+        mixed = mixed_examples(subject)
+    except Problems as error:
+        problems.append(f"No mixed images could be drawn: {_sentence(error)}")
+    strips = _strips(subject, problems)
+    subject.model.to(device)
+    return Examples(mixed=tuple(mixed), strips=tuple(strips), problems=tuple(problems))
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# Mixed images
+
+
+@torch.no_grad()
+def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
+    """As many examples for each method that the subject's run switches between."""
+    # Dropout would make attention, and targets that follow it, random.
+    config = dataclasses.replace(subject.config, drop=0.0, drop_path=0.0, resident=False, pretrained=False)
+    images, _, outputs = prepare.open_data(config)
+    model, _ = prepare.build_model(config, outputs, initial_weights=False)
+    model.load_state_dict(subject.model.state_dict())
+    method = prepare.build_mixer(config, outputs)
+    guide = prepare.build_guide(config, method, outputs)
+    learner = Learner(model, _all_easy(method), guide=guide).train()  # hidden mixing acts in training mode only
+    augmentation = prepare.build_augmentation(config, model)
+    maps = prepare.map_settings(config, images, learner, augmentation)
+    batch = min(BATCH, len(images))
+    loader = TrainLoader(images, augmentation, batch=batch, seed=config.seed, repeats=config.repeats, **maps)
+    found: dict[int, list[Example]] = {}
+    names = [*images.classes, *(str(number) for number in range(len(images.classes), outputs))]
+    first = next(loader.epoch(0))
+    frame = learner.mixing.frame(first.images)
+    for step in range(TRIES):
+        own, shared = generator_for(config.seed, step, 1), generator_for(config.seed, step, 0)
+        draw = method.draw(frame, own, shared=shared)
+        if draw.choice in found:
+            continue
+        mixed = learner.mixing.mix(first.images, first.labels, maps=first.maps, draw=draw)
+        learner.model(mixed.images)
+        targets = learner.mixing.targets(mixed)
+        looks, sources = _sources(mixed, first.images)
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))[:count]
+        found[draw.choice] = [
+            Example(
+                str(method.mixers[draw.choice]),
+                _image(looks[row], augmentation, MIXED_SIDE),
+                tuple(
+                    Source(role, _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE))
+                    for role, at in sources[row].items()
+                ),
+                _parts(targets[row], [(role, int(first.labels[at])) for role, at in sources[row].items()], names),
+            )
+            for row in order
+        ]
+        if len(found) == len(method.mixers):
+            break
+    return [example for _, examples in sorted(found.items()) for example in examples]
+
+
+def _all_easy(method: AnyMixer) -> AnyMixer:
+    """HTM's score net is not stored with the model's weights, so every sample counts as easy."""
+    return method.each(
+        lambda mixer: dataclasses.replace(mixer, inner=tuple(part.demonstrated() for part in mixer.inner))
+    )
+
+
+def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, int]]]:
+    """The mixed images, with the tokens that HTM took as if they were pixels, and by role the rows each is made of."""
+    looks = batch.images
+    mixed = (batch.images != images).flatten(1).any(1)
+    sources = [{"own": row} for row in range(len(images))]
+    for row in mixed.nonzero().flatten().tolist():
+        sources[row]["partner"] = int(batch.mix.partner[row])
+    for actor in batch.tape.actors:
+        if actor.exchange is not None:
+            partner, take = actor.exchange
+            cells = take.view(len(take), 1, *batch.frame.grids[actor.block]).float()
+            taken = torch.nn.functional.interpolate(cells, batch.frame.size, mode="nearest-exact") > 0
+            looks = torch.where(taken, batch.images[partner], looks)
+            for row in take.any(1).nonzero().flatten().tolist():
+                sources[row]["taken"] = int(partner[row])
+    return looks, sources
+
+
+def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str], least: float = 0.02) -> tuple[Part, ...]:
+    """The classes of the sources in their order, then other ones by their size, then the rest (smoothing, mostly)."""
+    roles: dict[int, str] = {}
+    for role, label in labels:
+        roles.setdefault(label, role)
+    values = target.double()
+    floor = max(least, 2.0 * float(values.min()))
+    largest = [int(place) for place in values.argsort(descending=True) if values[place] > floor]
+    places = [*roles, *(place for place in largest if place not in roles)][:MOST_CLASSES]
+    parts = [Part(roles.get(place, "other"), names[place], float(values[place])) for place in places]
+    rest = float(values.sum()) - sum(part.share for part in parts)
+    return (*parts, Part("rest", "rest", rest)) if rest > 0.005 else tuple(parts)
+
+
+def _image(image: Tensor, augmentation: Augmentation, side: int) -> str:
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
+    return data_uri(((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy(), side)
+
+
+def data_uri(pixels: np.ndarray, side: int) -> str:
+    """Pixels `(H, W, 3)` uint8 as a file no larger than `side`; exact where there are few of them."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((side, side))
+    file = io.BytesIO()
+    kind = "png" if max(image.size) <= EXACT_SIDE else "jpeg"
+    image.save(file, kind, quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# Where the model looks
+
+
+def _strips(subject: Subject, problems: list[str]) -> list[Strips]:
+    """Attention and aligned label maps of a few held-out images; why there are none goes to the problems."""
+    try:
+        images = held_out(subject, HELD_OUT)
+        pairs = Subjects([sight_of(subject, "")], images, seed=SEED)
+        blocks = chosen_blocks(read_model(subject.model).depth, None, most=MOST_BLOCKS)
+    except Problems as error:
+        problems.append(f"Attention and label maps could not be drawn: {_sentence(error)}")
+        return []
+    alone = Subjects(pairs.sights, images[:2])
+    kinds: dict[str, Callable[[], Sheet]] = {
+        "attention": lambda: draw_attention(alone, blocks=blocks),
+        "label maps": lambda: draw_labels(pairs, blocks=blocks),
+    }
+    found = []
+    for what, draw in kinds.items():
+        try:
+            found.append(Strips(what, tuple(_rows(draw()))))
+        except Problems as error:
+            problems.append(f"No {what}: {_sentence(error)}")
+    return found
+
+
+def _rows(sheet: Sheet) -> list[tuple[Tile, ...]]:
+    return [
+        tuple(
+            Tile(_tile(panel.pixels), (head, *panel.caption.splitlines()))
+            for head, panel in zip(band.heads, row.panels, strict=True)
+        )
+        for band in sheet.bands
+        for row in band.rows
+    ]
+
+
+def _tile(pixels: np.ndarray) -> str:
+    return data_uri((pixels * 255).round().astype(np.uint8), TILE_SIDE)

@@ -1,0 +1,218 @@
+"""The parts of the robustness suite: for each, its conditions and how their answers are summarized."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitmix._sampling import generator_for
+from vitmix.lab.data.images import ImageSet
+from vitmix.lab.runs import Facts, Measurement
+
+from . import corruptions, shifts
+from .attacks import auto_attack_change, check_auto_attack, fgsm_change, pgd_change
+from .cifar_c import is_cifar_c, open_cifar_c
+from .conditions import Change, Condition, Examiner
+from .corruptions import COMMON, SEVERITIES, CorruptedImages, Errors, corruption, divisors, read_reference
+from .describe import pixels_text
+from .extras import version_of
+from .occlusion import ORDERS, PatchOrder, drop_change, grid_of, noise_change, saliency_of
+from .settings import Robustness
+from .shifts import stored_corruptions
+from .summaries import Answered, Summary, accuracies, calibrated, corruption_errors, worst_so_far
+
+CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
+
+
+class Series(NamedTuple):
+    """Conditions that are summarized together."""
+
+    conditions: list[Condition]
+    summary: Summary
+
+
+class Builder:
+    """Makes the conditions of each part. What cannot be measured is refused here, `NotPossible` where it is no error.
+
+    Args:
+        images: of the model's classes; None where only folders are measured.
+        remarks: gets what there is to say.
+    """
+
+    def __init__(self, settings: Robustness, examiner: Examiner, images: ImageSet | None, remarks: list[str]) -> None:
+        self.settings, self.examiner, self.subject, self.remarks = settings, examiner, examiner.subject, remarks
+        if images is not None:
+            self.images = chosen(images, settings.limit, settings.seed)
+            self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
+
+    def series(self, part: str) -> list[Series]:
+        builders: dict[str, Callable[[], list[Series]]] = {
+            "clean": self._clean,
+            "noise": self._noise,
+            "occlusion": self._occlusion,
+            "corruptions": self._corruptions,
+            "shifts": self._shifts,
+            "attacks": self._attacks,
+            "autoattack": self._autoattack,
+        }
+        return builders[part]()
+
+    def _condition(self, of: Facts, images: ImageSet, change: Change | None = None, **deciding: Any) -> Condition:
+        """A condition whose answers depend on the seed, on what is measured, and on what else is `deciding`.
+
+        Kept answers are found again by these settings, so they stay what they were in version 0.1.
+        """
+        facts = {key: value for key, value in of.to_json().items() if key != "part"}
+        return Condition(name_of(of), images, of, {"seed": self.settings.seed, **facts, **deciding}, change)
+
+    def _clean(self) -> list[Series]:
+        return [Series([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
+
+    def _noise(self) -> list[Series]:
+        conditions = []
+        for sigma in self.settings.sigmas:
+            of, change = Facts(part="noise", sigma=sigma), noise_change(sigma, self.settings.seed)
+            conditions.append(self._condition(of, self.images, change, part="noise"))
+        return [Series(conditions, accuracies)]
+
+    def _occlusion(self) -> list[Series]:
+        settings, classifier, sides = self.settings, self.examiner.classifier, self.examiner.augmentation.sides
+        orders, found = settings.orders or ORDERS, []
+        if settings.orders is None:
+            try:
+                saliency_of(classifier, sides)
+            except ValueError as problem:
+                orders = ("random",)
+                self.remarks.append(f"Note: patches are dropped at random only, not by saliency: {problem}.")
+        rows, columns = grid_of(classifier, sides)
+        self.remarks.append(f"Note: patches are dropped on a grid of {rows} x {columns}.")
+        for order in orders:
+            ranks, conditions = PatchOrder(classifier, sides, order=order, seed=settings.seed), []
+            for share in settings.dropped:
+                of = Facts(part="occlusion", order=order, grid=ranks.grid, share=share)
+                conditions.append(self._condition(of, self.images, drop_change(ranks, share), part="occlusion"))
+            found.append(Series(conditions, accuracies))
+        return found
+
+    def _corruptions(self) -> list[Series]:
+        settings = self.settings
+        reference = self._reference()
+        divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
+        kinds = list(itertools.product(settings.corruptions, settings.severities))
+        stored = "c" in settings.folders
+        if stored:
+            root = Path(settings.folders["c"])
+            images, cropped = self._stored_corruptions(root, kinds), not is_cifar_c(root)
+        else:
+            own, seed = self.examiner.augmentation, settings.seed
+            corruptions.check_sides(own)
+            images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
+            cropped = True
+        conditions = []
+        for (name, severity), each in images.items():
+            of = Facts(part="corruptions", corruption=name, severity=severity)
+            condition = self._condition(of, each, package=None if stored else corruptions.maker(name))
+            conditions.append(dataclasses.replace(condition, cropped=cropped))
+        return [Series(conditions, partial(self._corruption_summary, reference))]
+
+    def _stored_corruptions(self, root: Path, kinds: list[tuple[str, int]]) -> dict[tuple[str, int], ImageSet]:
+        if is_cifar_c(root):
+            self.remarks.append(f"Note: label i of {root} is taken as output i.")
+        found = (open_cifar_c if is_cifar_c(root) else stored_corruptions)(root, kinds, self.subject)
+        return {kind: chosen(each, self.settings.limit, self.settings.seed) for kind, each in found.items()}
+
+    def _reference(self) -> Errors | None:
+        """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
+        settings = self.settings
+        if settings.reference is not None:
+            return read_reference(settings.reference)
+        if set(settings.corruptions) - set(COMMON) or len(settings.severities) != len(SEVERITIES):
+            return None  # AlexNet's are known for these alone, as the mean over all severities
+        if "c" not in settings.folders:
+            classes = self.subject.classes or tuple(self.images.classes)
+        elif is_cifar_c(Path(settings.folders["c"])):
+            return None
+        else:
+            classes = self.subject.classes or shifts.synsets()
+        return read_reference("alexnet") if classes == shifts.synsets() else None
+
+    def _corruption_summary(self, reference: Errors | None, found: Answered) -> Iterator[Measurement]:
+        names, severities = self.settings.corruptions, len(self.settings.severities)
+        yield from accuracies(found)
+        yield from corruption_errors(found, divisors(None, names, severities), "error", "mean corruption error")
+        if reference is not None:
+            yield from corruption_errors(found, divisors(reference, names, severities), "relative error", "mCE")
+
+    def _shifts(self) -> list[Series]:
+        conditions = []
+        for kind in (kind for kind in shifts.NAMES if kind in self.settings.folders):
+            name, found = shifts.NAMES[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
+            if found.left_out:
+                count = f"{found.left_out} {'class' if found.left_out == 1 else 'classes'}"
+                self.remarks.append(f"Note: {name} has {count} that the model does not know; left out.")
+            images = chosen(found.images, self.settings.limit, self.settings.seed)
+            condition = self._condition(Facts(part="shifts"), images, part=name)
+            conditions.append(dataclasses.replace(condition, name=name, outputs=found.outputs))
+        return [Series(conditions, accuracies)]
+
+    def _attacks(self) -> list[Series]:
+        settings, classifier = self.settings, self.examiner.classifier
+        steps, seed, norm = settings.steps, settings.seed, settings.norm
+        untouched = Facts(part="attacks", attack="none", norm=norm)
+        # The same answers as the clean ones where those are of the same images.
+        clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": seed, "part": "clean"})
+        found = [Series([clean], accuracies)]
+        found.append(self._attack({"attack": "fgsm"}, lambda bound: fgsm_change(classifier, bound, norm)))
+        for alpha in settings.alphas:
+            facts = {"attack": "pgd", "alpha": alpha, "steps": steps}
+            change = partial(pgd_change, classifier, alpha=alpha, steps=steps, seed=seed, norm=norm)
+            found.append(self._attack(facts, change))
+        return found
+
+    def _autoattack(self) -> list[Series]:
+        check_auto_attack(self.subject.settings["num_classes"])
+        # Its random numbers are drawn for a batch as a whole.
+        deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
+        change = partial(auto_attack_change, self.examiner.classifier, seed=self.settings.seed, norm=self.settings.norm)
+        return [self._attack({"attack": "autoattack"}, change, part="autoattack", **deciding)]
+
+    def _attack(
+        self, facts: dict[str, Any], change: Callable[[float], Change], *, part: str = "attacks", **deciding: Any
+    ) -> Series:
+        """An attack within each bound, the smallest first."""
+        conditions = []
+        for bound in sorted(set(self.settings.epsilons)):
+            of = Facts(part=part, norm=self.settings.norm, epsilon=bound, **facts)
+            conditions.append(self._condition(of, self.attacked, change(bound), **deciding))
+        return Series(conditions, worst_so_far)
+
+
+def name_of(of: Facts) -> str:
+    """What a measurement is called, for people and in robustness.json."""
+    if of.sigma is not None:
+        return f"noise sigma={of.sigma:g}"
+    if of.share is not None:
+        return f"occlusion {of.order} {100 * of.share:g} %"
+    if of.corruption is not None:
+        return f"corruption {of.corruption} {of.severity}"
+    if of.attack is None:
+        return of.part
+    norm = "" if of.norm == "linf" else f" {of.norm}"
+    if of.epsilon is None:
+        return f"attack {of.attack}{norm}"
+    words = f"{of.attack}-{of.steps}" if of.steps is not None else of.attack
+    step = "" if of.alpha is None else f" alpha={pixels_text(of.alpha)}"
+    return f"{words}{norm}{step} eps={pixels_text(of.epsilon)}"
+
+
+def chosen(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    """At most so many images at random, in their order; a smaller choice is part of a larger one."""
+    if limit is None or limit >= len(images):
+        return images
+    order = torch.randperm(len(images), generator=generator_for(CHOICE, seed)).numpy()
+    return images.subset(np.sort(order[:limit]), f"{images.description}, {limit} of them at random")

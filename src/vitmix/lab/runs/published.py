@@ -1,0 +1,126 @@
+"""Runs in one file, for a repository: what their folders say, without weights.
+
+The file is compressed JSON lines. The first line describes the whole. Each other line is a file of a run:
+{"run": NAME, "file": NAME, "content": ...}. Lines of the same file are neighbors, so that they compress well. Numbers
+have eight significant digits.
+"""
+
+import dataclasses
+import gzip
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitmix.lab.reading import open_regular, parse_json
+from vitmix.lab.training.config import CONFIG, TrainConfig, resolve
+from vitmix.lab.writing import write_file
+
+from .folder import ANALYSIS, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Found, Run
+from .training import Epoch
+
+FILE = "comparison.jsonl.gz"
+DIGITS = 8
+MOST = 2**28  # bytes of the lines together
+
+
+class PublishedRun(Run):
+    """A run in such a file; there is no folder at its path."""
+
+    def __init__(self, path: Path, files: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self._files = files
+
+    @property
+    def exists(self) -> bool:
+        return CONFIG in self._files
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        return resolve(self._files[CONFIG])
+
+    @cached_property
+    def epochs(self) -> list[Epoch]:
+        return [Epoch.from_json(row) for row in self._files.get(METRICS[1], ())]
+
+    def _studies(self) -> list[str]:
+        return [Path(name).stem for name in self._files if name.startswith(f"{ANALYSIS}/")]
+
+    def _read(self, name: str, kind: type[Found]) -> Found | None:
+        try:
+            return kind.from_json(self._files[name])
+        except KeyError:
+            self.problems[name] = f"there is no {name} of {self.path}"
+        except ValueError as problem:
+            self.problems[name] = f"{name} of {self.path} cannot be read: {problem}"
+        return None
+
+
+@dataclass(frozen=True)
+class Published:
+    """The first line, and the runs by name."""
+
+    about: Mapping[str, Any]
+    runs: Mapping[str, Run]
+
+
+def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run]) -> None:
+    files = {name: _files(name, run) for name, run in runs.items()}
+    names = sorted({file for each in files.values() for file in each})
+    lines: list[Any] = [about]
+    lines += [
+        {"run": run, "file": name, "content": each[name] if name == CONFIG else _rounded(each[name])}
+        for name in names
+        for run, each in files.items()
+        if name in each
+    ]
+    text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+    write_file(path, gzip.compress(text.encode(), mtime=0))
+
+
+def _files(name: str, run: Run) -> dict[str, Any]:
+    """The contents of a run's files, with nothing of where the run was."""
+    config = dataclasses.asdict(dataclasses.replace(run.config, output=None, resume=None))
+    found: dict[str, Any] = {CONFIG: config, METRICS[1]: [epoch.to_json() for epoch in run.epochs]}
+    measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
+    measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}
+    for file, record in measured.items():
+        if record is not None:
+            found[file] = record.to_json() | {"weights": f"{name}/{Path(record.weights).name}"}
+    if run.summary is not None:
+        text = run.summary.text.replace(f"{run.path.parent}/", "")
+        elsewhere = re.compile(rf"[^\s'\"]*/(?={re.escape(name)}/)")  # by another path to the run
+        found[SUMMARY] = run.summary.to_json() | {"text": elsewhere.sub("", text)}
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    if isinstance(value, dict):  # settings are compared with those of today
+        return {key: each if key == "settings" else _rounded(each) for key, each in value.items()}
+    return value
+
+
+def read_published(path: Path) -> Published:
+    """The runs in a file; ValueError if it is something else."""
+    try:
+        with open_regular(path) as file, gzip.open(file) as unpacked:
+            text = unpacked.read(MOST + 1)
+        if len(text) > MOST:
+            raise ValueError(f"it has more than the {MOST:,} bytes allowed")
+        about, *lines = (parse_json(line) for line in io.BytesIO(text))
+        files: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            files.setdefault(str(line["run"]), {})[str(line["file"])] = line["content"]
+    except (gzip.BadGzipFile, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a published comparison: {error}") from None
+    if not isinstance(about, dict) or not all(CONFIG in each for each in files.values()):
+        raise ValueError(f"{path} is not a published comparison: its first line or a configuration is missing")
+    return Published(about, {name: PublishedRun(path.parent / name, each) for name, each in files.items()})

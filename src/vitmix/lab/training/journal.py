@@ -1,0 +1,128 @@
+"""What a training writes down: epochs, best and final weights, checkpoints, the summary.
+
+A full or failing disk is reported and does not end the training: what was not written is written with the next epoch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from vitmix.lab.evaluation.predictions import Outcomes
+from vitmix.lab.runs import EMA, SCORES, Epoch, Run, Summary, is_better
+from vitmix.lab.training import checkpoints, processes, sharding
+from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.progress import Reporter
+from vitmix.lab.training.state import TrainState
+from vitmix.lab.training.weights import write_weights
+
+
+class Journal:
+    """The files of a training in progress. All processes must call each of these methods together.
+
+    Attributes:
+        outcomes: of the weights in best.safetensors, if this process evaluated them.
+    """
+
+    def __init__(
+        self, run: Run, state: TrainState, reporter: Reporter, *, columns: Sequence[str], about: Mapping[str, str]
+    ) -> None:
+        self.run, self.state, self.reporter, self.columns, self.about = run, state, reporter, columns, about
+        self.outcomes: list[Outcomes] = []
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.state.config
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.state.accelerator
+
+    def begin(self) -> None:
+        self.attempt(self._write_epochs, "metrics")  # a resumed run computes the later rows again
+        plain = {
+            name: value if isinstance(value, (int, float, str)) else str(value)
+            for name, value in vars(self.config).items()
+        }
+        self.track(lambda: self.accelerator.init_trackers("vitmix", config=plain))
+
+    def tell(self, epoch: Epoch) -> None:
+        """Writes and shows a finished epoch."""
+        self.attempt(self._write_epochs, "metrics")
+        self.reporter.row(epoch)
+        self.track(lambda: self.accelerator.log(dict(epoch.values), step=epoch.number))
+
+    def keep_best(self, epoch: Epoch, outcomes: list[Outcomes]) -> None:
+        """Writes the weights as the best ones if they are; `outcomes` are theirs."""
+        name, state, new = self.config.best, self.state, epoch.get(self.config.best)
+        best = state.position.best
+        if new is None or not math.isfinite(new):  # not evaluated, or NaN, than which nothing would be better
+            return
+        if best is not None and not is_better(name, new, best.values[name]):
+            return
+        model = state.ema.module if state.ema is not None and name.startswith(EMA) else state.core.model
+        weights = sharding.whole(model.state_dict())
+        # Where this fails, the file holds the best ones before, or is not there.
+        if self.attempt(lambda: self._write_weights(self.run.best, weights), "best weights"):
+            scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
+            state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
+
+    def save(self, update: int) -> str:
+        """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
+        captured, folder, keep = self.state.capture(update), self.run.checkpoints, self.config.keep
+        write = lambda: checkpoints.save_checkpoint(folder, update, captured, keep=keep)  # noqa: E731
+        if self.attempt(write, f"checkpoint of update {update}"):
+            return f"Checkpoint of update {update} is written; the same command continues from there"
+        newest = self.newest()
+        self.reporter.say(f"{newest}.")
+        return newest
+
+    def newest(self) -> str:
+        """From where the same command continues."""
+        try:
+            newest, _ = checkpoints.newest_checkpoint(self.run.checkpoints)
+        except OSError as error:
+            return f"The checkpoints cannot be read now ({error.strerror}); the same command continues from the newest"
+        if newest is None:
+            return "There is no complete checkpoint; the same command starts from the beginning"
+        return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
+
+    def finish(self, summary: Summary) -> bool:
+        """Writes the final weights and the summary; False where that failed."""
+        weights = sharding.whole(self.state.core.model.state_dict())
+
+        def write() -> None:
+            self._write_epochs()  # again: there may have been no room for the last epoch's
+            self._write_weights(self.run.last, weights)
+            self.run.write_summary(summary)
+
+        # One line: a comparison shows the last one as the reason.
+        then = lambda: f"{self.newest()}, once there is room."  # noqa: E731
+        return self.attempt(write, "metrics, final weights and summary", then)
+
+    def attempt(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
+        """Lets the first process write; False where that failed."""
+        failed = False
+        if self.accelerator.is_main_process:
+            try:
+                write()
+            except OSError as error:
+                self.reporter.say(f"The {what} could not be written: {error.strerror or error}. {then()}".rstrip())
+                failed = True
+        return not processes.any_process(self.accelerator, failed)
+
+    def track(self, action: Callable[[], object]) -> None:
+        """Lets trackers write; where they cannot, the training goes on without them."""
+        try:
+            action()
+        except OSError as error:
+            self.accelerator.trackers = []
+            self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
+
+    def _write_epochs(self) -> None:
+        self.run.write_epochs(self.state.position.history, self.columns)
+
+    def _write_weights(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        write_weights(path, weights, self.about)

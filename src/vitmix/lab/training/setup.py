@@ -1,0 +1,91 @@
+"""From a configuration to everything that a training needs, checked, in one process or many."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from timm.utils.model_ema import ModelEmaV3
+from torch import nn
+
+from vitmix._learner import Learner
+from vitmix.lab.runs import check_folder, run_for
+from vitmix.lab.training import checkpoints, prepare, processes, sharding
+from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.optim import make_optimizer, make_schedule
+
+
+class Setup:
+    """Data, model, learner, loaders, optimizer and schedule. Wrong input is refused here, in all processes alike.
+
+    Attributes:
+        classes: outputs of the model.
+        has_initial_weights: no checkpoint will replace the model's weights.
+        core: the learner itself; `learner` is what Accelerate made of it.
+        method, quiet: the mixer, and the one that follows `mixing_off_epoch`.
+        remarks: what there is to say about all this.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.folder = config, run_for(config)
+        self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
+        self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
+        deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
+        processes.check_alike(accelerator, deciding, prepare.other_settings)
+        processes.on_main(accelerator, lambda: check_folder(self.folder, config))
+        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
+        # In turn only where something may be downloaded: to look through a large folder takes minutes.
+        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
+        self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
+        facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
+        processes.check_alike(accelerator, facts, prepare.other_data)
+        # Only the first process's run folder counts: nodes need not share their files.
+        newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
+        self.has_initial_weights = newest is None
+        torch.manual_seed(config.seed)
+        run = processes.in_turn if config.pretrained else processes.together
+        model, self.remarks = run(
+            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
+        )
+        processes.together(accelerator, lambda: self._build(model, part))
+        self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
+
+    def _build(self, model: nn.Module, part: int) -> None:
+        """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
+        config = self.config
+        model.to(self.device)
+        if config.warmup_epochs >= config.epochs:
+            self.remarks.append(
+                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
+            )
+        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
+        self.method = prepare.build_mixer(config, self.classes)
+        self.quiet = prepare.without_image_mixing(self.method)
+        guide = prepare.build_guide(config, self.method, self.classes)
+        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
+        if config.compile:
+            self.core.compile(mode=config.compile_mode, dynamic=False)
+        self.augmentation = augmentation = prepare.build_augmentation(config, model)
+        prepare.check_size(self.core, augmentation)
+        self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
+        maps = prepare.map_settings(config, self.images, self.core, augmentation)
+        place = (self.device, self.rank, self.world)
+        self.loader, self.eval_loader = prepare.make_loaders(
+            config, self.images, self.eval_images, augmentation, part, place, maps
+        )
+        self.updates_per_epoch = len(self.loader) // config.accumulate
+        if self.updates_per_epoch == 0:
+            raise ValueError(
+                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
+            )
+        if config.fsdp:
+            sharding.shard(self.core, config, self.accelerator)
+        self.optimizer = make_optimizer(self.core, config)
+        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        return prepare.model_settings(self.config, self.classes)
+
+    @property
+    def total_updates(self) -> int:
+        return self.config.total_epochs * self.updates_per_epoch

@@ -1,0 +1,131 @@
+"""Files of weights: written as safetensors, read as safetensors or as what torch.save wrote."""
+
+import pickle
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from vitmix.lab.reading import is_fault
+from vitmix.lab.training.header import read_header
+from vitmix.lab.writing import write_file
+
+Tensors = dict[str, Tensor]
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Writes weights as safetensors that timm loads; `about` goes into the file's header."""
+    write_file(path, safetensors.torch.save(host_copies(weights), dict(about or {})))
+
+
+def host_copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies in host memory: safetensors refuses tensors that share theirs."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+class Changed(NamedTuple):
+    """The tensors of a file that a model does not start from as they are."""
+
+    left_out: list[str]
+    resampled: list[str]
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Changed:
+    """Loads weights of a file, or the best ones of a run folder, into a model.
+
+    A classifier for another number of classes is left out; positions of another grid and patches of another size are
+    resampled, where timm can. Any other difference is an error that names the first ones.
+    """
+    path = weights_file(path)
+    stored = read_weights(path)
+    weights = _adapted(stored, model)
+    own = model.state_dict()
+    classifier = _classifier_keys(model)
+    replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
+    if replaced:
+        weights = {key: value for key, value in weights.items() if key not in classifier}
+    kept = own.keys() - (classifier if replaced else set())
+    problems = [
+        f"{key} is {tuple(stored.get(key, weights[key]).shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in kept and key in weights and weights[key].shape != own[key].shape
+    ]
+    problems += [f"{key} is missing" for key in own if key in kept and key not in weights]
+    problems += [f"{key} is not in the model" for key in weights if key not in own]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        said = f"{', '.join(problems[:3])}{more}{_named_in(path)}"
+        raise ValueError(f"the weights in {path} are not of this {type(model).__name__}: {said}")
+    model.load_state_dict(weights, strict=not replaced)
+    resampled = [key for key in weights if key in stored and stored[key].numel() != weights[key].numel()]
+    return Changed(sorted(replaced), resampled)
+
+
+def _named_in(path: Path) -> str:
+    """What a file says about its model, for an error."""
+    try:
+        settings = read_header(path).as_settings()
+    except ValueError:  # it says what no header may say
+        return ""
+    return f"; it says that it is of {settings['model']} with model_args {settings['model_args']}" if settings else ""
+
+
+def weights_file(path: str | Path) -> Path:
+    """The file that a path to start from means: of a run folder its best weights."""
+    return Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
+
+
+def read_weights(path: Path) -> Tensors:
+    """The weights in a file by name, as safetensors or torch's programs store them."""
+    if not path.is_file():
+        raise ValueError(f"there is no file of weights {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
+        if isinstance(error, OSError) and is_fault(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        if isinstance(error, safetensors.SafetensorError):
+            reason = f"it is damaged or cut short ({reason})"
+        elif not _is_of_torch(path):
+            reason = "it is neither safetensors nor what torch.save writes"
+        elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
+            reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
+        raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+            break
+    named = isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)
+    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
+    return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
+
+
+def _is_of_torch(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))  # zip, or a bare pickle
+
+
+def _adapted(weights: Tensors, model: nn.Module) -> Tensors:
+    """The weights as this model has them: its module may know the authors' names, and resample positions."""
+    adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if adapt is None:
+        return weights
+    try:
+        return dict(adapt(dict(weights), model))
+    except (KeyError, RuntimeError, AttributeError, TypeError, ValueError, AssertionError, IndexError):
+        return weights  # of another model: the comparison that follows says so
+
+
+def _classifier_keys(model: nn.Module) -> set[str]:
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    names = (names,) if isinstance(names, str) else names
+    return {key for key in model.state_dict() if any(key.startswith(f"{name}.") for name in names)}
