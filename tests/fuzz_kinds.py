@@ -27,14 +27,15 @@ from fuzz_images import run_image
 from fuzz_values import NUMBERS, TEXTS, WHOLE, change_bytes, change_text, change_value, hostile, hostile_text
 from training import TINY
 from vitmix._grammar import spelled
-from vitmix.lab.cli import COMMANDS
+from vitmix._registry import KINDS as PART_KINDS
+from vitmix._registry import METHODS, parts
+from vitmix.lab.cli import COMMANDS, Group
+from vitmix.lab.cli._parser import flag
 from vitmix.lab.cli._robustness import pixels_of
-from vitmix.lab.cli.methods import KINDS as PART_KINDS
-from vitmix.lab.cli.methods import METHODS, parts
-from vitmix.lab.cli.train import key_and_value
 from vitmix.lab.comparison.matrix import read_matrix
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import open_subject
+from vitmix.lab.settings import key_and_value
 from vitmix.lab.training import recipes
 from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig, checkpoint_interval, resolve, to_yaml
@@ -329,7 +330,7 @@ def _read_weights_file(case: Case, path: Path) -> bool:
         name = str(path)
         lines = [
             ["eval", name, "--data", DATA, "--workers", "0"],
-            ["show", "--checkpoint", name, "--method", "cutmix", "--output", "a.svg"],
+            ["show", "--model", name, "--method", "cutmix", "--output", "a.svg"],
             ["train", "--checkpoint", name, "--data", DATA, "--batch", "8", "--workers", "0", "--track", "none"],
             ["draw", "attention", name, "--output", "a.svg"],
             ["export", name, "out", "--to", "timm"],
@@ -393,15 +394,16 @@ LINES: list[list[str]] = [
     ["compare", "matrix.yaml", "--rows", "a", "--baseline", "a", "--minutes", "1", "--publish", "public"],
     ["report", "run", "--no-eval", "--examples", "0", "--output", "page.html"],
     ["show", "--run", "run", "--method", "cutmix", "--output", "a.svg", "--seed", "1", "--names", "a", "b"],
-    ["show", "shapes:1", "a.png", "--run", "run", "--method", "tl_align", "--output", "a.svg"],
+    ["show", "shapes:1", "a.png", "--model", "run", "--method", "tl_align", "--output", "a.svg"],
     ["draw", "attention", "run", "--blocks", "0", "--output", "a.svg", "--dpi", "50"],
     ["draw", "rollout", "run", "--images", "shapes:1", "--names", "x", "--output", "a.svg"],
     ["draw", "heads", "run", "--block", "1", "--method", "none", "htm", "--output", "a.svg"],
     ["draw", "labels", "run", "--output", "a.svg", "--seed", "2"],
     ["draw", "gallery", "run", "--method", "cutmix", "mixup", "--output", "a.svg"],
-    ["maps", "--data", DATA, "--teacher", "saliency:spectral", "--output", "maps", "--batch", "4", "--workers", "0"],
+    ["maps", "--data", DATA, "--model", "saliency:spectral", "--output", "maps", "--batch", "4", "--workers", "0"],
     ["maps", "--data", DATA, "--teacher", "run", "--output", "maps", "--top", "2", "--workers", "0"],
     ["recipes", "shapes"],
+    ["models", MODEL],
     ["models", "--why", "--markdown"],
     ["bench", "--model", MODEL, "--size", "32", "--batch", "2", "--methods", "cutmix", "--modes", "eager", "--cpu"],
     ["bench", "--parts", "kernels", "--model", MODEL, "--size", "32", "--precision", "fp32", "--output", "out"],
@@ -414,13 +416,10 @@ FRACTIONS = (0, 1, 0.5, 1e-9, 1e-320, 1e9, 1e38, 1e308, -1, "nan", "inf", 2, 0.9
 
 @cache
 def _flags() -> tuple[str, ...]:
-    import argparse
-
-    found = {"--plugin", "--config", "--blocks", "--images"}
-    for name, command in COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=name)
-        command.add_arguments(parser)
-        found |= {text for text in parser._option_string_actions}
+    found = {"--plugin", "--help", "-h", "--no-compile", "--no-resume"}
+    for each in COMMANDS.values():
+        for command in each.kinds.values() if isinstance(each, Group) else (each,):
+            found |= {flag(option.name) for option in dataclasses.fields(command.settings)}
     return tuple(sorted(found))
 
 
@@ -459,18 +458,18 @@ def _training_line(chance: random.Random) -> list[str]:
     """A small training, some of whose settings have an extreme value of the right type."""
     arguments = ["train", "--data", DATA, *NAMED, *FAST]
     for name in chance.sample([*FIELDS], chance.choice([1, 1, 2, 3])):
-        flag, kind = f"--{name.replace('_', '-')}", str(TYPES[name])
-        if "bool" in kind:
-            arguments.append(flag)
-        elif "tuple" in kind:
-            arguments += [flag, *(str(chance.choice(FRACTIONS)) for _ in range(chance.choice([2, 3])))]
-        elif "float" in kind:
-            arguments += [flag, str(chance.choice(FRACTIONS))]
-        elif "int" in kind:
-            arguments += [flag, str(chance.choice(WHOLE))]
+        kind = TYPES[name]
+        if kind.base is bool:
+            arguments.append(flag(name))
+        elif kind.length is not None:
+            arguments += [flag(name), *(str(chance.choice(FRACTIONS)) for _ in range(chance.choice([2, 3])))]
+        elif kind.base is float:
+            arguments += [flag(name), str(chance.choice(FRACTIONS))]
+        elif kind.base is int:
+            arguments += [flag(name), str(chance.choice(WHOLE))]
         else:
-            choices = FIELDS[name].metadata["choices"] or ("run", "none", "sgd", "rand-m99-n9", "muon", DATA, "lamb")
-            arguments += [flag, chance.choice(choices)]
+            choices = kind.choices or ("run", "none", "sgd", "rand-m99-n9", "muon", DATA, "lamb")
+            arguments += [flag(name), chance.choice(choices)]
     return arguments
 
 
@@ -519,14 +518,14 @@ READERS = [  # and patterns of what they read
     ([*STUDIED, "4", "--batch", "2", "--study", "accuracy"], ("config.yaml", "best*", "analysis/accuracy.json")),
     ([*STUDIED, "1024", "--study", "accuracy"], ("analysis/accuracy.*", "summary.json", "best*")),
     (["export", "run", "out", "--to", "timm"], ("config.yaml", "best.safetensors", "summary.json")),
-    (["show", "--run", "run", "--method", "cutmix", "--output", "a.svg"], ("config.yaml", "best.safetensors")),
+    (["show", "--model", "run", "--method", "cutmix", "--output", "a.svg"], ("config.yaml", "best.safetensors")),
     (["draw", "rollout", "run", "--output", "a.svg"], ("config.yaml", "best.safetensors")),
     (TRAINED, ("config.yaml", "summary.json", "metrics.*", "checkpoints/*12/*")),
     ([*TRAINED, "--resume"], ("config.yaml", "checkpoints/*/*", "checkpoints/*12/*", "best*", "metrics.*")),
     (["train", "--checkpoint", "run", "--data", DATA, *FAST], ("best.safetensors", "config.yaml")),
     (["compare", "table.yaml", "--no-train"], ("*.json*", "config.yaml", "analysis/*.json", "metrics.*")),
     (["compare", "table.yaml", "--no-train", "--publish", "public"], ("*.json*", "config.yaml", "analysis/*.json")),
-    (["maps", "--data", DATA, "--teacher", "run", "--output", "maps", "--workers", "0"], ("best*", "config.yaml")),
+    (["maps", "--data", DATA, "--model", "run", "--output", "maps", "--workers", "0"], ("best*", "config.yaml")),
 ]
 
 

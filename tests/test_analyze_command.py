@@ -104,7 +104,7 @@ def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "what to analyze is missing"),
+        ([], "no model is named"),
         (["--study", "magic"], "unknown study 'magic'"),
         (["RUN", "--study", "regions", "--method", "mixup"], "blends the images"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
@@ -167,7 +167,7 @@ def test_a_stopped_command_says_what_it_finished(
     monkeypatch.setitem(STUDIES, "regions", dataclasses.replace(STUDIES["regions"], measure=stop))
     given = ["analyze", str(run), "--images", "8", "--output", str(tmp_path / "found")]
     assert cli.main([*given, "--study", "accuracy", "regions"]) == 130
-    assert capsys.readouterr().err == f"Stopped. Studies that were finished are in {tmp_path / 'found'}: accuracy.\n"
+    assert capsys.readouterr().err == f"Stopped. Finished studies are in {tmp_path / 'found'}: accuracy.\n"
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"accuracy.json", "accuracy.txt", "accuracy.png"}
 
 

@@ -158,7 +158,7 @@ def test_color_jitter_changes_colors():
 def test_small_and_long_images(size):
     image = Image.new("RGB", size, (200, 100, 50))
     for number in range(20):
-        assert train_sample(image, Augmentation(32), seed_numbers=(number,)).shape == (3, 32, 32)
+        assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(number,)).shape == (3, 32, 32)
     for augmentation in (Augmentation(32), PLAIN):
         assert eval_sample(image, augmentation).shape == (3, 32, 32)
     assert max(augment_module._prepare(image).size) <= 16 * max(8, min(size))
@@ -167,7 +167,7 @@ def test_small_and_long_images(size):
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
 def test_images_of_every_mode(mode):
     image = noise_image(mode=mode)
-    assert train_sample(image, Augmentation(32), seed_numbers=(0,)).shape == (3, 32, 32)
+    assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(0,)).shape == (3, 32, 32)
     assert torch.equal(eval_sample(image, PLAIN), eval_sample(image.convert("RGB"), PLAIN))
 
 

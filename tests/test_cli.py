@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -289,3 +290,57 @@ def test_methods_and_parts_are_explained(name: str, capsys: pytest.CaptureFixtur
 
 def test_an_unknown_method_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown method or part 'cutmx'" in refused(capsys, "methods", "cutmx")
+
+
+def test_help_shows_defaults_of_zero(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    said = capsys.readouterr().out
+    for name in ("seed", "padding", "erasing", "color-jitter", "cooldown-epochs"):
+        assert re.search(rf"--{name} \w+\s+.*\(default: 0\)", said), name
+
+
+def test_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "swin_tiny_patch4_window7_224"]) == 0
+    said = capsys.readouterr().out
+    assert "timm's SwinTransformer, 28.3 million parameters, images of 224 x 224 pixels" in said
+    assert "12 blocks (2 of 56 x 56, 2 of 28 x 28, 6 of 14 x 14, 2 of 7 x 7 tokens), attention" in said
+    assert "Methods: mixup, cutmix, tokenmix, transmix, tl_align, smmix, htm\nNot vtm, since " in said
+    assert re.search(r"^  window_size=\S+ +\S", said, re.MULTILINE)
+    assert cli.main(["models", "xcit_nano_12_p16_224"]) == 0
+    assert "its attention is between channels" in capsys.readouterr().out
+    assert "unknown model 'deit_smal'" in refused(capsys, "models", "deit_smal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note", "sentence"),
+    [
+        ("show --run nowhere", "--run is now --model", "unknown model 'nowhere'"),
+        ("show --run nowhere --model x", "--run is now --model", "the model is named twice"),
+        ("show --checkpoint no.pth --model test_vit", "--checkpoint is now --model FILE", "no file no.pth"),
+        ("maps --data shapes --output x --teacher test_vit", "--teacher is now --model", "would have random weights"),
+        ("eval no.pth --model test_vit", "--model NAME beside a weights file is now --arch NAME", "no file no.pth"),
+        ("draw attention no.pth --model test_vit", "is now --arch NAME", "no file no.pth"),
+    ],
+)
+def test_earlier_spellings_of_a_model(
+    arguments: str, note: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments.split()) == 2
+    *notes, error = capsys.readouterr().err.splitlines()
+    assert sentence in error and any(each.startswith("vitmix: note: ") and note in each for each in notes)
+
+
+@pytest.mark.parametrize("command", ["eval", "analyze", "show", "draw attention", "maps", "export", "bench"])
+def test_every_command_names_a_model_in_the_same_way(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    said = capsys.readouterr().out
+    for flag in ("--model RUN|FILE|NAME", "--arch NAME", "--model-args KEY=VALUE", "--size N"):
+        assert flag in said
+    assert command == "bench" or ("--weights best|last" in said and "--pretrained" in said)

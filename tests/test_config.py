@@ -12,6 +12,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 import vitmix
 from training import TINY, tiny
 from vitmix.lab.runs import run_for
+from vitmix.lab.settings import section_of
 from vitmix.lab.training.config import (
     FIELDS,
     TrainConfig,
@@ -188,7 +189,7 @@ def test_equal_methods_are_no_difference() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    assert all(field.metadata["help"] and field.metadata["section"] for field in FIELDS.values())
+    assert all(field.metadata["help"] and section_of(TrainConfig, name) for name, field in FIELDS.items())
 
 
 def test_checkpoint_interval() -> None:

@@ -16,7 +16,7 @@ from vitmix.lab.data import decoding
 from vitmix.lab.data.decoding import as_rgb
 from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, in_memory
 from vitmix.lab.data.shapes import Shapes
-from vitmix.lab.data.sources import held_out_mask, open_images
+from vitmix.lab.data.sources import SOURCES, Source, held_out_mask, open_images, without_folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -352,3 +352,26 @@ def test_image_sets_travel_between_processes(tmp_path):
         copy = pickle.loads(pickle.dumps(each))
         assert np.array_equal(np.asarray(copy[0][0]), np.asarray(each[0][0])) and copy.name(0) == each.name(0)
     assert list(subset.broken) == [1] and subset.name(1) == images.name(2)
+
+
+def test_a_kind_of_data_is_one_entry(monkeypatch):
+    def splits(argument: str):
+        pixels = np.zeros((int(argument.partition("/")[2]), 4, 4, 3), np.uint8)
+        return {"train": lambda: ArrayImages(pixels, np.arange(len(pixels)) % 2, ["a", "b"], f"black:{argument}")}
+
+    monkeypatch.setitem(SOURCES, "black", Source(splits, form="FOLDER/COUNT"))
+    train, held_out = open_images("black:x/20", "train"), open_images("black:x/20", "test")
+    assert (len(train), len(held_out)) == (18, 2) and train.name(17) == "image 19"
+    assert without_folders("black:x/20", "black:x/20") == "black:20"
+    with pytest.raises(ValueError, match="names no place; write black:FOLDER/COUNT"):
+        open_images("black:", "train")
+
+
+def test_a_subset_of_a_subset_keeps_names_and_what_is_broken():
+    pixels = np.arange(6, dtype=np.uint8)[:, None, None, None].repeat(3, axis=3).repeat(4, axis=1).repeat(4, axis=2)
+    images = ArrayImages(pixels, [0, 1] * 3, ["a", "b"], "six", broken={4: "cut"}, boxes=np.tile([0, 0, 1, 1], (6, 1)))
+    part = images.subset(np.array([5, 4, 2]), "three").subset(np.array([1, 0]), "two")
+    assert [part.name(index) for index in range(2)] == ["image 4", "image 5"] and part.broken == {0: "cut"}
+    assert part.labels.tolist() == [0, 1] and part.pixels[:, 0, 0, 0].tolist() == [4, 5]
+    assert part.description == "two" and part.objects([0, 1]).shape == (2, 4, 4)
+    assert len(images) == 6 and images.broken == {4: "cut"}

@@ -96,7 +96,7 @@ def test_folders_name_classes(run, tmp_path, monkeypatch):
         (["attention", "--block", "3"], "did you mean --blocks?"),
         (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
         (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
-        (["attention", "--names", "cat"], "2 pictures but 1 names"),
+        (["attention", "--names", "cat"], "2 images but 1 names"),
         (["attention", "test_resnet", "--size", "32"], "needs attention"),
         (["attention", "--blocks", "77"], "block 77 is out of range"),
         (["gallery", "--images", "shapes:1"], "mixed in pairs"),
@@ -142,7 +142,7 @@ def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, c
     assert words == [
         "Confidence under growing occlusion: first.",
         "Attention rolled out through all blocks: first, second, test_vit.",
-        "Grad-CAM of unmixed or mixed pictures: second.",
+        "Grad-CAM of unmixed or mixed images: second.",
     ]
     page = report_of(tmp_path / "runs")
     for each in words:

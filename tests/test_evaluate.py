@@ -260,15 +260,15 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["no/such.safetensors"], "no file"),
         (["RUN", "--pretrained"], "weights of its own"),
         (["RUN", "--batch", "0"], "batch must be"),
-        (["RUN", "--model", "deit_tiny_patch16_224"], "leave model"),
+        (["RUN", "--arch", "deit_tiny_patch16_224"], "leave model"),
         (["RUN/..", "--data", "shapes"], "not a run folder"),
         (["RUN", "--output", "RUN/none/x.json"], "there is no folder"),
         (["RUN", "--output", "RUN"], "is a folder; name a file"),
         (["RUN", "--size", "0"], "size must be an integer of at least 1"),
         (["vit_tiny_patch16_224", "--data", "shapes", "--model-args", "num_classes=0"], "num_classes must be"),
-        (["RUN/best.safetensors", "--model", "resnet10t"], "holds weights of vit_tiny_patch16_224, not of resnet10t"),
+        (["RUN/best.safetensors", "--arch", "resnet10t"], "holds weights of vit_tiny_patch16_224, not of resnet10t"),
         (["RUN", "--output", "/proc/x.json"], "'/proc'"),
-        (["RUN/config.yaml", "--data", "shapes", "--model", "vit_tiny_patch16_224"], "not a weights file"),
+        (["RUN/config.yaml", "--data", "shapes", "--arch", "vit_tiny_patch16_224"], "not a weights file"),
     ],
 )
 def test_wrong_input(

@@ -283,7 +283,7 @@ SCRIPT = """
     from vitmix.lab.data.loader import TrainLoader
 
     images = ArrayImages(np.zeros((64, 16, 16, 3), np.uint8), [0, 1] * 32, ["a", "b"], "zeros")
-    loader = TrainLoader(images, Augmentation(16), batch=4, seed=0, workers=2)
+    loader = TrainLoader(images, Augmentation(16, erasing=0.25), batch=4, seed=0, workers=2)
     next(loader.epoch(0))
     print(*(worker.pid for worker in loader._loader._iterator._workers), flush=True)
     for number in range(10**6):

@@ -26,7 +26,7 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data f
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-TEACHER = ["--teacher", "test_resnet", "--size", "64", "--top", "3"]
+TEACHER = ["--size", "64", "--top", "3"]
 
 
 def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
@@ -37,8 +37,9 @@ def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
     safetensors.torch.save_file(weights, tmp_path / "teacher.safetensors")
     maps = str(tmp_path / "maps")
     command = ["maps", "--data", TINY["data"], *TEACHER, "--output", maps, "--workers", "0"]
-    assert main(command) == 2 and "random weights" in capsys.readouterr().err
-    assert main([*command, "--checkpoint", str(tmp_path / "teacher.safetensors")]) == 0
+    assert main([*command, "--model", "test_resnet"]) == 2 and "random weights" in capsys.readouterr().err
+    file = str(tmp_path / "teacher.safetensors")
+    assert main([*command, "--model", file, "--arch", "test_resnet"]) == 0
     assert "48/48 images" in capsys.readouterr().out
     method = "mixup(loss=bce) | tokenmix(label=activation)"
     for resident in (False, True):
@@ -85,7 +86,7 @@ def refusal(config, *arguments, **settings) -> str:
 
 def test_a_run_can_be_the_teacher(tmp_path, capsys):
     train(tmp_path / "run", epochs=1)
-    command = ["maps", "--data", TINY["data"], "--teacher", str(tmp_path / "run"), "--output", str(tmp_path / "maps")]
+    command = ["maps", "--data", TINY["data"], "--model", str(tmp_path / "run"), "--output", str(tmp_path / "maps")]
     assert main([*command, "--workers", "0"]) == 0
     assert read_label_maps(tmp_path / "maps", open_images(TINY["data"], "train")).shape == (48, 2, 2)
 
@@ -103,7 +104,7 @@ def test_a_teachers_classes_are_matched_by_name(tmp_path, capsys):
             np.savez(tmp_path / output / f"{split}.npz", images=pixels, labels=np.arange(12))
         (tmp_path / output / "classes.json").write_text(json.dumps(names))
         given = ["--data", f"npz:{tmp_path / output}", "--output", str(tmp_path / output / "maps")]
-        return main(["maps", *given, "--teacher", str(tmp_path / "run"), "--workers", "0"])
+        return main(["maps", *given, "--model", str(tmp_path / "run"), "--workers", "0"])
 
     assert maps_of(list(teacher.classes[::-1]), "turned") == 0
     assert json.loads((tmp_path / "turned" / "maps" / INDEX).read_text())["classes"] == list(range(12))[::-1]
@@ -118,15 +119,15 @@ def test_a_teacher_keeps_the_sides_of_its_run(tmp_path):
     settings = {**TINY["model_args"], "img_size": [16, 24]}
     train(tmp_path / "run", epochs=1, size=None, model_args=settings, method="mixup")
     output = tmp_path / "maps"
-    given = ["--data", TINY["data"], "--teacher", str(tmp_path / "run"), "--output", str(output), "--workers", "0"]
+    given = ["--data", TINY["data"], "--model", str(tmp_path / "run"), "--output", str(output), "--workers", "0"]
     assert main(["maps", *given]) == 0
     assert json.loads((output / INDEX).read_text())["teacher"]["size"] == [16, 24]
 
 
 def test_settings_that_saliency_has_not_are_refused(tmp_path, capsys):
-    given = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
-    assert main([*given, "--checkpoint", "nofile", "--pretrained", "--size", "64"]) == 2
-    assert "leave --checkpoint, --pretrained, --size out" in capsys.readouterr().err
+    given = ["maps", "--data", TINY["data"], "--model", "saliency:spectral", "--output", str(tmp_path / "maps")]
+    assert main([*given, "--arch", "test_resnet", "--pretrained", "--size", "64"]) == 2
+    assert "leave --arch, --pretrained, --size out" in capsys.readouterr().err
     assert not (tmp_path / "maps").exists()
 
 

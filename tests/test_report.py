@@ -1,6 +1,5 @@
 """The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
 
-import argparse
 import inspect
 import json
 import math
@@ -17,7 +16,7 @@ import pytest
 
 from training import TINY, one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
-from vitmix.lab.cli.report import COMMAND
+from vitmix.lab.cli.report import Report
 from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.evaluation.describe import describe
 from vitmix.lab.report import svg, write_report
@@ -461,10 +460,8 @@ def test_an_evaluation_that_lacks_something_is_none(runs: Path, tmp_path: Path, 
 
 
 def test_command_and_function_draw_as_many_examples() -> None:
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
     usual = inspect.signature(write_report).parameters["examples"].default
-    assert parser.parse_args(["run"]).examples == usual
+    assert Report(runs=("run",)).examples == usual
 
 
 def test_a_run_without_an_epoch(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 COMPARISONS = sorted(path.parent.name for path in RESULTS.glob(f"*/{FILE}"))
 
 
-def lines(path: Path) -> list[str]:
-    return gzip.decompress(path.read_bytes()).decode().splitlines()
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

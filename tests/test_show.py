@@ -254,13 +254,13 @@ def test_sideways_photographs_stand_upright(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shapes:1"], "two pictures, got 1"),
+        (["shapes:1"], "two images, got 1"),
         (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
         (["--method", "cutmx"], "did you mean 'cutmix'?"),
         (["--output", "figure.bmp"], ".png, .svg, .pdf"),
         (["--output", "nowhere/figure.png"], "no folder 'nowhere'"),
-        (["--run", "nowhere"], "no run folder"),
-        (["--run", "nowhere", "--model", "resnet18"], "names the model already"),
+        (["--model", "nowhere/run"], "no run folder"),
+        (["--model", "resnet18", "--weights", "beste"], "did you mean 'best'?"),
         (["--model", "deit_smal"], "unknown model"),
     ],
 )
@@ -289,7 +289,15 @@ def test_formats_and_a_run(tmp_path, capsys):
     train(tmp_path / "run", epochs=1)
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         output = tmp_path / f"figure{suffix}"
-        arguments = ["--run", str(tmp_path / "run"), "--method", "cutmix", "tl_align | mixup", "--output", str(output)]
+        arguments = [
+            "--model",
+            str(tmp_path / "run"),
+            "--method",
+            "cutmix",
+            "tl_align | mixup",
+            "--output",
+            str(output),
+        ]
         assert main(["show", *arguments]) == 0
         assert output.read_bytes().startswith(start)
     words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
@@ -297,7 +305,7 @@ def test_formats_and_a_run(tmp_path, capsys):
         assert expected in words
     assert "untrained" not in capsys.readouterr().out and "UNTRAINED" not in words
     (tmp_path / "moved.safetensors").write_bytes((tmp_path / "run" / "best.safetensors").read_bytes())
-    assert main(["show", "--checkpoint", str(tmp_path / "moved.safetensors"), "--output", str(output)]) == 0
+    assert main(["show", "--model", str(tmp_path / "moved.safetensors"), "--output", str(output)]) == 0
     assert "untrained" not in capsys.readouterr().out
 
 

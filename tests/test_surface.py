@@ -25,7 +25,7 @@ import pinned
 import vitmix
 from command import done
 from command import vitmix as run
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import KINDS, TrainConfig
 
 FILE = "surface.json"
 CLASSES = 10
@@ -120,8 +120,7 @@ def train_settings() -> dict[str, Any]:
 
 
 def train_choices() -> dict[str, list[str]]:
-    fields = TrainConfig.__dataclass_fields__
-    return {name: list(each.metadata["choices"]) for name, each in fields.items() if each.metadata["choices"]}
+    return {name: list(kind.choices) for name, kind in KINDS.items() if kind.choices}
 
 
 def _plain(value: Any) -> Any:

@@ -23,8 +23,9 @@ from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.runs import Run
-from vitmix.lab.training.checkpoints import host_copies, write_file
 from vitmix.lab.training.config import FIELDS, TrainConfig, setting_yaml
+from vitmix.lab.training.weights import host_copies
+from vitmix.lab.writing import write_file
 
 TARGETS = ("timm", "hf")
 ALIGNMENT = 64  # bytes
@@ -144,55 +145,52 @@ def _check_reload(model: nn.Module, folder: Path) -> None:
 
 def model_card(subject: Subject, folder: Path, to: str) -> str:
     """README.md: the model, how to load it, results and recipe."""
-    config, settings = subject.config, subject.settings
+    config, run = subject.config, None if subject.run is None else Run(subject.run)
     library = "timm" if to == "timm" else "transformers"
     lines = ["---", "tags:", "- image-classification", "- timm", "- vitmix", f"library_name: {library}"]
     lines += ["pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
-    if subject.run is not None:
+    if run is None:
+        lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
+    else:
         data = without_folders(config.data, config.data)
         lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
-        lines += _unfinished(subject.run, config)
-    else:
-        lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
-    own = (
-        [] if not type(subject.model).__module__.startswith("vitmix") else ["import vitmix.models  # registers it", ""]
-    )
-    arguments = "".join(f", {key}={value!r}" for key, value in settings.items())
-    lines += ["## Use", "", "```python", *own, "import timm", ""]
-    lines += [f'model = timm.create_model("local-dir:{folder.name}", pretrained=True).eval()']
-    lines += [
-        "# or",
-        f"timm.create_model({config.model!r}, checkpoint_path='{folder.name}/{WEIGHTS}'{arguments})",
-        "```",
-    ]
-    if to == "hf":
-        lines += [
-            "",
-            "```python",
-            *own,
-            "from transformers import AutoImageProcessor, AutoModelForImageClassification",
-            "",
-        ]
-        lines += [f'processor = AutoImageProcessor.from_pretrained("./{folder.name}")']
-        lines += [f'model = AutoModelForImageClassification.from_pretrained("./{folder.name}")', "```"]
-    lines += ["", "## Results", "", *_results(subject)]
-    if subject.run is not None:
+        lines += [] if run.summary is not None else _unfinished(len(run.epochs), config.total_epochs)
+    lines += ["## Use", "", *_use(subject, folder.name)]
+    lines += ["", *_use_in_transformers(subject, folder.name)] if to == "hf" else []
+    lines += ["", "## Results", "", *_results(subject, run)]
+    if run is not None:
         lines += ["", "## Training", "", f"Made with vitmix {__version__}; what differs from its defaults:", ""]
         lines += ["```yaml", *_recipe(config), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _unfinished(run: Path, config: TrainConfig) -> list[str]:
+def _unfinished(done: int, total: int) -> list[str]:
     """A warning about a training that has not ended, whose weights are of an early epoch."""
-    if Run(run).summary is not None:
-        return []
-    done, total = len(Run(run).epochs), config.total_epochs
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
     return [f"**The training was not finished:** {count} done at the export.", ""]
 
 
-def _results(subject: Subject) -> list[str]:
-    found = None if subject.run is None else Run(subject.run).evaluation
+def _registered(subject: Subject) -> list[str]:
+    own = type(subject.model).__module__.startswith("vitmix")
+    return ["import vitmix.models  # registers it", ""] if own else []
+
+
+def _use(subject: Subject, name: str) -> list[str]:
+    arguments = "".join(f", {key}={value!r}" for key, value in subject.settings.items())
+    loaded = f'model = timm.create_model("local-dir:{name}", pretrained=True).eval()'
+    by_file = f"timm.create_model({subject.config.model!r}, checkpoint_path='{name}/{WEIGHTS}'{arguments})"
+    return ["```python", *_registered(subject), "import timm", "", loaded, "# or", by_file, "```"]
+
+
+def _use_in_transformers(subject: Subject, name: str) -> list[str]:
+    imported = "from transformers import AutoImageProcessor, AutoModelForImageClassification"
+    processor = f'processor = AutoImageProcessor.from_pretrained("./{name}")'
+    model = f'model = AutoModelForImageClassification.from_pretrained("./{name}")'
+    return ["```python", *_registered(subject), imported, "", processor, model, "```"]
+
+
+def _results(subject: Subject, run: Run | None) -> list[str]:
+    found = None if run is None else run.evaluation
     if found is None or found.weights != subject.weights:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]

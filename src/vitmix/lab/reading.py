@@ -49,18 +49,6 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MOST_JSON))
 
 
-def read_known(path: Path) -> Any:
-    """The value in a JSON file that one of our commands writes; None if it is missing or not JSON."""
-    try:
-        return read_json(path)
-    except OSError as error:
-        if is_fault(error):
-            raise
-    except ValueError:
-        pass
-    return None
-
-
 def is_fault(error: OSError) -> bool:
     """Whether reading failed although the file may be intact: its content must not be called lost."""
     return error.errno in _FAULTS
@@ -128,25 +116,3 @@ def is_number(value: Any) -> bool:
 def is_count(value: Any) -> bool:
     """Whether a value from a file is an integer of at least 0."""
     return isinstance(value, int) and is_number(value) and value >= 0
-
-
-def fits(value: Any, shape: Any) -> bool:
-    """Whether a value from a file has this shape.
-
-    A shape is a type, a test such as `is_number`, None, `[shape]` for a list of any length, `{key: shape}` for a
-    mapping that has at least these keys, or a tuple of shapes, one of which must fit.
-    """
-    if shape is None:
-        return value is None
-    if isinstance(shape, tuple):
-        return any(fits(value, each) for each in shape)
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(key in value and fits(value[key], each) for key, each in shape.items())
-    return isinstance(value, shape) if isinstance(shape, type) else bool(shape(value))
-
-
-def fits_where_given(value: dict[str, Any], shape: dict[str, Any]) -> bool:
-    """Whether the keys that a mapping has, of these, have their shape."""
-    return all(fits(value[key], each) for key, each in shape.items() if key in value)

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ class Workload:
     precision: torch.dtype
     easy: float
     graphs: bool
+    model_args: Mapping[str, Any] = field(default_factory=dict)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
@@ -174,7 +175,7 @@ def build_model(work: Workload) -> Any:
         cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
         fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
         sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
-        return timm.create_model(work.model, **sized).to(work.device).train()
+        return timm.create_model(work.model, **{**sized, **work.model_args}).to(work.device).train()
     except RuntimeError as error:  # what timm says of names it does not know
         raise ValueError(f"{error}; timm.list_models() lists what there is") from None
 

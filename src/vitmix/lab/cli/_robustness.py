@@ -1,21 +1,24 @@
 """`vitmix eval --suite`: what it takes, and what it writes."""
 
-import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitmix.lab.cli._bar import bar
+from vitmix.lab.cli._parser import flag
 from vitmix.lab.environment import available_cores
+from vitmix.lab.settings import Folder, Name, Settings, option
 
 if TYPE_CHECKING:
     from vitmix.lab.data.images import ImageSet
     from vitmix.lab.evaluation import Robustness, Running, Subject
 
+Pixels = Annotated[str, "NUMBER"]
 ATTACKS = ("attacks", "autoattack")
-PARTS_OF = {  # options that say something of these parts alone
+PARTS_OF = {  # options that apply to these parts alone
     "attack_limit": ATTACKS,
     "corruptions": ("corruptions",),
     "reference": ("corruptions",),
@@ -25,83 +28,67 @@ PARTS_OF = {  # options that say something of these parts alone
     "alphas": ("attacks",),
     "steps": ("attacks",),
 }
-SETTINGS = ("limit", "folders", "cells", *PARTS_OF)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("robustness", "accuracy on changed images, with intervals of 95 %")
-    add = group.add_argument
-    add(
-        "--suite",
-        metavar="NAME[,NAME]",
-        help="robustness (all that is possible), or some of clean, noise, occlusion, corruptions, shifts, attacks, "
-        "autoattack; a command that was stopped goes on where it was when it is run again",
+@dataclass(frozen=True, kw_only=True)
+class SuiteSettings(Settings):
+    """What to measure besides accuracy. None: the suite's defaults, which stand in `Robustness`."""
+
+    section = "Robustness: accuracy on changed images, with 95 % intervals"
+
+    suite: Annotated[str, "NAME[,NAME]"] | None = option(
+        None,
+        "robustness (all that is possible), or some of clean, noise, occlusion, corruptions, shifts, attacks, "
+        "autoattack; a stopped suite resumes when rerun",
     )
-    add("--limit", type=int, metavar="N", help="take so many images at random")
-    add("--attack-limit", type=int, metavar="N", help="the same for attacks (default: 1000)")
-    add("--corruptions", nargs="+", metavar="NAME", help="some of ImageNet-C's (default: the 15 of the benchmark)")
-    add("--reference", metavar="alexnet|FILE", help="errors that those under corruption are relative to, or their JSON")
-    add("--orders", nargs="+", metavar="ORDER", help="of dropped patches: random, salient-first, salient-last")
-    add(
-        "--norm",
-        choices=("linf", "l2"),
-        help="what attacks bound: the largest change of a value, or its Euclidean length",
+    limit: int | None = option(None, "number of images, chosen at random (default: all)")
+    attack_limit: int | None = option(None, "the same for attacks (default: 1000)")
+    corruptions: tuple[Name, ...] = option((), "some of ImageNet-C's (default: the 15 of the benchmark)")
+    reference: Annotated[str, "alexnet|FILE"] | None = option(
+        None, "normalize corruption errors by AlexNet's, or by those of a JSON file"
     )
-    add(
-        "--epsilons",
-        nargs="+",
-        metavar="E",
-        help="those bounds, in pixels of 0..1 (default: 1/255 4/255 8/255; l2: .25 .5 1)",
+    orders: tuple[Name, ...] = option((), "of dropped patches: random, salient-first, salient-last")
+    norm: Literal["linf", "l2"] | None = option(None, "norm that bounds attacks (default: linf)")
+    epsilons: tuple[Pixels, ...] = option((), "bounds, in pixels of 0..1 (default: 1/255 4/255 8/255; l2: .25 .5 1)")
+    alphas: tuple[Pixels, ...] = option(
+        (), "step sizes of PGD, in pixels (default: .001 .003 .01 .03, as in TokenMixup; l2: .05 .1 .2)"
     )
-    add(
-        "--alphas",
-        nargs="+",
-        metavar="A",
-        help="steps of PGD, in pixels (default: .001 .003 .01 .03, as in TokenMixup; l2: .05 .1 .2)",
+    steps: int | None = option(None, "steps of PGD (default: 10)")
+    folders: tuple[Annotated[str, "NAME=DIR"], ...] = option(
+        (),
+        "c=DIR reads a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the suite shifts measures a=, r=, sketch=, "
+        "stylized= and v2=DIR of ImageNet",
     )
-    add("--steps", type=int, metavar="N", help="steps of PGD (default: 10)")
-    add(
-        "--folders",
-        nargs="+",
-        metavar="NAME=DIR",
-        help="c=DIR reads a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the suite shifts measures a=, r=, "
-        "sketch=, stylized= and v2=DIR of ImageNet",
-    )
-    add("--cells", metavar="FOLDER", help="where answers are kept (default: RUN/robustness, or robustness here)")
+    cells: Folder | None = option(None, "where answers are kept (default: RUN/robustness, or robustness here)")
 
 
-def settings_of(namespace: argparse.Namespace) -> "Robustness | None":
+def suite_of(settings: SuiteSettings) -> "Robustness | None":
     """What the flags ask for; None without --suite, which all others need."""
     from vitmix.lab.evaluation import Robustness
 
-    if namespace.suite is None:
-        for name in SETTINGS:
-            if getattr(namespace, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} goes with a suite; add --suite robustness")
+    named = {name: getattr(settings, name) for name in ("limit", "folders", "cells", *PARTS_OF)}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value not in (None, ())}
+    if settings.suite is None:
+        for name in given:
+            raise ValueError(f"{flag(name)} goes with a suite; add --suite robustness")
         return None
-    given: dict[str, Any] = {}
-    for name in ("limit", "attack_limit", "reference", "norm", "steps"):
-        given[name] = getattr(namespace, name)
-    for name in ("corruptions", "orders"):
-        given[name] = None if getattr(namespace, name) is None else tuple(getattr(namespace, name))
+    given.pop("cells", None)
+    given["folders"] = dict(map(_folder, settings.folders))
     for name in ("epsilons", "alphas"):
-        texts = getattr(namespace, name)
-        given[name] = None if texts is None else tuple(pixels_of(text, name) for text in texts)
-    folders = dict(_folder(text) for text in namespace.folders or ())
-    parts = tuple(name.strip() for name in namespace.suite.split(","))
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = Robustness(parts=parts, folders=folders, **given)
+        if name in given:
+            given[name] = tuple(pixels_of(text, name) for text in given[name])
+    suite = Robustness(parts=tuple(name.strip() for name in settings.suite.split(",")), **given)
     for name, owners in PARTS_OF.items():
-        if name in given and not set(owners) & set(settings.measured):
+        if name in given and not set(owners) & set(suite.measured):
             raise ValueError(
-                f"--{name.replace('_', '-')} is of the suite {' or '.join(owners)}, which --suite {namespace.suite} "
-                "does not measure; add it there, or leave the option out"
+                f"{flag(name)} applies to the suite {' or '.join(owners)}, which --suite {settings.suite} does not "
+                "measure; add it there, or leave the option out"
             )
-    return settings
+    return suite
 
 
 def run_suite(
-    settings: "Robustness",
+    suite: "Robustness",
     subject: "Subject",
     images: "ImageSet | None",
     running: "Running",
@@ -122,12 +109,12 @@ def run_suite(
     start = time.monotonic()
     try:
         with bar() as report:
-            suite = Suite(subject, images, running, settings, folder=folder, progress=report)
-            measurements = list(suite)
+            measured = Suite(subject, images, running, suite, folder=folder, progress=report)
+            measurements = list(measured)
     except KeyboardInterrupt:
-        print(f"Stopped. What was measured is kept in {folder}; the same command goes on from there.", file=sys.stderr)
+        print(f"Stopped. What was measured is kept in {folder}; the same command resumes.", file=sys.stderr)
         return 130
-    found = results_of(suite, measurements, seconds=time.monotonic() - start)
+    found = results_of(measured, measurements, seconds=time.monotonic() - start)
     print(text.describe_suite(found))  # first: a disk may be full by now
     written = []
     if subject.run is not None and own:
@@ -140,7 +127,7 @@ def run_suite(
 
 
 def workers(given: int | None) -> int:
-    """Corruptions are computed by the workers, so that every core helps even where pictures are in memory."""
+    """Corruptions are computed by the workers, so that every core helps even if images are in memory."""
     return min(8, available_cores()) if given is None else given
 
 

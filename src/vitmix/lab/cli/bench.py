@@ -1,126 +1,136 @@
 """`vitmix bench`: what each method costs, beside plain CutMix on fused attention in the same run."""
 
-import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._common import Architecture, Place
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Count, Folder, Fraction, Method, option
 
 if TYPE_CHECKING:
     import torch
 
-MODES = ("eager", "compiled")
-PRECISIONS = ("bf16", "fp16", "fp32")
+    from vitmix.lab.bench.steps import Workload
+
 ON_GPU = {"batch": 1024, "tokens": (64, 128, 256, 512, 1024, 2048, 4096), "batches": (64, 128, 256, 512, 1024, 2048)}
 ON_CPU = {"batch": 8, "tokens": (64, 128, 256), "batches": (1, 2, 4)}
-PARTS = ("steps", "kernels", "growth")
+Part = Literal["steps", "kernels", "growth"]
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Ratios refer to the first method. Repeats of all methods take turns; medians are shown."
-    parser.add_argument("--model", default="deit_small_patch16_224", metavar="NAME", help="timm's name of a model")
-    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images (default: the model's)")
-    parser.add_argument("--batch", type=int, metavar="N", help="images in a step (1024, on a CPU 8)")
-    parser.add_argument(
-        "--methods", nargs="+", metavar="TEXT", help="methods as text (default: all that the model allows)"
-    )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--against", action="store_true", help="also the path that materializes attention, eagerly")
-    parser.add_argument("--graphs", action="store_true", help="compile with CUDA graphs: for small models")
-    parser.add_argument("--easy", type=float, default=0.05, metavar="PART", help="samples that HTM finds easy (0.05)")
-    parser.add_argument("--precision", choices=PRECISIONS, help="autocast (default: bf16 on a GPU, fp32 on a CPU)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats whose median is taken (5)")
-    parser.add_argument("--steps", type=int, default=6, metavar="N", help="in a repeat (6), or whole rounds of a | b")
-    parser.add_argument("--warmup", type=int, default=8, metavar="N", help="steps before all repeats (8)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="what to measure (default: all that can be)")
-    parser.add_argument("--tokens", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 4096)")
-    parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="in the table of growth (64 to 2048)")
-    parser.add_argument("--cpu", action="store_true", help="measure the CPU even where there is a GPU")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for bench.json and bench.png")
+@dataclass(frozen=True, kw_only=True)
+class Bench(Architecture):
+    """Measure what each method costs, on this machine."""
+
+    epilog = "Ratios refer to the first method. Repeats of all methods take turns; medians are shown."
+
+    model: Place = option("deit_small_patch16_224", "run folder, weights file, or timm model; weights are random")
+    batch: Count | None = option(None, "images per step (default: 1024, on a CPU 8)")
+    methods: tuple[Method, ...] = option((), "methods as text (default: all that the model allows)")
+    modes: tuple[Literal["eager", "compiled"], ...] = option(("eager", "compiled"), "how steps are run")
+    against: bool = option(False, "also the path that materializes attention, eagerly")
+    graphs: bool = option(False, "compile with CUDA graphs, for small models")
+    easy: Fraction = option(0.05, "part of the samples that HTM finds easy")
+    precision: Literal["bf16", "fp16", "fp32"] | None = option(None, "autocast (default: bf16 on a GPU, fp32 on a CPU)")
+    repeats: Count = option(5, "repeats whose median is taken")
+    steps: Count = option(6, "steps per repeat, or whole rounds of a | b")
+    warmup: Count = option(8, "steps before all repeats")
+    parts: tuple[Part, ...] = option((), "what to measure (default: all that apply)")
+    tokens: tuple[Count, ...] = option((), "in the table of growth (default: 64 to 4096, on a CPU to 256)")
+    batches: tuple[Count, ...] = option((), "in the table of growth (default: 64 to 2048, on a CPU 1 to 4)")
+    cpu: bool = option(False, "measure the CPU even if there is a GPU")
+    output: Folder | None = option(None, "where bench.json and bench.png go")
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(settings: Bench) -> int:
     import torch
 
     from vitmix.lab.environment import try_convolutions
 
-    device = torch.device("cuda" if torch.cuda.is_available() and not given.cpu else "cpu")
-    for name, value in (ON_GPU if device.type == "cuda" else ON_CPU).items():
-        if getattr(given, name) is None:
-            setattr(given, name, value)
-    counts = {name: [getattr(given, name)] for name in ("batch", "repeats", "steps", "warmup")}
-    for name, values in (counts | {"tokens": given.tokens, "batches": given.batches}).items():
-        if min(values) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {min(values)}")
-    if not 0 <= given.easy <= 1:
-        raise ValueError(f"--easy is a part between 0 and 1, got {given.easy}")
-    if given.graphs and device.type != "cuda":
+    device = torch.device("cuda" if torch.cuda.is_available() and not settings.cpu else "cpu")
+    usual: dict[str, Any] = ON_GPU if device.type == "cuda" else ON_CPU
+    settings = replace(settings, **{name: getattr(settings, name) or value for name, value in usual.items()})
+    if settings.graphs and device.type != "cuda":
         raise ValueError("--graphs needs a CUDA device; leave it out on a CPU")
-    if given.output is not None:
-        given.output.mkdir(parents=True, exist_ok=True)
+    if settings.output is not None:
+        Path(settings.output).mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
     try_convolutions()
-    return _measure(given, device, given.precision or ("bf16" if device.type == "cuda" else "fp32"))
+    return _measure(settings, device, settings.precision or ("bf16" if device.type == "cuda" else "fp32"))
 
 
-def _measure(given: argparse.Namespace, device: "torch.device", precision: str) -> int:
+def _workload(settings: Bench, device: "torch.device", dtype: "torch.dtype") -> "Workload":
+    from vitmix.lab.bench.steps import Workload
+    from vitmix.lab.evaluation.subject import open_subject
+
+    assert settings.batch is not None
+    model, arguments, size = settings.model, settings.model_args, settings.size
+    if Path(model).exists():
+        found = open_subject(model, model=settings.arch, model_args=arguments, size=size)
+        model, arguments, size = found.config.model, found.settings, found.augmentation.sides[0]
+    return Workload(model, settings.batch, size, device, dtype, settings.easy, settings.graphs, arguments)
+
+
+def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
     from vitmix.lab.bench import growth, report, steps
     from vitmix.lab.bench.clock import DTYPES
     from vitmix.lab.bench.materialized import materialize
     from vitmix.lab.environment import describe_environment
 
     place, dtype = describe_environment(device), DTYPES[precision]
-    work = steps.Workload(given.model, given.batch, given.size, device, dtype, given.easy, given.graphs)
+    work = _workload(settings, device, dtype)
     model = steps.build_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]
     print(", ".join(f"{key} {value}" for key, value in place.items()))
-    parts, shape = given.parts or PARTS, None
+    parts, shape = settings.parts or get_args(Part), None
     if {"kernels", "growth"} & {*parts}:
         try:
             shape = growth.attention_shape(model, image)
         except ValueError as problem:
-            if given.parts:
+            if settings.parts:
                 raise
             print(f"Left out: {problem}.")
     rows: list[steps.StepRow] = []
     if "steps" in parts:
-        modes = [*given.modes, *(["materialized"] if given.against else [])]
-        counts = {"repeats": given.repeats, "steps": given.steps, "warmup": given.warmup}
-        if given.against:
+        modes = [*settings.modes, *(["materialized"] if settings.against else [])]
+        counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
+        if settings.against:
             materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
-        refused = steps.refusals(given.methods or steps.methods(), work)
-        if refused and given.methods:
+        refused = steps.refusals(settings.methods or steps.methods(), work)
+        if refused and settings.methods:
             raise ValueError(next(iter(refused.values())))
         for method, reason in refused.items():
             print(f"Left out: {method}, since {reason}.")
-        methods = given.methods or [method for method in steps.methods() if method not in refused]
+        methods = settings.methods or [method for method in steps.methods() if method not in refused]
         rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell)
-        how = f"forward, backward and fused AdamW{', CUDA graphs' if given.graphs else ''}"
-        print(f"\n{given.model}, batch {given.batch}, {precision}, {how}; ", end="")
-        print(f"medians of {given.repeats} x {given.steps} steps\n{report.step_table(rows, given.batch)}", flush=True)
+        how = f"forward, backward and fused AdamW{', CUDA graphs' if settings.graphs else ''}"
+        print(f"\n{settings.model}, batch {work.batch}, {precision}, {how}; ", end="")
+        print(
+            f"medians of {settings.repeats} x {settings.steps} steps\n{report.step_table(rows, work.batch)}", flush=True
+        )
     kinds: dict[str, list[growth.Shape]] = {}
     if shape is not None:
         heads, tokens, depth = shape
         if "kernels" in parts:
-            kinds["kernels"] = [(given.batch, heads, tokens, depth)]
+            kinds["kernels"] = [(work.batch, heads, tokens, depth)]
         if "growth" in parts:
-            kinds["tokens"] = [(min(given.batches), heads, count, depth) for count in given.tokens]
-            kinds["batch"] = [(count, heads, tokens, depth) for count in given.batches]
+            kinds["tokens"] = [(min(settings.batches), heads, count, depth) for count in settings.tokens]
+            kinds["batch"] = [(count, heads, tokens, depth) for count in settings.batches]
     tables = {}
     for kind, shapes in kinds.items():
-        tables[kind] = growth.measure_statistics(shapes, device, dtype, repeats=4 * given.repeats, tell=_tell)
+        tables[kind] = growth.measure_statistics(shapes, device, dtype, repeats=4 * settings.repeats, tell=_tell)
         what = "ms, MiB above the inputs" if device.type == "cuda" else "ms"
         print(f"\nstatistics, {precision}, medians: {what}")
         print(report.statistic_table(tables[kind]), flush=True)
-    if given.output is not None:
-        settings = {name: vars(given)[name] for name in SETTINGS} | place | {"precision": precision}
-        (given.output / "bench.json").write_text(report.as_json(settings, rows, tables))
-        title = f"{given.model}, batch {given.batch}, {precision}\n{place['device']}, torch {place['torch']}"
-        report.plot(given.output / "bench.png", rows, tables, title)
-        print(f"\nwritten to {given.output}")
+    if settings.output is not None:
+        folder = Path(settings.output)
+        facts = {name: getattr(settings, name) for name in SETTINGS} | place | {"precision": precision}
+        (folder / "bench.json").write_text(report.as_json(facts, rows, tables))
+        title = f"{settings.model}, batch {work.batch}, {precision}\n{place['device']}, torch {place['torch']}"
+        report.plot(folder / "bench.png", rows, tables, title)
+        print(f"\nwritten to {folder}")
     return 0
 
 
@@ -128,4 +138,4 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMAND = Command("Measure what each method costs, on this machine.", _add_arguments, _run)
+COMMAND = Command(Bench, run)

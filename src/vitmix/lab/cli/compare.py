@@ -1,11 +1,11 @@
 """`vitmix compare`: a matrix of trainings, and what may be concluded from it."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from vitmix.lab.cli._command import Command
-from vitmix.lab.cli.train import key_and_value
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Count, Folder, Method, Name, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Matrix, Training
@@ -13,136 +13,116 @@ if TYPE_CHECKING:
 UNFINISHED = 75  # what shells know as "try again later"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
+@dataclass(frozen=True, kw_only=True)
+class Compare(Settings):
+    """Train a matrix of methods, models, data and seeds, and compare."""
+
+    epilog = (
         "Example: vitmix compare example. Or: vitmix compare --method cutmix smmix --seeds 0 1 2 --set recipe=shapes. "
-        "The same command goes on where it was stopped, and skips what is done."
+        "The same command resumes where it was stopped, and skips what is done."
     )
-    add = parser.add_argument
-    add(
-        "matrix",
-        nargs="?",
-        metavar="MATRIX",
-        help="YAML file, published comparison, or name of a ready matrix",
+
+    matrix: Annotated[str, "MATRIX"] = option("", "YAML file, published comparison or ready matrix", positional=True)
+    list: bool = option(False, "list the ready matrices: the papers' tables")
+    rows: tuple[Name, ...] = option(
+        (),
+        "train and compare only these rows of the matrix, in this order; the baseline stays beside them once all of "
+        "its trainings are done",
     )
-    add("--list", action="store_true", help="list the ready matrices: the papers' tables")
-    add(
-        "--rows",
-        nargs="+",
-        metavar="NAME",
-        default=[],
-        help="train and compare only these rows of the matrix, in this order; the baseline stays beside them once all "
-        "of its trainings are done",
+    method: tuple[Method, ...] = option((), "methods as rows (default: the matrix's)")
+    model: tuple[Name, ...] = option((), "timm models (default: the matrix's)")
+    data: tuple[str, ...] = option((), "data sets (default: the matrix's)")
+    seeds: tuple[int, ...] = option((), "seeds (default: the matrix's)")
+    set: tuple[Annotated[str, "KEY=VALUE"], ...] = option(
+        (), "settings of every training, as vitmix train has them; none that a row of the matrix sets itself"
     )
-    add("--method", nargs="+", metavar="METHOD", default=[], help="methods as rows, instead of the matrix's own")
-    add("--model", nargs="+", metavar="NAME", default=[], help="timm models, instead of the matrix's own")
-    add("--data", nargs="+", metavar="TEXT", default=[], help="data sets, instead of the matrix's own")
-    add("--seeds", nargs="+", type=int, metavar="N", default=[], help="seeds, instead of the matrix's own")
-    add(
-        "--set",
-        nargs="+",
-        metavar="KEY=VALUE",
-        default=[],
-        help="settings of every training, as vitmix train has them; none that a row of the matrix sets itself",
+    baseline: Name | None = option(None, "row that the others are compared with")
+    measure: Literal["last", "best"] = option("last", "epoch whose top-1 accuracy is compared")
+    suite: Annotated[str, "NAME[,NAME]"] | None = option(
+        None, "also run these parts of vitmix eval --suite on every finished training, such as clean,noise,occlusion"
     )
-    add("--baseline", metavar="ROW", help="row that the others are compared with")
-    add("--measure", choices=("last", "best"), default="last", help="top-1 of which epoch is compared (default: last)")
-    add(
-        "--suite",
-        metavar="NAME[,NAME]",
-        help="also evaluate every training that has ended on changed images: parts of vitmix eval --suite, such as "
-        "clean,noise,occlusion",
-    )
-    add(
-        "--analyze",
-        action="store_true",
-        help="also make the studies of vitmix analyze, of every training that has ended",
-    )
-    add("--jobs", type=int, default=1, metavar="N", help="trainings side by side on the device (default: 1)")
-    add("--minutes", type=float, metavar="M", help="stop at checkpoints after so long; the next call goes on")
-    add("--stop-at-failure", action="store_true", help="stop everything when a training fails; others go on otherwise")
-    add("--dry-run", action="store_true", help="list the trainings and whether they are done")
-    add("--no-train", action="store_true", help="only write table and page of what is there")
-    add("--output", metavar="FOLDER", help="where everything goes; comparisons/NAME if none")
-    add("--publish", metavar="FOLDER", help="also write a small folder for a repository: tables, settings, no weights")
+    analyze: bool = option(False, "also run the studies of vitmix analyze on every finished training")
+    jobs: Count = option(1, "trainings side by side on the device")
+    minutes: Positive | None = option(None, "stop at checkpoints after so long; the next call resumes")
+    stop_at_failure: bool = option(False, "stop everything when a training fails; others continue otherwise")
+    dry_run: bool = option(False, "list the trainings and whether they are done")
+    no_train: bool = option(False, "only write table and page of what is there")
+    output: Folder | None = option(None, "where everything goes (default: comparisons/NAME)")
+    publish: Folder | None = option(None, "also write a small folder for a repository: tables, settings, no weights")
 
 
-def _run(namespace: argparse.Namespace) -> int:
+def run(settings: Compare) -> int:
     # Not at the top: every other command would wait for these imports.
-    from vitmix._checks import check_count, check_positive
     from vitmix.lab.comparison import matrix as matrices
     from vitmix.lab.comparison.evaluations import Evaluations
     from vitmix.lab.comparison.runner import Interrupted, check_trainings, is_done, run_trainings
 
-    if namespace.list:
+    if settings.list:
         return _list()
-    check_count("jobs", namespace.jobs)
-    if namespace.minutes is not None:
-        check_positive("minutes", namespace.minutes)
-    evaluations = Evaluations.of(namespace.suite, namespace.analyze)
-    if namespace.no_train and evaluations.flags:
+    evaluations = Evaluations.of(settings.suite, settings.analyze)
+    if settings.no_train and evaluations.flags:
         raise ValueError(f"--no-train runs nothing, which {evaluations.flags[0]} would; give one of the two")
-    if namespace.matrix is None and namespace.rows:
+    if not settings.matrix and settings.rows:
         raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
-    if namespace.matrix is None and not namespace.method:
+    if not settings.matrix and not settings.method:
         raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
-    if namespace.rows and namespace.method:
+    if settings.rows and settings.method:
         raise ValueError("--rows chooses among the rows that --method would replace; give one of the two")
     matrix = matrices.changed(
-        None if namespace.matrix is None else matrices.read_matrix(namespace.matrix),
-        methods=namespace.method,
-        models=namespace.model,
-        data=namespace.data,
-        seeds=namespace.seeds,
-        settings=dict(key_and_value(each, "--set") for each in namespace.set),
-        baseline=namespace.baseline,
+        matrices.read_matrix(settings.matrix) if settings.matrix else None,
+        methods=settings.method,
+        models=settings.model,
+        data=settings.data,
+        seeds=settings.seeds,
+        settings=dict(key_and_value(each, "--set") for each in settings.set),
+        baseline=settings.baseline,
     )
-    output = Path(namespace.output or matrices.usual_output(namespace.matrix))
+    output = Path(settings.output or matrices.usual_output(settings.matrix))
     if output.exists() and not output.is_dir():
         raise ValueError(f"{str(output)!r} is a file; give a folder as --output")
-    if namespace.rows:
-        matrix = _only(matrix, namespace.rows, output, asked=namespace.baseline)
-    trainings = matrix.trainings(output)
+    if settings.rows:
+        matrix = _only(matrix, settings.rows, output, asked=settings.baseline)
+    trainings = matrix.trainings(output, *([Path(settings.matrix)] if settings.no_train and settings.matrix else []))
     check_trainings(trainings)
     bare = [training.name for training in trainings if is_done(training) and not training.run.best.exists()]
     if evaluations.flags and bare:
         raise ValueError(
             f"{bare[0]} has no weights to evaluate, as in a published folder; leave out {evaluations.flags[0]}"
         )
-    if namespace.dry_run:
+    if settings.dry_run:
         for training in trainings:
             left = "to evaluate" if is_done(training) else "to run"
             state = "done" if is_done(training, evaluations) else left
             print(f"{state:<{11 if evaluations.flags else 7}} {training.name}")
         return 0
     failures = []
-    if not namespace.no_train:
+    if not settings.no_train:
         if matrix.note:
             print(f"Note: {matrix.note}.")
         try:
             failures = run_trainings(
                 trainings,
-                jobs=namespace.jobs,
-                minutes=namespace.minutes,
-                stop_at_failure=namespace.stop_at_failure,
+                jobs=settings.jobs,
+                minutes=settings.minutes,
+                stop_at_failure=settings.stop_at_failure,
                 evaluations=evaluations,
                 say=print,
             )
         except Interrupted as stopped:
             print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command resumes.")
             return stopped.exit_code
-    _conclude(matrix, trainings, output, namespace.measure, namespace.publish)
+    _conclude(matrix, trainings, output, settings.measure, settings.publish)
     for failure in failures:
         print(f"Failed: {failure.training.name}: {failure.reason} ({failure.log})")
     if failures:
         return 1
-    unmeasured = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
-    if unmeasured:
-        print(f"Not measured yet: {unmeasured} of {len(trainings)} trainings; the same command resumes.")
-    return 0 if namespace.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
+    missing = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
+    if missing:
+        print(f"Not evaluated yet: {missing} of {len(trainings)} trainings; the same command resumes.")
+    return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
-def _only(matrix: "Matrix", rows: list[str], output: Path, *, asked: str | None) -> "Matrix":
+def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "Matrix":
     """These rows of the matrix, behind its baseline where that is done; `asked` is a baseline that was named."""
     from vitmix.lab.comparison.runner import is_done
 
@@ -185,4 +165,4 @@ def _list() -> int:
     return 0
 
 
-COMMAND = Command("Train a matrix of methods, models, data and seeds, and compare.", _add_arguments, _run)
+COMMAND = Command(Compare, run)

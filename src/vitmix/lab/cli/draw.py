@@ -1,100 +1,74 @@
 """`vitmix draw`: where models look."""
 
-import argparse
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from vitmix.lab.cli._command import Command
-from vitmix.lab.cli.show import MODEL, allowed_methods
-from vitmix.lab.cli.train import key_and_value
+from vitmix.lab.cli import _common
+from vitmix.lab.cli._common import UNTRAINED, Figure, Image, ModelChoice, Place
+from vitmix.lab.cli._parser import Command, Group
+from vitmix.lab.cli.show import allowed_methods
+from vitmix.lab.settings import Count, Name, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation.subject import Subject
     from vitmix.lab.figures import Sheet, Sight
     from vitmix.lab.show import Picture
 
-KINDS = {
-    "attention": "attention of the class token, or received, block by block",
-    "rollout": "attention rolled out through all blocks",
-    "heads": "attention of each head after mixing: HTM against none and against blended tokens",
-    "gradcam": "Grad-CAM of unmixed or mixed pictures (needs the extra eval)",
-    "occlusion": "confidence under growing occlusion",
-    "labels": "aligned label maps: whose each token is, block by block",
-    "gallery": "what methods make of the same pairs",
+KINDS = {  # and the settings that a kind takes besides those of all
+    "attention": ("Attention of the class token, or received, block by block", ("method", "blocks")),
+    "rollout": ("Attention rolled out through all blocks", ("method",)),
+    "heads": ("Attention of each head after mixing: HTM against none and against blended tokens", ("method", "block")),
+    "gradcam": ("Grad-CAM of unmixed or mixed images (needs the extra eval)", ("method", "only_right")),
+    "occlusion": ("Confidence under growing occlusion", ()),
+    "labels": ("Aligned label maps: per-token labels, block by block", ("method", "blocks")),
+    "gallery": ("What methods make of the same pairs", ("method",)),
 }
+OWN = ("method", "blocks", "block", "only_right")
+Mixing = Annotated[str, "METHOD", lambda name, text: text == "manifold" or _common.check_method(name, text)]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Example: vitmix draw attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf"
-    kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    for name, words in KINDS.items():
-        kind = kinds.add_parser(name, help=words, description=f"Draw {words}.", allow_abbrev=False)
-        kind.set_defaults(parser=kind)
-        _add_kind(kind, name)
-
-
-def _add_kind(parser: argparse.ArgumentParser, name: str) -> None:
-    add = parser.add_argument
-    add("models", nargs="*", metavar="RUN|FILE|NAME", help=f"models side by side (default: {MODEL}, untrained)")
-    add(
-        "--images",
-        nargs="+",
-        metavar="IMAGE",
-        help="picture files; shapes:N is built-in picture N (default: two of the first run's held-out pictures, or "
-        "built-in ones)",
+@dataclass(frozen=True, kw_only=True)
+class Draw(ModelChoice):
+    models: tuple[Place, ...] = option((), f"models side by side (default: {UNTRAINED}, untrained)", positional=True)
+    images: tuple[Image, ...] = option(
+        (), "files, or shapes:N for built-in ones (default: two held-out images of the first run, or built-in ones)"
     )
-    add("--names", nargs="+", metavar="NAME", help="what to call them; a class of the model is the picture's label")
-    if name != "occlusion":
-        usual = {
-            "heads": "none manifold htm",
-            "labels": "tl_align",
-            "gallery": "all that the first model allows and that change pictures",
-        }
-        words = f"default: {usual[name]}" if name in usual else "default: pictures are not mixed"
-        add("--method", nargs="+", metavar="METHOD", help=f"mix pairs of neighboring pictures ({words})")
-    if name in ("attention", "labels"):
-        add("--blocks", nargs="+", type=int, metavar="N", help="blocks to draw (default: all, of a deep model twelve)")
-    if name == "heads":
-        add("--block", type=int, default=-1, metavar="N", help="block whose heads are drawn (default: -1, the last)")
-    if name == "gradcam":
-        add("--only-right", action="store_true", help="only pictures whose class all of the models find, unmixed")
-    add("--pretrained", action="store_true", help="timm's published weights of the named models")
-    add("--model", metavar="NAME", help="timm model that files of weights belong to, where they do not say")
-    add("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of named models and of that one")
-    add("--size", type=int, metavar="N", help="image side in pixels; the model's own if none")
-    add("--seed", type=int, default=0, metavar="N", help="of the random choices, the same for all (default: 0)")
-    add("--dpi", type=int, default=200, metavar="N", help="dots per inch of a PNG (default: 200)")
-    add("--output", metavar="FILE", default=f"{name}.png", help=f"figure as .png, .svg or .pdf (default: {name}.png)")
+    names: tuple[Name, ...] = option((), "what to call them; a class of the model is the image's label")
+    method: tuple[Mixing, ...] = option(
+        (),
+        "mix pairs of neighboring images (default: heads: none manifold htm, labels: tl_align, gallery: all)",
+    )
+    blocks: tuple[int, ...] | None = option(None, "blocks to draw (default: all, of a deep model twelve)")
+    block: int = option(-1, "block whose heads are drawn (default: -1, the last)")
+    only_right: bool = option(False, "only images that all of the models classify correctly, unmixed")
+    seed: int = option(0, "decides the random choices, the same for all models")
+    dpi: Count = option(200, "dots per inch of a PNG")
+    output: Figure = option(..., "figure as .png, .svg or .pdf")
 
 
-def _run(namespace: argparse.Namespace) -> int:
-    from vitmix._checks import check_count, check_output_file
-    from vitmix._text import create
+def run(kind: str, settings: Draw) -> int:
     from vitmix.lab.figures import KINDS as DRAWN
     from vitmix.lab.figures import Subjects, draw_sheet
-    from vitmix.lab.figures.sights import MANIFOLD
-    from vitmix.lab.show.figure import check_suffix
     from vitmix.lab.show.fonts import remarks_on
     from vitmix.lab.training.checkpoints import write_file
 
-    kind, output = namespace.kind, check_suffix(namespace.output)
-    check_output_file(output)
-    check_count("dpi", namespace.dpi)
-    methods = getattr(namespace, "method", None) or []
-    for method in methods:
-        if not (kind == "heads" and method == MANIFOLD):
-            create(method, 2)  # a typo should show before a model is built
-    subjects, sights = _open_models(namespace)
+    output = Path(settings.output)
+    about, own = KINDS[kind]
+    given, methods = {name: getattr(settings, name) for name in own if name != "method"}, [*settings.method]
+    subjects, sights = _open_models(settings)
     side = max(max(sight.augmentation.sides) for sight in sights)
-    pictures = _find_pictures(namespace, side, subjects, sights)
+    pictures = _find_pictures(settings, side, subjects, sights)
     if kind == "gallery" and not methods:
-        methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # leaves pictures alone
-    names = ("blocks", "block", "only_right")
-    settings = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
-    sheet = DRAWN[kind](Subjects(sights, pictures, methods, namespace.seed), **settings)
-    write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=namespace.dpi))
+        methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # it mixes no images
+    sheet = DRAWN[kind](Subjects(sights, pictures, methods, settings.seed), **given)
+    write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=settings.dpi))
     print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
-    _keep(namespace, output.stem, sheet, subjects, sights)
+    words = f"{about.split(' (')[0]}: {', '.join(sight.name for sight in sights)}."
+    _keep_copies(
+        output.stem, words, sheet, [each for each in subjects if each.run and Path(each.weights).stem == "best"]
+    )
     for remark in remarks_on([picture.name for picture in pictures]):
         print(remark)
     if not all(sight.trained for sight in sights):
@@ -102,62 +76,43 @@ def _run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _keep(
-    namespace: argparse.Namespace, name: str, sheet: "Sheet", subjects: list["Subject"], sights: list["Sight"]
-) -> None:
+def _keep_copies(name: str, words: str, sheet: "Sheet", subjects: list["Subject"]) -> None:
     """A copy for the reports of each run that is drawn."""
     from vitmix.lab.figures import draw_sheet
     from vitmix.lab.figures.kept import DPI, keep_picture
 
-    runs = [(Path(place), each.sha256) for place, each in zip(namespace.models, subjects, strict=False)]
-    runs = [(place, weights) for place, weights in runs if place.is_dir()]
-    if not runs:
-        return
-    what = KINDS[namespace.kind].split(" (")[0]
-    words = f"{what[0].upper()}{what[1:]}: {', '.join(sight.name for sight in sights)}."
-    png = draw_sheet(sheet, dpi=DPI)
-    for run, weights in runs:
+    png = draw_sheet(sheet, dpi=DPI) if subjects else b""
+    for each in subjects:
+        assert each.run is not None
         try:
-            keep_picture(run, name, png, words, weights)
+            keep_picture(each.run, name, png, words, each.sha256)
         except OSError as error:
-            print(f"No copy for reports could be kept in {run}: {error.strerror}.")
+            print(f"No copy for reports could be kept in {each.run}: {error.strerror}.")
 
 
-def _open_models(namespace: argparse.Namespace) -> tuple[list["Subject"], list["Sight"]]:
+def _open_models(settings: Draw) -> tuple[list["Subject"], list["Sight"]]:
     import torch
 
-    from vitmix.lab.evaluation.subject import open_subject
     from vitmix.lab.figures.sights import short_names, sight_of
 
-    places = namespace.models or [MODEL]
+    first, arch = _common.named_model(settings, settings.models[0] if settings.models else None)
+    places = [*settings.models] or [first or UNTRAINED]
     subjects, sights = [], []
     for place, name in zip(places, short_names(places), strict=True):
-        torch.manual_seed(namespace.seed)  # of weights that are nobody's
-        is_file, is_place = Path(place).is_file(), Path(place).exists()
-        subject = open_subject(
-            place,
-            model=namespace.model if is_file else None,
-            model_args={} if is_place and not is_file else dict(map(key_and_value, namespace.model_args)),
-            pretrained=namespace.pretrained and not is_place,
-            size=namespace.size,
-        )
-        subjects.append(subject)
-        sights.append(sight_of(subject, name, trained=is_place or namespace.pretrained))
+        torch.manual_seed(settings.seed)  # of random weights
+        subjects.append(_common.open_beside(settings, place, arch))
+        sights.append(sight_of(subjects[-1], name, trained=subjects[-1].trained))
     return subjects, sights
 
 
-def _find_pictures(
-    namespace: argparse.Namespace, side: int, subjects: list["Subject"], sights: list["Sight"]
-) -> list["Picture"]:
-    from dataclasses import replace
-
+def _find_pictures(settings: Draw, side: int, subjects: list["Subject"], sights: list["Sight"]) -> list["Picture"]:
     run = next((subject for subject in subjects if subject.run is not None), None)
-    pictures = _held_out(run) if run is not None and not namespace.images else _read(namespace.images, side, sights)
-    if namespace.names is None:
+    pictures = _held_out(run) if run is not None and not settings.images else _read(settings.images, side, sights)
+    if not settings.names:
         return pictures
-    if len(namespace.names) != len(pictures):
-        raise ValueError(f"there are {len(pictures)} pictures but {len(namespace.names)} names; give one for each")
-    return [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
+    if len(settings.names) != len(pictures):
+        raise ValueError(f"there are {len(pictures)} images but {len(settings.names)} names; give one for each")
+    return [replace(each, name=name) for each, name in zip(pictures, settings.names, strict=True)]
 
 
 def _held_out(run: "Subject") -> list["Picture"]:
@@ -166,16 +121,14 @@ def _held_out(run: "Subject") -> list["Picture"]:
     try:
         return held_out(run, 2)
     except (ValueError, OSError) as error:
-        raise ValueError(f"no pictures of {run.run} can be drawn ({error}); give --images") from None
+        raise ValueError(f"no images of {run.run} can be drawn ({error}); give --images") from None
 
 
-def _read(texts: list[str] | None, side: int, sights: list["Sight"]) -> list["Picture"]:
-    """The named pictures, or built-in ones; one that lies in a folder named like a class shows that class."""
-    from dataclasses import replace
-
+def _read(texts: tuple[str, ...], side: int, sights: list["Sight"]) -> list["Picture"]:
+    """The named images, or built-in ones; one that lies in a folder named like a class shows that class."""
     from vitmix.lab.show.pictures import BUILT_IN, read_picture
 
-    texts = texts or list(BUILT_IN)
+    texts = texts or tuple(BUILT_IN)
     pictures = [read_picture(text, side) for text in texts]
     classes = {name for sight in sights for name in sight.classes}
     folders = [Path(text).resolve().parent.name for text in texts]
@@ -185,4 +138,17 @@ def _read(texts: list[str] | None, side: int, sights: list["Sight"]) -> list["Pi
     ]
 
 
-COMMAND = Command("Draw where models look: attention, Grad-CAM, label maps, galleries.", _add_arguments, _run)
+COMMAND = Group(
+    "Draw where models look: attention, Grad-CAM, label maps, galleries.",
+    {
+        kind: Command(
+            Draw,
+            partial(run, kind),
+            about,
+            without={*OWN} - {*own},
+            defaults={"output": f"{kind}.png"},
+        )
+        for kind, (about, own) in KINDS.items()
+    },
+    epilog="Example: vitmix draw attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf",
+)

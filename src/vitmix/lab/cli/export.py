@@ -1,39 +1,36 @@
 """`vitmix export`."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from vitmix.lab.cli._command import Command
-from vitmix.lab.cli.train import key_and_value
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="RUN|FILE", help="run folder, or file of weights")
-    parser.add_argument("output", metavar="OUT", help="folder to write; must not exist, or be empty")
-    parser.add_argument("--to", choices=("timm", "hf"), required=True, help="timm, or Hugging Face transformers")
-    parser.add_argument("--weights", choices=("best", "last"), default="best", help="of a run (default: best)")
-    parser.add_argument("--model", metavar="NAME", help="timm model that a file of weights belongs to")
-    parser.add_argument("--model-args", nargs="+", metavar="KEY=VALUE", default=[], help="settings of that model")
+from vitmix.lab.cli._common import ModelChoice, Place, open_model
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import option
 
 
-def _run(namespace: argparse.Namespace) -> int:
-    from vitmix.lab.evaluation.subject import open_subject
+@dataclass(frozen=True, kw_only=True)
+class Export(ModelChoice):
+    """Write a model for timm or Hugging Face transformers."""
+
+    what: Place = option(..., "run folder, weights file, or name of a timm model", positional=True)
+    output: Annotated[str, "OUT"] = option(..., "folder to write; must not exist, or be empty", positional=True)
+    to: Literal["timm", "hf"] = option(..., "timm, or Hugging Face transformers")
+
+
+def run(settings: Export) -> int:
     from vitmix.lab.export import export
 
-    if not Path(namespace.what).exists():
-        raise ValueError(f"there is no run folder and no file {namespace.what}")
-    subject = open_subject(
-        namespace.what,
-        model=namespace.model,
-        model_args=dict(map(key_and_value, namespace.model_args)),
-        weights=namespace.weights,
-    )
-    files = export(subject, Path(namespace.output), to=namespace.to)
-    print(f"{namespace.output}: {', '.join(files)}")
-    if namespace.to == "hf":
-        print(f"Load  AutoModelForImageClassification.from_pretrained({str(Path(namespace.output).absolute())!r})")
-    print(f"Load  timm.create_model('local-dir:{namespace.output}', pretrained=True)")
+    if not settings.pretrained and not Path(settings.what).exists():
+        raise ValueError(
+            f"there is no run folder and no file {settings.what}; a timm model has weights with --pretrained"
+        )
+    files = export(open_model(settings, settings.what), Path(settings.output), to=settings.to)
+    print(f"{settings.output}: {', '.join(files)}")
+    if settings.to == "hf":
+        print(f"Load  AutoModelForImageClassification.from_pretrained({str(Path(settings.output).absolute())!r})")
+    print(f"Load  timm.create_model('local-dir:{settings.output}', pretrained=True)")
     return 0
 
 
-COMMAND = Command("Write a model for timm or Hugging Face transformers.", _add_arguments, _run)
+COMMAND = Command(Export, run)

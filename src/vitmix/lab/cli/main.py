@@ -1,18 +1,16 @@
 """The command `vitmix`: finds the subcommand, reads its arguments, and turns wrong input into one sentence."""
 
-import argparse
-import difflib
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 from vitmix import __version__
 from vitmix._registry import PLUGINS, load_plugins
 from vitmix.lab.cli import COMMANDS
+from vitmix.lab.cli._parser import Parser, add_commands, parse, settings_from
 from vitmix.lab.training.output import flush_or_discard
 
 BAD_INPUT = 2
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    parser = _Parser(prog="vitmix", description="Mixing augmentation for vision transformers.", allow_abbrev=False)
+    parser = Parser(prog="vitmix", description="Mixing augmentation for vision transformers.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"vitmix {__version__}")
     parser.add_argument(
         "--plugin",
@@ -58,20 +56,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         metavar="MODULE",
         help=f"import a module or a .py file that registers parts or methods; may be repeated; also ${PLUGINS}",
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run, parser=subparser)
+    add_commands(parser, COMMANDS, "COMMAND")
     try:
-        given = [_with_dashes(each) for each in (sys.argv[1:] if arguments is None else arguments)]
-        namespace, unknown = parser.parse_known_args(given)
-        if unknown:
-            raise _unknown_argument(unknown[0], namespace.parser)
-        if namespace.plugin:  # in the environment, so that the processes this one starts have them too
-            os.environ[PLUGINS] = ",".join(filter(None, (os.environ.get(PLUGINS), *namespace.plugin)))
+        found = parse(parser, sys.argv[1:] if arguments is None else arguments)
+        if found.plugin:  # in the environment, so that the processes this one starts have them too
+            os.environ[PLUGINS] = ",".join(filter(None, (os.environ.get(PLUGINS), *found.plugin)))
         load_plugins()
-        return namespace.run(namespace)
+        return found.command.run(settings_from(found))
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
@@ -79,27 +70,6 @@ def _main(arguments: Sequence[str] | None) -> int:
             with suppress(BrokenPipeError):
                 print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; '{self.prog} --help' shows how it is used")
-
-
-def _with_dashes(argument: str) -> str:
-    """`--weight_decay=1` as `--weight-decay=1`: settings may be spelled as in YAML files."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-def _unknown_argument(argument: str, parser: argparse.ArgumentParser) -> ValueError:
-    name = argument.partition("=")[0]
-    known = [text for text in parser._option_string_actions if text.startswith("--")]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return ValueError(f"unknown argument {name!r}; {hint}'{parser.prog} --help' lists them all")
 
 
 def _one_line(error: BaseException) -> str:

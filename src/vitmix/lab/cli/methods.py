@@ -1,22 +1,28 @@
 """`vitmix methods`."""
 
-import argparse
 import dataclasses
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from vitmix._checks import unknown_name
 from vitmix._registry import KINDS, METHODS, parts
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Name, Settings, option
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this method or part and its settings")
+@dataclass(frozen=True, kw_only=True)
+class Methods(Settings):
+    """List the mixing methods and parts, or explain one."""
+
+    name: Name = option("", "explain this method or part and its settings", positional=True)
 
 
-def _run(namespace: argparse.Namespace) -> int:
-    if namespace.name is not None:
-        return _explain(namespace.name)
+def run(settings: Methods) -> int:
+    return _explain(settings.name) if settings.name else _list()
+
+
+def _list() -> int:
     for name, method in METHODS.items():
         print(f"{name:<9} {_first_line(method)}")
         settings = [f"{key}={default}" for key, default in _settings(method).items()]
@@ -61,4 +67,4 @@ def _call(name: str, part: type) -> str:
     return f"{name}({', '.join(settings)})" if settings else name
 
 
-COMMAND = Command("List the mixing methods and parts, or explain one.", _add_arguments, _run)
+COMMAND = Command(Methods, run)

@@ -1,20 +1,36 @@
 """`vitmix models`."""
 
-import argparse
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.cli.show import allowed_methods
+from vitmix.lab.settings import Name, Settings, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitmix.attention.readers import Reader
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--why", action="store_true", help="also say why a method does not work on a family")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+@dataclass(frozen=True, kw_only=True)
+class Models(Settings):
+    """Show which methods work on which families of models, or explain one model."""
+
+    name: Name = option("", "explain this timm model: tokens, methods, settings", positional=True)
+    why: bool = option(False, "also say why a method does not work")
+    markdown: bool = option(False, "print the table as Markdown")
 
 
-def _run(namespace: argparse.Namespace) -> int:
+def run(settings: Models) -> int:
+    if settings.name:
+        return _explain(settings.name)
     from vitmix.lab.families import table
 
     rows, reasons = table()
-    if namespace.markdown:
+    if settings.markdown:
         rows.insert(1, ["---"] * len(rows[0]))
         for row in rows:
             print("| " + " | ".join(row) + " |")
@@ -24,9 +40,62 @@ def _run(namespace: argparse.Namespace) -> int:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if any("?" in row for row in rows):
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
-    if namespace.why:
+    if settings.why:
         print("\n" + "\n".join(reasons))
+    print("\n'vitmix models NAME' explains one model.")
     return 0
 
 
-COMMAND = Command("Show which methods work on which families of models.", _add_arguments, _run)
+def _explain(name: str) -> int:
+    import torch
+
+    from vitmix.attention.readers import read_model
+    from vitmix.lab.families import FAMILIES
+    from vitmix.lab.training.config import TrainConfig
+    from vitmix.lab.training.prepare import build_model, check_model
+
+    check_model(name)
+    with torch.device("meta"):  # shapes without memory
+        model, _ = build_model(TrainConfig(model=name), num_classes=1000)
+        kin = [family for family, each in FAMILIES.items() if each.available and type(each.build()) is type(model)]
+    size = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))[-2:]
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+    print(f"{name}: {kind}, {millions:.1f} million parameters, images of {size[0]} x {size[1]} pixels")
+    print(f"Families of this class: {'; '.join(kin) or 'none that is tested'}")
+    try:
+        print(_tokens(read_model(model), size))
+    except ValueError as error:
+        print(f"Not read: {error}.")
+    allowed, left_out = allowed_methods(model)
+    print(f"Methods: {', '.join(allowed)}")
+    for reason in left_out:
+        print(f"Not {reason}.")
+    print("\nSettings, as --model-args KEY=VALUE, with the class's defaults (the name may set others):")
+    print("\n".join(_arguments(type(model))))
+    return 0
+
+
+def _tokens(reader: "Reader", size: tuple[int, int]) -> str:
+    grids = [f"{rows} x {columns}" for rows, columns in reader.grids(size)]
+    stages = ", ".join(f"{grids.count(grid)} of {grid}" for grid in dict.fromkeys(grids))
+    attention = "attention" if reader.has_attention else "no attention"
+    prefix = f", {reader.prefix} prefix tokens" if reader.prefix else ""
+    return f"Read by {type(reader).__name__}: {reader.depth} blocks ({stages} tokens{prefix}), {attention}"
+
+
+def _arguments(kind: "type[nn.Module]") -> list[str]:
+    """The arguments of a class that a command line can give, with what its docstring says of them."""
+    parameters = inspect.signature(kind).parameters.items()
+    plain = {key: each.default for key, each in parameters if _is_plain(each.default) and key != "num_classes"}
+    documented = f"{inspect.getdoc(kind)}\n{inspect.getdoc(kind.__init__)}"
+    said = dict(re.findall(r"^\s*(\w+)(?: \(.*?\))?: +(.+)$", documented, re.MULTILINE))
+    width = max((len(f"{key}={value}") for key, value in plain.items()), default=0)
+    return [f"  {f'{key}={value}':<{width}}  {said.get(key, '')}".rstrip() for key, value in plain.items()]
+
+
+def _is_plain(default: Any) -> bool:
+    return default is None or isinstance(default, (bool, int, float, str, tuple, list))
+
+
+COMMAND = Command(Models, run)

@@ -1,9 +1,24 @@
 """`vitmix recipes`."""
 
-import argparse
+from dataclasses import dataclass
 
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Name, Settings, option
 from vitmix.lab.training.recipes import list_recipes, recipe_header, recipe_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes(Settings):
+    """List the recipes, or print one."""
+
+    name: Name = option("", "print this recipe instead of the list", positional=True)
+
+
+def run(settings: Recipes) -> int:
+    if not settings.name:
+        return list_all()
+    print(recipe_text(settings.name), end="")
+    return 0
 
 
 def list_all() -> int:
@@ -16,15 +31,4 @@ def list_all() -> int:
     return 0
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="print this recipe instead of the list")
-
-
-def _run(namespace: argparse.Namespace) -> int:
-    if namespace.name is None:
-        return list_all()
-    print(recipe_text(namespace.name), end="")
-    return 0
-
-
-COMMAND = Command("List the recipes, or print one.", _add_arguments, _run)
+COMMAND = Command(Recipes, run)

@@ -1,35 +1,34 @@
 """`vitmix report`."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from vitmix._checks import check_count
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import File, Settings, Whole, option
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, folders of them, or published comparisons")
-    parser.add_argument("--output", metavar="FILE", default="report.html", help="page to write (default: report.html)")
-    parser.add_argument(
-        "--examples",
-        type=int,
-        metavar="N",
-        default=5,
-        help="mixed images of each method, at most 8; 0 shows none (default: 5)",
+@dataclass(frozen=True, kw_only=True)
+class Report(Settings):
+    """Write one page about runs: curves, examples, mistakes, comparison."""
+
+    runs: tuple[Annotated[str, "RUN"], ...] = option(
+        ..., "run folders, folders of them, published comparisons", positional=True
     )
-    parser.add_argument("--no-eval", action="store_true", help="no effect: report reads folders and evaluates nothing")
+    output: File = option("report.html", "page to write")
+    examples: Whole = option(5, "mixed images of each method, at most 8; 0 shows none")
+    no_eval: bool = option(False, "no effect: report reads folders and evaluates nothing")
 
 
-def _run(namespace: argparse.Namespace) -> int:
+def run(settings: Report) -> int:
     from vitmix.lab.report import write_report
 
-    check_count("examples", namespace.examples, least=0)
-    if namespace.no_eval:
+    output = Path(settings.output)
+    if settings.no_eval:
         print("Note: --no-eval has no effect any more: report evaluates nothing.")
-    output = Path(namespace.output)
-    size = write_report([Path(each) for each in namespace.runs], output, examples=namespace.examples, say=print)
+    size = write_report([Path(each) for each in settings.runs], output, examples=settings.examples, say=print)
     print(f"{output} ({size / 1e6:.2f} MB)")
     return 0
 
 
-COMMAND = Command("Write one page about runs: curves, examples, mistakes, comparison.", _add_arguments, _run)
+COMMAND = Command(Report, run)

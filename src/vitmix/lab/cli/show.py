@@ -1,88 +1,69 @@
-"""`vitmix show`: what methods do to two pictures."""
+"""`vitmix show`: what methods do to two images."""
 
-import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitmix._checks import check_output_file
 from vitmix._registry import METHODS
-from vitmix.lab.cli._command import Command
+from vitmix.lab.cli._common import UNTRAINED, EarlierChoice, Figure, Image, Method, in_new_words, open_model
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Folder, Name, option
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODEL = "vit_tiny_patch16_224"
 
+@dataclass(frozen=True, kw_only=True)
+class Show(EarlierChoice):
+    """Draw what methods do to two images."""
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Example: vitmix show cat.jpg dog.jpg --method cutmix 'tokenmix(share=0.3)' --run runs/NAME --output mix.png. "
-        "Of a switch, such as 'mixup | cutmix', every choice is drawn."
+    epilog = (
+        "Example: vitmix show cat.jpg dog.jpg --method cutmix 'tokenmix(share=0.3)' --model runs/NAME. "
+        f"Without --model: {UNTRAINED}, untrained. Of a switch, such as 'mixup | cutmix', every choice is drawn."
     )
-    add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="two picture files; shapes:N is built-in picture N, also by default")
-    add("--method", nargs="+", metavar="METHOD", help="methods side by side (default: all that the model allows)")
-    add("--run", dest="run_folder", metavar="FOLDER", help="read the attention of the model of this run")
-    add("--model", metavar="NAME", help=f"or of this timm model (default: {MODEL}, untrained)")
-    add("--checkpoint", metavar="FILE", help="weights of the model, which files of vitmix train name")
-    add("--pretrained", action="store_true", help="timm's published weights of the model")
-    add("--num-classes", type=int, metavar="N", help="outputs of the model in that file, where not timm's own")
-    add("--names", nargs=2, metavar="NAME", help="what to call the pictures; a class of the run is its label")
-    add(
-        "--seed", type=int, default=0, metavar="N", help="of the random choices; the same for every method (default: 0)"
+
+    images: tuple[Image, ...] = option(
+        (), "two image files; shapes:N is built-in image N (default: two built-in images)", positional=True
     )
-    add("--output", metavar="FILE", default="show.png", help="figure as .png, .svg or .pdf (default: show.png)")
+    method: tuple[Method, ...] = option((), "methods side by side (default: all that the model allows)")
+    names: tuple[Name, Name] | None = option(None, "what to call the images; a class of the run is its label")
+    seed: int = option(0, "decides the random choices, the same for every method")
+    output: Figure = option("show.png", "figure as .png, .svg or .pdf")
+    run: Folder | None = option(None, "a run's model", now="--model")
 
 
-def _run(namespace: argparse.Namespace) -> int:
-    from dataclasses import replace
-    from pathlib import Path
-
+def run(settings: Show) -> int:
     import torch
 
-    from vitmix._text import create
-    from vitmix.lab.evaluation.subject import open_subject
-    from vitmix.lab.show.figure import check_suffix, draw_figure
+    from vitmix.lab.show.figure import draw_figure
     from vitmix.lab.show.fonts import remarks_on
     from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
     from vitmix.lab.show.scene import observe
     from vitmix.lab.training.checkpoints import write_file
 
-    output = check_suffix(namespace.output)
-    check_output_file(output)
-    for method in namespace.method or ():
-        create(method, 2)  # a typo should show before a model is built
-    images = namespace.images or list(BUILT_IN)
+    images = settings.images or tuple(BUILT_IN)
     if len(images) != 2:
-        raise ValueError(f"mixing is shown on two pictures, got {len(images)}; give two files")
+        raise ValueError(f"mixing is shown on two images, got {len(images)}; give two files")
     for each in images:
         check_picture(each)
-    if namespace.run_folder is not None:
-        if namespace.model or namespace.checkpoint or namespace.pretrained:
-            raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
-        if not Path(namespace.run_folder).is_dir():
-            raise ValueError(f"{namespace.run_folder!r} is no run folder; give a folder of 'vitmix train'")
-        loaded = open_subject(namespace.run_folder)
-    else:
-        torch.manual_seed(namespace.seed)  # of weights that are nobody's
-        settings = {} if namespace.num_classes is None else {"num_classes": namespace.num_classes}
-        named = (namespace.model or MODEL, None)
-        what, model = named if namespace.checkpoint is None else (namespace.checkpoint, namespace.model)
-        loaded = open_subject(what, model=model, model_args=settings, pretrained=namespace.pretrained)
+    torch.manual_seed(settings.seed)  # of random weights
+    settings, output = in_new_words(settings, settings.run), Path(settings.output)
+    loaded = open_model(settings, None if settings.model else UNTRAINED)
     augmentation = loaded.augmentation
     pictures = [read_picture(text, max(augmentation.sides)) for text in images]
-    if namespace.names:
-        pictures = [replace(each, name=name) for each, name in zip(pictures, namespace.names, strict=True)]
-    methods, left_out = (namespace.method, []) if namespace.method else allowed_methods(loaded.model)
+    if settings.names:
+        pictures = [replace(each, name=name) for each, name in zip(pictures, settings.names, strict=True)]
+    methods, left_out = ([*settings.method], []) if settings.method else allowed_methods(loaded.model)
     scene = observe(
         loaded.model,
         augmentation,
         pictures,
         methods,
         classes=None if loaded.classes is None else list(loaded.classes),
-        seed=namespace.seed,
+        seed=settings.seed,
     )
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
-    # Of a model without attention there is nothing to say: masks and targets are the method's alone.
+    # Without attention there is nothing to say of the model: masks and targets are the method's alone.
     footer = f"Attention: {loaded.config.model}, {said}." if any(view.statistics for view in scene.views) else ""
     write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(view.title for view in scene.views)}")
@@ -91,7 +72,7 @@ def _run(namespace: argparse.Namespace) -> int:
     for remark in remarks_on([picture.name for picture in pictures]):
         print(remark)
     if not loaded.trained and footer:
-        print("The model is untrained, so its attention means nothing yet; --run FOLDER shows a trained one's.")
+        print("The model is untrained, so its attention means nothing yet; --model RUN shows a trained one's.")
     return 0
 
 
@@ -111,4 +92,4 @@ def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
     return allowed, left_out
 
 
-COMMAND = Command("Draw what methods do to two pictures.", _add_arguments, _run)
+COMMAND = Command(Show, run)

@@ -118,10 +118,11 @@ class Matrix:
         baseline = self.reference if self.reference in rows else None
         return dataclasses.replace(self, rows={row: self.rows[row] for row in rows}, baseline=baseline)
 
-    def trainings(self, output: Path) -> list[Training]:
+    def trainings(self, output: Path, *others: Path) -> list[Training]:
         """The trainings in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
 
-        So trainings that take equally long run side by side, and compete for the device with their like.
+        So trainings that take equally long run side by side, and compete for the device with their like. Those that a
+        comparison published in `output`, or in one of the other folders, are done.
         """
         found: list[Training] = []
         for model, of_model in (self.models or {"": {}}).items():
@@ -132,7 +133,8 @@ class Matrix:
         twins = [name for name, count in Counter(each.name for each in found).items() if count > 1]
         if twins:
             raise ValueError(f"two trainings would share the folder {twins[0]}; give rows, models and data other names")
-        published = read_published(output / FILE).runs if (output / FILE).is_file() else {}
+        files = [folder / FILE for folder in (*others, output) if (folder / FILE).is_file()]
+        published = {name: run for file in files for name, run in read_published(file).runs.items()}
         return [dataclasses.replace(each, published=published.get(each.name)) for each in found]
 
     def plain(self) -> dict[str, Any]:
@@ -257,9 +259,9 @@ def read_matrix(what: str) -> Matrix:
     return parse_matrix(yaml.safe_load(ready.read_text(encoding="utf-8")), f"matrix {what}")
 
 
-def usual_output(what: str | None) -> Path:
+def usual_output(what: str) -> Path:
     """Where a comparison is kept unless a folder is named: a published one is read where it is."""
-    if what is not None and (Path(what) / FILE).is_file():
+    if what and (Path(what) / FILE).is_file():
         return Path(what)
     return Path("comparisons") / Path(what or "methods").stem
 

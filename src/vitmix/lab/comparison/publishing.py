@@ -39,6 +39,7 @@ def write_results(matrix: Matrix, comparison: Comparison, output: Path) -> list[
     """Writes table and page beside the runs; returns a sentence for each study that cannot be shown."""
     tables, notes = read_tables(runs_of(comparison))
     measured = {"measured": plain_tables(comparison, tables)} if tables else {}
+    make_folder(output)
     content = {"about": matrix.about, "matrix": matrix.plain(), **plain(comparison), **measured}
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     write_file(output / "compare.csv", csv_text(content["rows"]).encode())

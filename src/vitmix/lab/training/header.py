@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import fits, is_fault, is_number, parse_json
+from vitmix.lab.reading import is_fault, is_number, parse_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
@@ -102,7 +102,7 @@ def _checked(facts: Mapping[str, Any]) -> Header:
             raise ValueError(f"{name} must be a mapping, got {value!r}")
     if model is not None:
         _check_model(model)
-    if classes is not None and not fits(classes, [str]):
+    if classes is not None and not _all(classes, lambda each: isinstance(each, str)):
         raise ValueError("classes must be a list of strings")
     outputs = settings.get("num_classes")
     if outputs is not None and not _whole(outputs, 1, MOST_CLASSES):
@@ -185,7 +185,11 @@ def _one_or_several(value: Any, right: Callable[[Any], bool]) -> bool:
 
 
 def _colors(value: Any, right: Callable[[float], bool] = lambda each: True) -> bool:
-    return fits(value, [is_number]) and len(value) == 3 and all(map(right, value))
+    return _all(value, lambda each: is_number(each) and right(each)) and len(value) == 3
+
+
+def _all(value: Any, right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(right, value))
 
 
 def _size(value: Any) -> bool:
