@@ -10,7 +10,7 @@ from vitmix.lab.cli._parser import Command, flag
 from vitmix.lab.settings import File, Folder, option
 
 if TYPE_CHECKING:
-    from vitmix.lab.teachers import Teacher
+    from vitmix.lab.maps.teachers import Teacher
 
 SALIENCY = "saliency:"
 
@@ -39,7 +39,7 @@ def run(settings: Maps) -> int:
     import torch
 
     from vitmix.lab.data.sources import open_images
-    from vitmix.lab.make_maps import make_maps, read_classes
+    from vitmix.lab.maps.making import make_maps, read_classes
 
     images = open_images(settings.data, settings.split)
     teacher = _teacher(in_new_words(settings, settings.teacher))
@@ -65,7 +65,7 @@ def run(settings: Maps) -> int:
 
 
 def _teacher(settings: Maps) -> "Teacher":
-    from vitmix.lab.teachers import saliency_teacher, timm_teacher
+    from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 
     model = settings.model
     if model is None:
@@ -82,7 +82,7 @@ def _teacher(settings: Maps) -> "Teacher":
             f"teacher {model!r} would have random weights; give a weights file or a run folder, or add --pretrained"
         )
     own = loaded.augmentation
-    return timm_teacher(
+    return Teacher(
         loaded.config.model, loaded.model, size=own.sides, mean=own.mean, std=own.std, classes=loaded.classes
     )
 

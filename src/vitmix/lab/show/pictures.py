@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitmix.lab.data.images import MAX_BYTES, as_rgb, check_pixels, reason_of
+from vitmix.lab.data.decoding import MAX_BYTES, as_rgb, check_pixels, reason_of
 from vitmix.lab.data.shapes import CLASSES, shapes_batch
 from vitmix.lab.reading import read_bytes
 

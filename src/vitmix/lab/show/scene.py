@@ -15,8 +15,8 @@ from vitmix._mixing import MixedBatch, Mixing
 from vitmix._text import create
 from vitmix.attention.tap import AttentionTap
 from vitmix.lab.data.augment import Augmentation, eval_pixels, normalize
+from vitmix.lab.maps.teachers import dense_logits
 from vitmix.lab.show.pictures import Picture
-from vitmix.lab.teachers import dense_logits
 from vitmix.parts.base import Shown, on_grid
 
 
