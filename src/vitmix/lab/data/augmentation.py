@@ -98,6 +98,11 @@ class Augmentation(AugmentationSettings):
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     @property
+    def is_random(self) -> bool:
+        """Whether training images differ from those of evaluation at random."""
+        return bool(self.scale or self.padding or self.hflip or self.auto_augment or self.color_jitter or self.erasing)
+
+    @property
     def fill(self) -> tuple[int, ...]:
         """The color outside the image that rotation and the like bring in: the mean color."""
         return tuple(min(255, round(255 * channel)) for channel in self.mean)
