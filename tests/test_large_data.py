@@ -333,6 +333,6 @@ def test_one_process_continues_what_two_spread(spread: Path) -> None:
 
 
 def test_refusals_of_fsdp(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is one; start with torchrun"):
+    with pytest.raises(ValueError, match="needs several processes; start with torchrun"):
         train(tmp_path / "run", fsdp=True)
     assert not (tmp_path / "run").exists()

@@ -3,7 +3,6 @@
 import numpy as np
 
 from vitmix.lab.data.images import BrokenImage
-from vitmix.lab.evaluation.stored import own_images
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.show.pictures import Picture
 
@@ -13,7 +12,7 @@ def held_out(subject: Subject, count: int) -> list[Picture]:
 
     There are as many classes among them as can be, and neighbors, which make pairs, are of two if there are two.
     """
-    images = own_images(subject)
+    images = subject.evaluation_images()
     classes = np.unique(images.labels)
     wanted = classes[np.arange(count) * len(classes) // count].reshape(2, -1).T.ravel()
     found: list[Picture] = []

@@ -103,7 +103,7 @@ def _checked(facts: Mapping[str, Any]) -> Header:
     if model is not None:
         _check_model(model)
     if classes is not None and not _all(classes, lambda each: isinstance(each, str)):
-        raise ValueError("classes must be a list of texts")
+        raise ValueError("classes must be a list of strings")
     outputs = settings.get("num_classes")
     if outputs is not None and not _whole(outputs, 1, MOST_CLASSES):
         raise ValueError(f"num_classes must be a whole number of 1 to {MOST_CLASSES:,}, got {outputs!r}")
@@ -112,7 +112,7 @@ def _checked(facts: Mapping[str, Any]) -> Header:
         _check_argument(name, value)
     for name, value in preprocessing.items():
         if name not in PREPROCESSING:
-            raise ValueError(f"it sets {name!r}, and of preprocessing it may set {', '.join(PREPROCESSING)}")
+            raise ValueError(f"it sets {name!r}; preprocessing may set {', '.join(PREPROCESSING)}")
         right, wanted = PREPROCESSING[name]
         if value is not None and not right(value):
             raise ValueError(f"{name} must be {wanted}, got {value!r}")
@@ -161,7 +161,7 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         value = header.model_args.get(name) or 0
         blocks = sum(value) if isinstance(value, list) else value
         if blocks > max(tensors, SPARE_BLOCKS):
-            raise ValueError(f"{name} is {blocks}, and the file holds {tensors} tensors")
+            raise ValueError(f"{name} is {blocks}, but the file holds {tensors} tensors")
     settings: dict[str, Any] = dict(header.model_args)
     if header.num_classes is not None:
         settings["num_classes"] = header.num_classes
@@ -173,7 +173,7 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         raise ValueError(f"its model_settings do not fit {header.model}: {reason}") from None
     parameters = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
     if parameters > 2 * elements + SPARE_PARAMETERS:
-        raise ValueError(f"its {header.model} has {parameters:,} numbers, and the file holds {elements:,}")
+        raise ValueError(f"its {header.model} has {parameters:,} values, but the file holds {elements:,}")
 
 
 def _whole(value: Any, least: int, most: int) -> bool:
