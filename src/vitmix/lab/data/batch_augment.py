@@ -11,8 +11,8 @@ from vitmix.parts.masks import box_mask
 from . import batch_geometry as geometry
 from .augment import normalize
 from .augmentation import Augmentation
-from .batch_colors import COLORS
-from .batch_draws import CROP, CUBIC, FLIP, LAYERS, MATRIX, PER_LAYER, BatchSettings
+from .batch_colors import BLENDS, apply_tables
+from .batch_draws import CROP, CUBIC, FIRST_BLEND, FIRST_TABLE, FLIP, LAYERS, MATRIX, PER_LAYER, BatchSettings
 
 Rows = Tensor | slice
 Operation = Callable[[Tensor, Rows], Tensor]  # of the images of some rows, and these rows
@@ -73,9 +73,13 @@ def apply_operation(images: Tensor, columns: Tensor, settings: BatchSettings) ->
     """One layer of RandAugment: each sample's own operation."""
     images = _move(images, columns, settings, fill=settings.augmentation.fill, levels=True)
     code, argument = columns[:, 0], columns[:, 1].view(-1, 1, 1, 1)
-    for number, operation in enumerate(COLORS.values(), start=MATRIX + 1):
-        images = _replace(images, code == number, lambda own, rows, do=operation: do(own, argument[rows]), settings)
-    return images
+    for number, blend in enumerate(BLENDS.values(), start=FIRST_BLEND):
+        images = _replace(images, code == number, lambda own, rows, do=blend: do(own, argument[rows]), settings)
+
+    def tables(own: Tensor, rows: Rows) -> Tensor:
+        return apply_tables(own, code[rows] - FIRST_TABLE, argument[rows])
+
+    return _replace(images, code >= FIRST_TABLE, tables, settings)
 
 
 def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Tensor:
@@ -89,7 +93,7 @@ def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tup
 
 
 def _replace(images: Tensor, chosen: Tensor, operation: Operation, settings: BatchSettings) -> Tensor:
-    """The images with an operation done to the chosen ones, which may be in place."""
+    """The images with an operation applied to the chosen ones, possibly in place."""
     if settings.dense:
         return torch.where(chosen.view(-1, 1, 1, 1), operation(images, slice(None)), images)
     rows = chosen.nonzero()[:, 0]

@@ -1,6 +1,7 @@
 """Pillow's color operations on a whole batch at once, each sample with its own argument.
 
-Images and compilation are as in `vitmix.lab.data.batch_geometry`; arguments are `(B, 1, 1, 1)`.
+Images and compilation are as in `vitmix.lab.data.batch_geometry`. As in Pillow, operations that treat each pixel alone
+are tables of 256 levels, one per sample and channel: however many there are, one look-up applies them.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,10 @@ def _gray(images: Tensor) -> Tensor:
 
 
 def _mean_gray(images: Tensor) -> Tensor:
+    """`(B, 1, 1)` mean brightness, rounded."""
     count = images.shape[2] * images.shape[3]
-    total = _gray(images).long().sum((1, 2, 3), keepdim=True)
-    return ((2 * total + count) // (2 * count)).to(images.dtype)  # rounded
+    total = _gray(images).long().sum((2, 3), keepdim=True).squeeze(1)
+    return ((2 * total + count) // (2 * count)).to(images.dtype)
 
 
 def _smooth(images: Tensor) -> Tensor:
@@ -40,18 +42,17 @@ def _smooth(images: Tensor) -> Tensor:
     return torch.where(inner, pad((sums / 13 + 0.5).floor(), (1, 1, 1, 1)), images)
 
 
-def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
+def _auto_contrast(images: Tensor, levels: Tensor, _: Tensor) -> Tensor:
     """Darkest level of each channel to 0, lightest to 255."""
     # Pillow truncates a product that is often nearly a whole number, so the rounding must be the same.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     dark, light = images.amin((2, 3)).to(exact).unsqueeze(2), images.amax((2, 3)).to(exact).unsqueeze(2)
-    levels = torch.arange(TOP + 1, device=images.device).to(exact)
     scale = torch.full_like(dark, TOP) / (light - dark).clamp_min(1)  # a plain 255 / x is 255 * (1 / x) in torch
-    stretched = (levels * scale + -dark * scale).trunc().clamp(0, TOP)
-    return _look_up(images, torch.where(light > dark, stretched, levels))
+    stretched = (levels.to(exact) * scale + -dark * scale).trunc().clamp(0, TOP)
+    return torch.where(light > dark, stretched.to(levels.dtype), levels)
 
 
-def _equalize(images: Tensor, _: Tensor) -> Tensor:
+def _equalize(images: Tensor, levels: Tensor, _: Tensor) -> Tensor:
     """The level of each channel that makes all levels equally frequent."""
     pixels = images.flatten(2).long()
     counts = torch.zeros(*pixels.shape[:2], TOP + 1, dtype=torch.long, device=images.device)
@@ -60,30 +61,37 @@ def _equalize(images: Tensor, _: Tensor) -> Tensor:
     step = (pixels.shape[2] - lightest) // TOP
     below = counts.cumsum(2) - counts
     spread = ((step // 2 + below) // step.clamp_min(1)).clamp_max(TOP)
-    return _look_up(images, torch.where(step > 0, spread, torch.arange(TOP + 1, device=images.device)))
+    return torch.where(step > 0, spread.to(levels.dtype), levels)
 
 
-def _look_up(images: Tensor, table: Tensor) -> Tensor:
-    """Each level replaced by its entry in the table `(B, 3, 256)` of its sample and channel."""
-    return table.to(images.dtype).gather(2, images.flatten(2).long()).view_as(images)
-
-
-def _posterize(images: Tensor, bits: Tensor) -> Tensor:
+def _posterize(images: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
     """The `bits` highest bits of each level."""
     step = torch.exp2(8 - bits).round()
-    return (images / step).floor() * step
+    return (levels / step).floor() * step
 
 
-# By timm's names.
-COLORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "AutoContrast": _auto_contrast,
-    "Equalize": _equalize,
-    "Invert": lambda images, _: TOP - images,
-    "Posterize": _posterize,
-    "Solarize": lambda images, threshold: torch.where(images < threshold, images, TOP - images),
-    "SolarizeAdd": lambda images, added: torch.where(images < 128, (images + added).clamp_max(TOP), images),
+# By timm's names: images from images and their arguments `(B, 1, 1, 1)`.
+BLENDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Color": lambda images, factor: _blend(_gray(images), images, factor),
-    "Contrast": lambda images, factor: _blend(_mean_gray(images), images, factor),
-    "Brightness": lambda images, factor: _blend(0, images, factor),
     "Sharpness": lambda images, factor: _blend(_smooth(images), images, factor),
 }
+# Tables `(B, 3 or 1, 256)` from images, the unchanged table `(1, 1, 256)`, and arguments `(B, 1, 1)`.
+TABLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "AutoContrast": _auto_contrast,
+    "Equalize": _equalize,
+    "Invert": lambda images, levels, _: TOP - levels,
+    "Posterize": _posterize,
+    "Solarize": lambda images, levels, threshold: torch.where(levels < threshold, levels, TOP - levels),
+    "SolarizeAdd": lambda images, levels, added: torch.where(levels < 128, (levels + added).clamp_max(TOP), levels),
+    "Contrast": lambda images, levels, factor: _blend(_mean_gray(images), levels, factor),
+    "Brightness": lambda images, levels, factor: _blend(0, levels, factor),
+}
+
+
+def apply_tables(images: Tensor, number: Tensor, argument: Tensor) -> Tensor:
+    """Each image through the table of its operation, which is one of `TABLES` by number."""
+    levels = torch.arange(TOP + 1, device=images.device).to(images.dtype).view(1, 1, -1)
+    number, argument, table = number.view(-1, 1, 1), argument.view(-1, 1, 1), levels
+    for own, make in enumerate(TABLES.values()):
+        table = torch.where(number == own, make(images, levels, argument), table)
+    return table.expand(len(images), images.shape[1], -1).gather(2, images.flatten(2).long()).view_as(images)

@@ -14,14 +14,15 @@ from vitmix.lab.environment import one_thread
 
 from .augment import ATTEMPTS, ERASE_AREA, ERASE_ASPECT, Size
 from .augmentation import Augmentation
-from .batch_colors import COLORS
+from .batch_colors import BLENDS, TABLES
 from .policy import timm_policy
 
 LEVEL_END = 10.0  # timm's magnitudes run from 0 to 10
 
 # What the device does, by number. Every operation that moves things is a matrix.
-OPERATIONS = ("Nothing", "Matrix", *COLORS)
-NOTHING, MATRIX = 0, 1
+OPERATIONS = ("Nothing", "Matrix", *BLENDS, *TABLES)
+NOTHING, MATRIX, FIRST_BLEND = 0, 1, 2
+FIRST_TABLE = FIRST_BLEND + len(BLENDS)
 # The argument of geometric operations at the highest magnitude: degrees, and parts of a side.
 FARTHEST = {"Rotate": 30, "ShearX": 0.3, "ShearY": 0.3, "TranslateXRel": 0.45, "TranslateYRel": 0.45}
 
