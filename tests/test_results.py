@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from vitmix.lab.cli import main as cli
-from vitmix.methods import METHODS
 from vitmix.lab.runs.published import FILE, read_published
+from vitmix.methods import METHODS
 
 RESULTS = Path(__file__).parents[1] / "results"
 DOCS = Path(__file__).parents[1] / "docs"

@@ -132,7 +132,7 @@ def _known(folder: Path, name: str, facts: dict[str, Any], suffix: str) -> str |
 
 def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
     """What a study's files hold, by their endings, and its tables as text."""
-    from vitmix.lab.show.figure import figure_bytes
+    from vitmix.lab.plotting.canvas import figure_bytes
     from vitmix.lab.studies.studies import STUDIES
 
     study = STUDIES[name]
@@ -143,7 +143,7 @@ def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: st
     return {
         "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
         "txt": f"{text}\n".encode(),
-        suffix: figure_bytes(study.draw(tables), suffix=f".{suffix}", dpi=150),
+        suffix: figure_bytes(study.plot(tables), suffix=f".{suffix}", dpi=150),
     }, text
 
 

@@ -1,4 +1,4 @@
-"""The sections with images: mixed ones with their targets, where models look, and figures that `vitmix draw` left."""
+"""The sections with images: mixed ones with their targets, where models look, and figures that `vitmix figure` left."""
 
 import base64
 import io
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from vitmix.lab.figures.kept import Kept, kept_pictures
+from vitmix.lab.figures.stored import StoredFigure, stored_figures
 from vitmix.lab.runs.examples import SOURCES
 
 from .groups import Group, every_run
@@ -50,9 +50,9 @@ def gallery(groups: Sequence[Group], count: int) -> list[Html]:
 
 def figures(groups: Sequence[Group]) -> list[Html]:
     """Each figure once, however many of the runs it shows; those that are too much for a page are named."""
-    found: dict[bytes, Kept] = {}
+    found: dict[bytes, StoredFigure] = {}
     for run in every_run(groups):
-        for kept in kept_pictures(run.path):
+        for kept in stored_figures(run.path):
             found.setdefault(kept.image.tobytes(), kept)
     parts: list[Html] = []
     left_out, total = [], 0
@@ -62,7 +62,7 @@ def figures(groups: Sequence[Group]) -> list[Html]:
         if total > MOST:
             left_out.append(str(kept.path))
             continue
-        words = kept.words if kept.current else f"{kept.words} Drawn with earlier weights of the run."
+        words = kept.description if kept.current else f"{kept.description} Made with earlier weights of the run."
         parts.append(html.stored(uri, kept.path.stem, kept.image.width, words))
     if left_out:
         parts.append(html.note(f"Left out, as they are too large for this page: {', '.join(left_out)}"))
