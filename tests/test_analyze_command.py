@@ -106,12 +106,12 @@ def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.Capt
     [
         ([], "no model is named"),
         (["--study", "magic"], "unknown study 'magic'"),
-        (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
+        (["RUN", "--study", "regions", "--method", "mixup"], "blends the images"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
         (["RUN", "--study", "labels", "--method", "none"], "'none' mixes none"),
-        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; name a method"),
-        (["RUN", "--mask-value", "1"], "goes with a folder"),
-        (["RUN", "--study", "labels", "--masks", "nowhere"], "no folder of masks"),
+        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; use a method"),
+        (["RUN", "--mask-value", "1"], "needs a folder of masks"),
+        (["RUN", "--study", "labels", "--masks", "nowhere"], "no mask folder"),
         (["RUN", "--images", "1"], "images must be an integer of at least 2"),
         (
             ["resnet18", "--data", "shapes(size=16, length=24, test_length=24)", "--study", "presence"],
@@ -151,7 +151,7 @@ def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys
     given = ["analyze", "resnet10t", "--model-args", "num_classes=12", "--size", "32", "--data", data, "--images", "16"]
     assert cli.main([*given, "--output", str(output), "--study", "accuracy", "labels", "coverage"]) == 0
     said = capsys.readouterr().out
-    assert "Left out: smmix, since salient_box needs attention, and this ResNet has none" in said
+    assert "Left out: smmix, since salient_box needs attention, which this ResNet does not have" in said
     rows = json.loads((output / "labels.json").read_text())["tables"][0]["rows"]
     assert [labels.RULES[row["rule"]] for row in rows][:3] == ["cutmix", "tl_align", "mix(mask=box, share=activation)"]
     assert cli.main([*given, "--study", "accuracy", "--method", "smmix", "--output", str(output)]) == 2

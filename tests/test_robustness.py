@@ -295,7 +295,7 @@ def test_saliency_of_a_model_without_attention_is_refused_only_when_asked_for() 
     settings = Robustness(parts=("occlusion",), dropped=(0.5,))
     suite = Suite(subject, gray_images(side=32), Running(), settings)
     assert [each.name for each in suite] == ["occlusion random 50 %"] and "not by saliency" in suite.remarks[0]
-    with pytest.raises(ValueError, match="needs attention, and this ResNet has none"):
+    with pytest.raises(ValueError, match="needs attention, which this ResNet does not have"):
         Suite(subject, gray_images(side=32), Running(), Robustness(parts=("occlusion",), orders=("salient-last",)))
 
 
@@ -453,8 +453,8 @@ def test_results_belong_to_the_weights_that_were_read(
         ),
         (["--suite", "attacks", "--orders", "random"], "--orders applies to the suite occlusion"),
         (["--suite", "noise", "--reference", "alexnet"], "--reference applies to the suite corruptions"),
-        (["--suite", "noise", "--folders", "c=."], "the folder 'c' is of the suite 'corruptions'"),
-        (["--suite", "corruptions", "--folders", "a=."], "the folder 'a' is of the suite 'shifts'"),
+        (["--suite", "noise", "--folders", "c=."], "the folder 'c' belongs to the suite 'corruptions'"),
+        (["--suite", "corruptions", "--folders", "a=."], "the folder 'a' belongs to the suite 'shifts'"),
         (["--suite", "shifts", "--folders", "b=."], "unknown folder 'b'"),
         (["--suite", "shifts", "--folders", "a=nowhere"], "no folder 'nowhere'"),
         (["--suite", "corruptions", "--folders", "c=nowhere"], "no folder 'nowhere'"),
@@ -465,7 +465,7 @@ def test_results_belong_to_the_weights_that_were_read(
         (["--suite", "attacks", "--steps", "0"], "steps must be"),
         (["--suite", "occlusion", "--orders", "salient"], "unknown order"),
         (["--suite", "noise", "--limit", "0"], "limit must be"),
-        (["--suite", "noise", "--output", "no/such/folder.json"], "no folder"),
+        (["--suite", "noise", "--output", "no/such/folder.json"], "does not exist"),
     ],
 )
 def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,7 +480,9 @@ def test_results_name_the_weights_that_were_read(tmp_path: Path) -> None:
     subject = open_subject(run)
     other = (run / "best.safetensors").read_bytes()
     (run / "best.safetensors").write_bytes(other[:-4] + b"\0\0\0\1")  # a training goes on meanwhile
-    run_suite(Robustness(parts=("clean",)), subject, subject.own_images(), Running(), own=True, cells=None, output=None)
+    run_suite(
+        Robustness(parts=("clean",)), subject, subject.evaluation_images(), Running(), own=True, cells=None, output=None
+    )
     assert Run(run).robustness is None
 
 

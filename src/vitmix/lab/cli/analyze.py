@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from vitmix._checks import check_count
 from vitmix.lab.cli._bar import bar
@@ -14,13 +14,14 @@ from vitmix.lab.cli._common import Measured, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
 from vitmix.lab.reading import read_json
-from vitmix.lab.settings import Folder, Name, Workers, option, usual
+from vitmix.lab.settings import Folder, Workers, option, usual
 
 if TYPE_CHECKING:
     from vitmix.lab.studies.studies import Question
 
 FOLDER = "analysis"
-NAMES = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
+Study = Literal["accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm"]
+NAMES = get_args(Study)
 Pairable = Annotated[int, partial(check_count, least=2)]
 
 
@@ -30,7 +31,7 @@ class Analyze(Measured):
 
     epilog = "Example: vitmix analyze runs/NAME --study fluctuation labels. Without --study: all that apply."
 
-    study: tuple[Name, ...] = option((), f"what to measure, which --list explains: {', '.join(NAMES)}")
+    study: tuple[Study, ...] = option((), "what to measure; --list explains the studies")
     list: bool = option(False, "list the studies")
     method: tuple[Method, ...] = option((), "methods to compare (default: the study's)")
     masks: Folder | None = option(None, "masks of the objects: a .png for each image, at the same place below FOLDER")
@@ -48,7 +49,6 @@ class Analyze(Measured):
 
 
 def run(settings: Analyze) -> int:
-    from vitmix._checks import check_choice
     from vitmix.lab.evaluation.text import head
     from vitmix.lab.studies.studies import STUDIES
     from vitmix.lab.training.checkpoints import make_folder, write_file
@@ -58,8 +58,6 @@ def run(settings: Analyze) -> int:
         width = max(map(len, STUDIES))
         print("\n".join(f"{name:<{width}}  {study.about}" for name, study in STUDIES.items()))
         return 0
-    for name in settings.study:
-        check_choice("study", name, STUDIES)
     question, facts = _question(settings)
     own = _own(settings, question, facts)
     folder = Path(settings.output or (own or Path()) / FOLDER)
