@@ -1,4 +1,4 @@
-"""Smooth pictures without symmetry, with themselves as maps."""
+"""Smooth images without symmetry, with themselves as maps."""
 
 import numpy as np
 import torch
@@ -13,18 +13,18 @@ RAND = Augmentation(SIDE, scale=(0.3, 1.0), hflip=0.5, auto_augment="rand-m9-mst
 
 
 def blobs(height: int, width: int, seed: int = 0) -> Tensor:
-    """A smooth picture in 0..1 without any symmetry: black with three spots of different size and brightness."""
+    """A smooth image in 0..1 without any symmetry: black with three spots of different size and brightness."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
-    picture = np.zeros((height, width))
+    values = np.zeros((height, width))
     for strength in (1.0, 0.7, 0.4):
         row, column, spread = rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8), rng.uniform(0.08, 0.15)
         distance = ((y / height - row) ** 2 + (x / width - column) ** 2) / spread**2
-        picture = np.maximum(picture, strength * np.exp(-distance / 2))
-    return torch.from_numpy(picture).float()
+        values = np.maximum(values, strength * np.exp(-distance / 2))
+    return torch.from_numpy(values).float()
 
 
-def picture_of(values: Tensor) -> Image.Image:
+def image_of(values: Tensor) -> Image.Image:
     return Image.fromarray((values * 255).round().byte().numpy()).convert("RGB")
 
 

@@ -19,11 +19,13 @@ from PIL import Image
 
 from fuzz import Case
 from fuzz_values import change_bytes, change_value, hostile
+from samples import train_sample
 from vitmix.lab.data import open_images
-from vitmix.lab.data.augment import Augmentation, eval_pixels, train_sample
+from vitmix.lab.data.augment import eval_pixels
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, BrokenImage, ImageSet, in_memory
-from vitmix.lab.data.label_maps import describe_data, read_label_maps
 from vitmix.lab.figures.images import read_image
+from vitmix.lab.maps.stored import describe_data, read_label_maps
 
 SUFFIXES = (".png", ".jpg", ".webp", ".gif", ".bmp", ".tif", ".ppm", ".pgm")
 SEEN = Augmentation(size=16, erasing=0.5, auto_augment=None)
@@ -347,7 +349,7 @@ def _maps(case: Case) -> bool:
         shard = change_bytes(shard, chance)
     index: Any = {
         "format": 1,
-        "data": describe_data(images),
+        "data": describe_data(images).to_json(),
         "teacher": {"name": "x"},
         "top": 2,
         "classes": list(range(len(images.classes))),

@@ -106,12 +106,12 @@ def test_the_head_is_that_of_eval(run: Path, tmp_path: Path, capsys: pytest.Capt
     [
         ([], "no model is named"),
         (["--study", "magic"], "unknown study 'magic'"),
-        (["RUN", "--study", "regions", "--method", "mixup"], "blends them"),
+        (["RUN", "--study", "regions", "--method", "mixup"], "blends the images"),
         (["RUN", "--study", "accuracy", "--method", "nomix"], "nomix"),
         (["RUN", "--study", "labels", "--method", "none"], "'none' mixes none"),
-        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; name a method"),
-        (["RUN", "--mask-value", "1"], "goes with a folder"),
-        (["RUN", "--study", "labels", "--masks", "nowhere"], "no folder of masks"),
+        (["RUN", "--study", "labels", "--method", "htm(block=1)"], "mixes none; use a method"),
+        (["RUN", "--mask-value", "1"], "needs a folder of masks"),
+        (["RUN", "--study", "labels", "--masks", "nowhere"], "no mask folder"),
         (["RUN", "--images", "1"], "images must be an integer of at least 2"),
         (
             ["resnet18", "--data", "shapes(size=16, length=24, test_length=24)", "--study", "presence"],

@@ -88,13 +88,13 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
     (tmp_path / "masks" / "cat" / "b.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match="b.png cannot be read: not an image"):
         read("cat/b.jpg")
-    with pytest.raises(ValueError, match="no folder of masks"):
+    with pytest.raises(ValueError, match="no mask folder"):
         objects.object_finder(images, AUGMENTATION, masks=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="goes with image files"):
+    with pytest.raises(ValueError, match="needs image files"):
         shapes = open_images("shapes(size=16, length=24)", "train")
         objects.object_finder(shapes, AUGMENTATION, masks=tmp_path / "masks")
     assert objects.object_finder(images, AUGMENTATION) is None
-    with pytest.raises(ValueError, match="goes with a folder of them"):
+    with pytest.raises(ValueError, match="needs a folder of masks"):
         objects.object_finder(images, AUGMENTATION, value=1)
 
 

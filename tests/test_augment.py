@@ -1,4 +1,4 @@
-"""Augmentation of single pictures: timm's numbers, made a function of a few whole numbers."""
+"""Augmentation of single images: timm's numbers, made a function of a few whole numbers."""
 
 import dataclasses
 import random
@@ -11,20 +11,15 @@ from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 
+from samples import eval_sample, train_sample
 from vitmix.lab.data import augment as augment_module
-from vitmix.lab.data.augment import (
-    Augmentation,
-    augment,
-    eval_sample,
-    global_generators_kept,
-    seed_global_generators,
-    train_sample,
-)
+from vitmix.lab.data.augment import augment, global_generators_kept, seed_global_generators
+from vitmix.lab.data.augmentation import Augmentation
 
 PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0)
 
 
-def noise_picture(width: int = 40, height: int = 36, mode: str = "RGB") -> Image.Image:
+def noise_image(width: int = 40, height: int = 36, mode: str = "RGB") -> Image.Image:
     pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels).convert(mode)
 
@@ -55,10 +50,10 @@ def timm_sample(image: Image.Image, numbers: tuple[int, ...], **settings) -> tor
         ({"size": (24, 32)}, {"input_size": (3, 24, 32)}),
     ],
 )
-def test_training_pictures_are_timms(ours, theirs):
+def test_training_images_are_timms(ours, theirs):
     augmentation = Augmentation(**{"size": 32, "erasing": 0.0, **ours})
     settings = {"input_size": 32, "auto_augment": "rand-m9-mstd0.5-inc1", "interpolation": "bicubic", **theirs}
-    image = noise_picture()
+    image = noise_image()
     for number in range(20):
         expected = timm_sample(image, (3, 1, number), **settings)
         torch.testing.assert_close(train_sample(image, augmentation, seed_numbers=(3, 1, number)), expected)
@@ -71,7 +66,7 @@ def test_erased_boxes_are_timms(count):
     erased = 0
     for number in range(60):
         with global_generators_kept():
-            boxes = augment(noise_picture(), augmentation, seed_numbers=(number,)).boxes
+            boxes = augment(noise_image(), augmentation, seed_numbers=(number,)).boxes
             seed_global_generators(number)
             expected = theirs(torch.ones(3, 32, 32))[0] == 0
         ours = torch.zeros(32, 32, dtype=torch.bool)
@@ -98,7 +93,7 @@ def test_erasing_fills_the_box_with_noise_and_nothing_else():
 
 
 def test_a_sample_depends_on_its_numbers_alone_and_leaves_the_generators_as_they_were():
-    augmentation, image = Augmentation(32, erasing=0.25), noise_picture()
+    augmentation, image = Augmentation(32, erasing=0.25), noise_image()
     seed_all(1)
     first = train_sample(image, augmentation, seed_numbers=(1, 2, 3))
     after = random.random(), np.random.rand(), torch.rand(1)
@@ -113,21 +108,21 @@ def test_the_strongest_posterize_is_black_and_not_an_error():
     # Magnitude 10 keeps no bit; Pillow refuses that, and the noise of m9-mstd0.5 reaches it in one of 44 draws.
     augmentation = dataclasses.replace(PLAIN, auto_augment="rand-m10-n1-p1-inc1")
     with global_generators_kept():
-        darkest = min(int(augment(noise_picture(), augmentation, seed_numbers=(n,)).pixels.max()) for n in range(60))
+        darkest = min(int(augment(noise_image(), augmentation, seed_numbers=(n,)).pixels.max()) for n in range(60))
     assert darkest == 0
 
 
-def test_evaluation_pictures_are_timms():
+def test_evaluation_images_are_timms():
     for size, crop_pct in ((32, 0.875), (32, 1.0), ((24, 32), 0.9)):
         augmentation = Augmentation(size, crop_pct=crop_pct)
         theirs: Any = create_transform(
             size if isinstance(size, int) else (3, *size), crop_pct=crop_pct, interpolation="bicubic"
         )
-        torch.testing.assert_close(eval_sample(noise_picture(), augmentation), theirs(noise_picture()))
+        torch.testing.assert_close(eval_sample(noise_image(), augmentation), theirs(noise_image()))
 
 
-def test_without_any_operation_a_picture_is_only_normalized():
-    image = noise_picture(32, 32)
+def test_without_any_operation_an_image_is_only_normalized():
+    image = noise_image(32, 32)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).double() / 255
     expected = (pixels - torch.tensor(PLAIN.mean).view(3, 1, 1)) / torch.tensor(PLAIN.std).view(3, 1, 1)
     torch.testing.assert_close(train_sample(image, PLAIN, seed_numbers=(0,)).double(), expected, atol=1e-6, rtol=0)
@@ -136,9 +131,9 @@ def test_without_any_operation_a_picture_is_only_normalized():
     )
 
 
-def test_padded_crop_moves_the_picture():
+def test_padded_crop_moves_the_image():
     augmentation = dataclasses.replace(PLAIN, padding=3, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
-    image = noise_picture(32, 32)
+    image = noise_image(32, 32)
     padded = np.pad(np.asarray(image), ((3, 3), (3, 3), (0, 0)))
     places = set()
     for number in range(40):
@@ -155,12 +150,12 @@ def test_padded_crop_moves_the_picture():
 
 def test_color_jitter_changes_colors():
     augmentation = dataclasses.replace(PLAIN, color_jitter=0.4)
-    samples = [train_sample(noise_picture(), augmentation, seed_numbers=(number,)) for number in range(3)]
+    samples = [train_sample(noise_image(), augmentation, seed_numbers=(number,)) for number in range(3)]
     assert not torch.equal(samples[0], samples[1]) and not torch.equal(samples[1], samples[2])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (1, 500), (500, 1), (20, 300)])
-def test_small_and_long_pictures(size):
+def test_small_and_long_images(size):
     image = Image.new("RGB", size, (200, 100, 50))
     for number in range(20):
         assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(number,)).shape == (3, 32, 32)
@@ -170,8 +165,8 @@ def test_small_and_long_pictures(size):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
-def test_pictures_of_every_mode(mode):
-    image = noise_picture(mode=mode)
+def test_images_of_every_mode(mode):
+    image = noise_image(mode=mode)
     assert train_sample(image, Augmentation(32, erasing=0.25), seed_numbers=(0,)).shape == (3, 32, 32)
     assert torch.equal(eval_sample(image, PLAIN), eval_sample(image.convert("RGB"), PLAIN))
 

@@ -115,15 +115,15 @@ def test_checkpoint_of_another_model(tmp_path: Path, tiny_file: str, capsys: pyt
     save_file({key: value.contiguous() for key, value in resnet.state_dict().items()}, tmp_path / "resnet.safetensors")
     arguments = ("train", "--config", tiny_file, "--checkpoint")
     said = refused(capsys, *arguments, str(tmp_path / "resnet.safetensors"))
-    assert "not of this VisionTransformer: cls_token is missing" in said and "more" in said
+    assert "do not fit this VisionTransformer: cls_token is missing" in said and "more" in said
     wider = timm.create_model(TINY["model"], img_size=16, **{**TINY["model_args"], "embed_dim": 32})
     torch.save({"state_dict": wider.state_dict()}, tmp_path / "wider.pth")
     said = refused(capsys, *arguments, str(tmp_path / "wider.pth"))
     assert "cls_token is (1, 1, 32) instead of (1, 1, 16)" in said
-    assert "no file of weights" in refused(capsys, *arguments, str(tmp_path / "none.pth"))
+    assert "no weights file" in refused(capsys, *arguments, str(tmp_path / "none.pth"))
     torch.save({"state_dict": print}, tmp_path / "code.pth")
     said = refused(capsys, *arguments, str(tmp_path / "code.pth"))
-    assert "code.pth is not a file of weights that can be read safely: it holds more than tensors" in said
+    assert "code.pth is not a weights file that can be read safely: it holds more than tensors" in said
     (tmp_path / "half.safetensors").write_bytes((tmp_path / "resnet.safetensors").read_bytes()[:1000])
     assert "read safely" in refused(capsys, *arguments, str(tmp_path / "half.safetensors"))
 
@@ -150,7 +150,7 @@ def test_typo_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--model-args", "num_heads=5"], "model_args do not fit"),
         (["--model-args", "num_classes=3"], "--num-classes"),
         (["--model", "deit_tiny_patch16_224.foo"], "unknown model"),
-        (["--optimizer", "fusedsgd"], "cannot be had here"),
+        (["--optimizer", "fusedsgd"], "is not available"),
         (["--precision", "fp16", "--cpu"], "fp16 needs a GPU"),
         (["--mixing-off-epoch", "-3"], "mixing_off_epoch must be an integer of at least 0"),
         (["--data", "shape"], "unknown kind of data 'shape'"),
@@ -316,8 +316,8 @@ def test_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "note", "sentence"),
     [
-        ("show --run nowhere", "--run is now --model", "'nowhere' is no run folder"),
-        ("show --run nowhere --model x", "--run is now --model", "--run names the model already"),
+        ("show --run nowhere", "--run is now --model", "unknown model 'nowhere'"),
+        ("show --run nowhere --model x", "--run is now --model", "the model is named twice"),
         ("show --checkpoint no.pth --model test_vit", "--checkpoint is now --model FILE", "no file no.pth"),
         ("maps --data shapes --output x --teacher test_vit", "--teacher is now --model", "would have random weights"),
         ("eval no.pth --model test_vit", "--model NAME beside a weights file is now --arch NAME", "no file no.pth"),

@@ -12,15 +12,16 @@ from PIL import Image
 from torchvision import datasets
 
 from training import one_thread  # noqa: F401
-from vitmix.lab.data import images as images_module
-from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, as_rgb, in_memory
+from vitmix.lab.data import decoding
+from vitmix.lab.data.decoding import as_rgb
+from vitmix.lab.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, in_memory
 from vitmix.lab.data.shapes import Shapes
-from vitmix.lab.data.sources import held_out_mask, open_images
+from vitmix.lab.data.sources import SOURCES, Source, held_out_mask, open_images, without_folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def picture(color: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
+def solid_image(color: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
     return Image.new("RGB", size, (color, 255 - color, 7)).convert(mode)
 
 
@@ -28,7 +29,7 @@ def fill_folder(root: Path, classes=("cat", "dog"), count: int = 5, start: int =
     for label, name in enumerate(classes):
         (root / name).mkdir(parents=True)
         for number in range(count):
-            picture(start + 20 * label + number).save(root / name / f"{number}.png")
+            solid_image(start + 20 * label + number).save(root / name / f"{number}.png")
     return root
 
 
@@ -111,17 +112,17 @@ def test_folder_without_splits_is_divided(tmp_path, inside):
 def test_folder_reads_nested_files_and_leaves_others_alone(tmp_path):
     fill_folder(tmp_path / "train")
     (tmp_path / "train" / "cat" / "deep").mkdir()
-    picture(3).save(tmp_path / "train" / "cat" / "deep" / "x.JPG", format="jpeg")
-    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    solid_image(3).save(tmp_path / "train" / "cat" / "deep" / "x.JPG", format="jpeg")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
     assert len(open_images(f"imagefolder:{tmp_path}", "train")) == 9  # of 11: one of each class is held out
     assert open_images(f"imagefolder:{tmp_path}", "train").classes == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA", "CMYK", "I;16"])
-def test_pictures_of_every_mode_become_rgb(tmp_path, mode):
+def test_images_of_every_mode_become_rgb(tmp_path, mode):
     fill_folder(tmp_path / "train")
-    image = Image.new("I;16", (8, 8), 300) if mode == "I;16" else picture(50, mode=mode)
+    image = Image.new("I;16", (8, 8), 300) if mode == "I;16" else solid_image(50, mode=mode)
     image.save(tmp_path / "train" / "cat" / ("9.jpg" if mode == "CMYK" else "9.png"))
     images = open_images(f"imagefolder:{tmp_path}?holdout=0.1", "train")
     index = [images.name(i) for i in range(len(images))].index(str(Path("cat", "9.jpg" if mode == "CMYK" else "9.png")))
@@ -203,7 +204,7 @@ def test_holdout_is_stratified_disjoint_and_the_same_every_time():
 def test_held_out_mask_never_takes_a_whole_class():
     mask = held_out_mask(np.array([0, 0, 0, 1, 1, 2]), 0.9)
     assert mask.tolist().count(True) == 3 and not mask[5]
-    with pytest.raises(ValueError, match="one image only"):
+    with pytest.raises(ValueError, match="a single image"):
         held_out_mask(np.array([0, 1, 2]), 0.5)
 
 
@@ -245,7 +246,7 @@ def test_torchvision_food101_reads_files(tmp_path):
         for food, files in rows.items():
             (meta.parent / "images" / food).mkdir(parents=True, exist_ok=True)
             for file in files:
-                picture(40).save(meta.parent / "images" / f"{file}.jpg")
+                solid_image(40).save(meta.parent / "images" / f"{file}.jpg")
     train = open_images(f"torchvision:Food101:{tmp_path}", "train")
     assert len(train) == 6 and train.labels.tolist() == [0] * 3 + [1] * 3 and train.classes == ["pie", "soup"]
     assert train[4][0].size == (12, 10) and train[4][1] == 1
@@ -266,11 +267,11 @@ def test_torchvision_data_that_cannot_be_downloaded(tmp_path, monkeypatch):
         open_images(f"torchvision:ImageNet:{tmp_path}", "train")
 
 
-# Unreadable pictures
+# Unreadable images
 
 
 def damaged_folder(root: Path) -> ImageSet:
-    """Ten files of two classes, of which number 2 is cut short, 3 is no picture and 9 is gone."""
+    """Ten files of two classes, of which number 2 is cut short, 3 is no image and 9 is gone."""
     fill_folder(root / "train")
     fill_folder(root / "val")
     path = root / "train" / "cat" / "2.png"
@@ -298,7 +299,7 @@ def test_a_folder_without_its_kind(tmp_path, monkeypatch):
             open_images(spec, "train")
 
 
-def test_unreadable_pictures_are_named_and_stood_in_for(tmp_path, caplog):
+def test_unreadable_images_are_named_and_replaced(tmp_path, caplog):
     images = damaged_folder(tmp_path)
     with caplog.at_level(logging.WARNING):
         found = [images.readable(index)[2] for index in range(10)] + [images.readable(2)[2]]
@@ -322,9 +323,9 @@ def test_nothing_readable_is_an_error(tmp_path):
         images.readable(0)
 
 
-def test_pictures_of_absurd_size_are_unreadable(tmp_path, monkeypatch):
+def test_images_of_absurd_size_are_unreadable(tmp_path, monkeypatch):
     fill_folder(tmp_path / "train")
-    monkeypatch.setattr(images_module, "MAX_PIXELS", 100)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 100)
     images = open_images(f"imagefolder:{tmp_path}", "train")
     with pytest.raises(BrokenImage, match="12 x 10 pixels, more than the 100 allowed"):
         images[0]
@@ -338,7 +339,7 @@ def test_in_memory_needs_one_size(tmp_path):
     arrays = in_memory(images)
     assert arrays.pixels.shape == (10, 10, 12, 3) and sorted(arrays.broken) == [2, 3, 9]
     assert arrays.readable(2)[2] == 4 and in_memory(arrays) is arrays
-    picture(1, (9, 9)).save(tmp_path / "train" / "dog" / "2.png")
+    solid_image(1, (9, 9)).save(tmp_path / "train" / "dog" / "2.png")
     with pytest.raises(ValueError, match="one size, got 12 x 10 .* and 9 x 9.*leave --resident out"):
         in_memory(open_images(f"imagefolder:{tmp_path}", "train"))
 
@@ -351,3 +352,26 @@ def test_image_sets_travel_between_processes(tmp_path):
         copy = pickle.loads(pickle.dumps(each))
         assert np.array_equal(np.asarray(copy[0][0]), np.asarray(each[0][0])) and copy.name(0) == each.name(0)
     assert list(subset.broken) == [1] and subset.name(1) == images.name(2)
+
+
+def test_a_kind_of_data_is_one_entry(monkeypatch):
+    def splits(argument: str):
+        pixels = np.zeros((int(argument.partition("/")[2]), 4, 4, 3), np.uint8)
+        return {"train": lambda: ArrayImages(pixels, np.arange(len(pixels)) % 2, ["a", "b"], f"black:{argument}")}
+
+    monkeypatch.setitem(SOURCES, "black", Source(splits, form="FOLDER/COUNT"))
+    train, held_out = open_images("black:x/20", "train"), open_images("black:x/20", "test")
+    assert (len(train), len(held_out)) == (18, 2) and train.name(17) == "image 19"
+    assert without_folders("black:x/20", "black:x/20") == "black:20"
+    with pytest.raises(ValueError, match="names no place; write black:FOLDER/COUNT"):
+        open_images("black:", "train")
+
+
+def test_a_subset_of_a_subset_keeps_names_and_what_is_broken():
+    pixels = np.arange(6, dtype=np.uint8)[:, None, None, None].repeat(3, axis=3).repeat(4, axis=1).repeat(4, axis=2)
+    images = ArrayImages(pixels, [0, 1] * 3, ["a", "b"], "six", broken={4: "cut"}, boxes=np.tile([0, 0, 1, 1], (6, 1)))
+    part = images.subset(np.array([5, 4, 2]), "three").subset(np.array([1, 0]), "two")
+    assert [part.name(index) for index in range(2)] == ["image 4", "image 5"] and part.broken == {0: "cut"}
+    assert part.labels.tolist() == [0, 1] and part.pixels[:, 0, 0, 0].tolist() == [4, 5]
+    assert part.description == "two" and part.objects([0, 1]).shape == (2, 4, 4)
+    assert len(images) == 6 and images.broken == {4: "cut"}

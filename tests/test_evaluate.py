@@ -31,7 +31,7 @@ from vitmix.lab.evaluation import (
 from vitmix.lab.evaluation import subject as subject_module
 from vitmix.lab.evaluation.classification import evaluate, evaluate_run
 from vitmix.lab.evaluation.cost import count_flops, count_parameters
-from vitmix.lab.evaluation.predictions import Outcomes, Predictions
+from vitmix.lab.evaluation.predictions import Outcomes
 from vitmix.lab.runs import Run
 from vitmix.lab.training.header import read_header
 
@@ -92,7 +92,7 @@ def test_mixed_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="mixed target"):
         Outcomes.of(torch.randn(4, 3), torch.rand(4, 3))
     with pytest.raises(ValueError, match="not finite"):
-        Predictions.joined([Outcomes.of(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))])
+        Outcomes.joined([Outcomes.of(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))])
 
 
 def test_the_last_incomplete_batch_counts_once(run: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_last_incomplete_batch_counts_once(run: Path) -> None:
         predict(subject.model, EvalLoader(images, subject.augmentation, batch=batch), torch.device("cpu"))
         for batch in (11, 4)
     )
-    assert len(parts) == 11 and np.array_equal(whole.predicted, parts.predicted)
+    assert len(parts) == 11 and torch.equal(whole.predicted, parts.predicted)
 
 
 def test_run_is_evaluated_as_in_training(run: Path) -> None:
@@ -268,7 +268,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["vit_tiny_patch16_224", "--data", "shapes", "--model-args", "num_classes=0"], "num_classes must be"),
         (["RUN/best.safetensors", "--arch", "resnet10t"], "holds weights of vit_tiny_patch16_224, not of resnet10t"),
         (["RUN", "--output", "/proc/x.json"], "'/proc'"),
-        (["RUN/config.yaml", "--data", "shapes", "--arch", "vit_tiny_patch16_224"], "not a file of weights"),
+        (["RUN/config.yaml", "--data", "shapes", "--arch", "vit_tiny_patch16_224"], "not a weights file"),
     ],
 )
 def test_wrong_input(

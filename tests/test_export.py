@@ -11,15 +11,14 @@ import torch
 import yaml
 from PIL import Image
 
+from samples import eval_sample
 from training import one_thread, train, train_until  # noqa: F401
 from vitmix.lab.cli import main as cli
-from vitmix.lab.data import eval_sample
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.export import _unfinished, export
 from vitmix.lab.training.checkpoints import write_weights
-from vitmix.lab.training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODELS: dict[str, dict[str, Any]] = {
@@ -127,9 +126,8 @@ def test_card_says_that_the_training_was_not_finished(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("done", "epochs", "said"), [(0, 1, "0 of 1 epoch were"), (1, 1, "1 of 1 epoch was"), (1, 2, "1 of 2 epochs was")]
 )
-def test_one_epoch_is_no_plural(tmp_path: Path, done: int, epochs: int, said: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n" * done)
-    assert _unfinished(tmp_path, TrainConfig(epochs=epochs))[0].endswith(f"{said} done at the export.")
+def test_one_epoch_is_no_plural(done: int, epochs: int, said: str) -> None:
+    assert _unfinished(done, epochs)[0].endswith(f"{said} done at the export.")
 
 
 def test_weights_of_elsewhere(tmp_path: Path) -> None:

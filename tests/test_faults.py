@@ -230,7 +230,7 @@ def test_a_tracker_is_no_reason_to_stop(
     trainer = Trainer(tiny(tmp_path / "run", epochs=1))
     monkeypatch.setattr(trainer.accelerator, where, failing(getattr(trainer.accelerator, where)))
     assert trainer.run() == 0
-    assert "Tracking has ended: Input/output error. The training goes on without it." in capsys.readouterr().out
+    assert "Tracking stopped: Input/output error. The training continues without it." in capsys.readouterr().out
 
 
 def test_a_lock_that_fails_to_close_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_fine_tuning_knows_the_model_of_the_weights(finished: Path, tmp_path: Pa
     assert resolve({"checkpoint": str(tmp_path / "other.pth"), "data": "shapes"}).model == TrainConfig().model
     checkpoints.write_weights(tmp_path / "short.safetensors", {}, {"vitmix": '{"model": "test_vit"}'})
     assert resolve({"checkpoint": str(tmp_path / "short.safetensors"), "data": "shapes"}).model == "test_vit"
-    with pytest.raises(ValueError, match="there is no file of weights .*nothing"):
+    with pytest.raises(ValueError, match="there is no (weights file|file of weights) .*nothing"):
         resolve({"checkpoint": "nothing", "data": "shapes"})
     with pytest.raises(ValueError, match=r"checkpoint in the flags must be a text or none, got \['a'\]"):
         resolve({"checkpoint": ["a"], "data": "shapes"})

@@ -11,7 +11,7 @@ import pytest
 import vitmix
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison.matrix import parse_matrix, read_matrix
-from vitmix.lab.data.npz import class_names
+from vitmix.lab.data.classes import class_names
 from vitmix.lab.evaluation.conditions import Answers
 from vitmix.lab.reading import MOST_DEPTH, parse_json, parse_yaml
 from vitmix.lab.runs import run_for

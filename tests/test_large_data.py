@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = Augmentation(size=16, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
 
 
-def picture(number: int) -> bytes:
-    """Of one color, which tells which picture it is."""
+def png(number: int) -> bytes:
+    """Of one color, which tells which image it is."""
     file = io.BytesIO()
     Image.fromarray(np.full((16, 16, 3), number, np.uint8)).save(file, "PNG")
     return file.getvalue()
@@ -42,7 +42,7 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 def shard(path: Path, numbers: range, classes: int = 3) -> Path:
     files: dict[str, bytes] = {}
     for number in numbers:
-        files |= {f"{number:04d}.png": picture(number), f"{number:04d}.cls": str(number % classes).encode()}
+        files |= {f"{number:04d}.png": png(number), f"{number:04d}.cls": str(number % classes).encode()}
     return write_tar(path, files)
 
 
@@ -71,13 +71,13 @@ def numbers_of(loader: EvalLoader) -> list[int]:
     ],
 )
 def test_braces(text: str, found: list[str]) -> None:
-    assert list(tars.expand_braces(text)) == found
+    assert tars.expand_braces(text) == found
 
 
 def test_braces_are_those_of_webdataset() -> None:
     braceexpand = pytest.importorskip("braceexpand", reason="webdataset is not installed (extra dev)").braceexpand
     for text in ("a-{000..012}.tar", "{train,val}-{0..2}.tar", "{098..101}", "plain.tar"):
-        assert list(tars.expand_braces(text)) == list(braceexpand(text))
+        assert tars.expand_braces(text) == list(braceexpand(text))
 
 
 @pytest.mark.parametrize("place", ["", "/set-train-{000..002}.tar", "/set-train-*.tar"])
@@ -131,7 +131,7 @@ def test_index_goes_to_the_cache_of_read_only_data(
 
 
 def test_labels_from_json_and_names_of_classes(tmp_path: Path) -> None:
-    files = {"a/x.jpg.png": b"", "a/1.png": picture(1), "a/1.json": b'{"label": 1}', "2.png": picture(2)}
+    files = {"a/x.jpg.png": b"", "a/1.png": png(1), "a/1.json": b'{"label": 1}', "2.png": png(2)}
     write_tar(tmp_path / "0.tar", {**files, "2.json": b'{"label": 0, "text": "two"}', "2.txt": b"two"})
     (tmp_path / "classes.json").write_text(json.dumps(["cat", "dog"]))
     images = tars.tar_splits(str(tmp_path))["train"]()
@@ -150,8 +150,8 @@ def test_written_by_webdataset(tmp_path: Path) -> None:
     assert list(images.labels) == [0, 1] * 5
 
 
-def test_broken_pictures_are_named(tmp_path: Path) -> None:
-    files = {"0.png": picture(0)[:40], "0.cls": b"0", "1.png": picture(1), "1.cls": b"1"}
+def test_broken_images_are_named(tmp_path: Path) -> None:
+    files = {"0.png": png(0)[:40], "0.cls": b"0", "1.png": png(1), "1.cls": b"1"}
     images = tars.tar_splits(str(write_tar(tmp_path / "s.tar", files)))["train"]()
     with pytest.raises(BrokenImage, match=r"s\.tar\[0\]"):
         images[0]
@@ -168,26 +168,26 @@ def test_refusals_of_shards(tmp_path: Path) -> None:
     assert "copy the shards" in sentence("wds:https://example.org/{0..3}.tar")
     assert "holds no .tar files" in sentence(f"wds:{tmp_path}")
     assert "there is no shard" in sentence(f"wds:{tmp_path}/a-{{0..3}}.tar")
-    write_tar(tmp_path / "no_label.tar", {"1.png": picture(1)})
+    write_tar(tmp_path / "no_label.tar", {"1.png": png(1)})
     assert "has no label" in sentence(f"wds:{tmp_path}/no_label.tar")
-    write_tar(tmp_path / "bad_label.tar", {"1.png": picture(1), "1.cls": b"cat"})
+    write_tar(tmp_path / "bad_label.tar", {"1.png": png(1), "1.cls": b"cat"})
     assert "class number" in sentence(f"wds:{tmp_path}/bad_label.tar")
-    write_tar(tmp_path / "huge_label.tar", {"1.png": picture(1), "1.cls": str(10**30).encode()})
+    write_tar(tmp_path / "huge_label.tar", {"1.png": png(1), "1.cls": str(10**30).encode()})
     assert "class number" in sentence(f"wds:{tmp_path}/huge_label.tar")
     write_tar(tmp_path / "texts.tar", {"1.txt": b"words"})
     assert "no samples" in sentence(f"wds:{tmp_path}/texts.tar")
     (tmp_path / "not.tar").write_bytes(b"not a tar at all" * 100)
-    assert "whole tar file" in sentence(f"wds:{tmp_path}/not.tar")
+    assert "complete tar file" in sentence(f"wds:{tmp_path}/not.tar")
     whole = shard(tmp_path / "cut.tar", range(10)).read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2 + 100])
     assert "cut.tar" in sentence(f"wds:{tmp_path}/cut.tar")
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".vitmix*"))
     (tmp_path / "a.tar.gz").write_bytes(b"")
-    assert "no .tar file" in sentence(f"wds:{tmp_path}/a.tar.gz")
+    assert "not a .tar file" in sentence(f"wds:{tmp_path}/a.tar.gz")
 
 
 def test_an_absurd_label_does_not_name_millions_of_classes(tmp_path: Path) -> None:
-    write_tar(tmp_path / "data.tar", {"1.png": picture(1), "1.cls": str(10**7).encode()})
+    write_tar(tmp_path / "data.tar", {"1.png": png(1), "1.cls": str(10**7).encode()})
     with pytest.raises(ValueError, match="label 10000000 among 1 images, more than the 100,000 classes"):
         open_images(f"wds:{tmp_path}/data.tar", "train")
 
@@ -211,7 +211,7 @@ def datasets():
 def rows(datasets, numbers: range, **more):
     kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee", "cow"]), **more}
     columns = {
-        "image": [{"bytes": picture(number), "path": None} for number in numbers],
+        "image": [{"bytes": png(number), "path": None} for number in numbers],
         "label": [number % 3 for number in numbers],
         **{name: [number % 2 for number in numbers] for name in more},
     }
@@ -233,7 +233,7 @@ def test_forms_of_hugging_face_data(datasets, tmp_path: Path, form: str, monkeyp
             for number in numbers:
                 path = place / name / ["ant", "bee", "cow"][number % 3] / f"{number:03d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(picture(number))
+                path.write_bytes(png(number))
     images = open_images(f"hfds:{place}", "train")
     assert images.classes == ["ant", "bee", "cow"] and len(images) == 12
     seen = numbers_of(EvalLoader(images, PLAIN, batch=5))
@@ -333,6 +333,6 @@ def test_one_process_continues_what_two_spread(spread: Path) -> None:
 
 
 def test_refusals_of_fsdp(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is one; start with torchrun"):
+    with pytest.raises(ValueError, match="needs several processes; start with torchrun"):
         train(tmp_path / "run", fsdp=True)
     assert not (tmp_path / "run").exists()

@@ -18,11 +18,13 @@ import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from samples import eval_sample, train_sample
 from training import look_often, one_thread  # noqa: F401
-from vitmix.lab.data.augment import Augmentation, eval_sample, train_sample
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
-from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost, _started
+from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader
 from vitmix.lab.data.plan import EpochPlan
+from vitmix.lab.data.workers import WorkerLost, started
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,7 +80,7 @@ def test_batches_are_what_train_sample_makes(reference):
             assert torch.equal(image, expected) and label == images.labels[index]
 
 
-def test_an_epoch_shows_each_picture_once_in_an_order_of_its_own(reference):
+def test_an_epoch_shows_each_image_once_in_random_order(reference):
     orders = [torch.cat([batch.indices for batch in epoch]).tolist() for epoch in reference]
     assert all(len(set(order)) == 40 for order in orders) and orders[0] != orders[1]
     other_seed = TrainLoader(some_images(), PLAIN, batch=8, seed=4)
@@ -149,13 +151,6 @@ def test_boxes_to_erase_after_mixing():
     assert 10 < erased < 30
 
 
-def test_the_last_batch_can_be_kept():
-    loader = TrainLoader(some_images(), PLAIN, batch=8, seed=0, drop_last=False)
-    batches = list(loader.epoch(0))
-    assert len(loader) == 6 and len(batches[-1]) == 5
-    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(45))
-
-
 # Ranks and repeats
 
 
@@ -170,15 +165,6 @@ def test_ranks_share_each_global_batch(world):
         assert set.union(*rows) == set(whole[number * 12 : (number + 1) * 12].tolist())
 
 
-def test_ranks_are_filled_up_when_the_last_batch_is_kept():
-    plans = [EpochPlan(10, 2, seed=0, rank=rank, world=4, drop_last=False) for rank in range(4)]
-    orders = [plan.order(0) for plan in plans]
-    assert {plan.batches for plan in plans} == {2} and {len(indices) for indices, _ in orders} == {3}
-    assert set(np.concatenate([indices for indices, _ in orders]).tolist()) == set(range(10))
-    keys = {pair for indices, repeats in orders for pair in zip(indices.tolist(), repeats.tolist(), strict=True)}
-    assert len(keys) == 12  # the two extra pictures are augmented anew
-
-
 @pytest.mark.parametrize("world", [1, 4])
 def test_repeats_are_those_of_timm(world):
     length = 1000
@@ -189,12 +175,12 @@ def test_repeats_are_those_of_timm(world):
         indices, repeats = plan.order(7)
         assert plan.samples == len(theirs)
         assert indices.tolist() == shuffled[list(theirs)].tolist()
-    # Every copy of a picture has a number of its own, over all ranks.
+    # Every copy of an image has its own number, over all ranks.
     keys = [pair for plan in plans for pair in zip(*(part.tolist() for part in plan.order(7)), strict=True)]
     assert len(set(keys)) == len(keys) and {repeat for _, repeat in keys} == {0, 1, 2}
 
 
-def test_repeated_pictures_are_augmented_differently():
+def test_repeated_images_are_augmented_differently():
     loader = TrainLoader(some_images(), Augmentation(16, erasing=0), batch=9, seed=0, repeats=3)
     batch = next(loader.epoch(0))
     assert batch.indices.tolist() == [index for index in batch.indices[::3].tolist() for _ in range(3)]
@@ -227,11 +213,11 @@ def test_bad_places_in_an_epoch():
         loader.epoch(-1)
 
 
-# Unreadable pictures
+# Unreadable images
 
 
 @WORKERS
-def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, caplog):
+def test_unreadable_images_are_replaced_and_reported(tmp_path, workers, caplog):
     images = damaged_images(tmp_path)
     loader = TrainLoader(images, PLAIN, batch=4, seed=0, workers=workers)
     for number in range(2):
@@ -247,7 +233,7 @@ def test_unreadable_pictures_are_stood_in_for_and_reported(tmp_path, workers, ca
 
 
 @WORKERS
-def test_evaluation_leaves_unreadable_pictures_out(tmp_path, workers):
+def test_evaluation_leaves_unreadable_images_out(tmp_path, workers):
     images = damaged_images(tmp_path, damaged=(0, 1, 5))
     shown = [batch.indices.tolist() for batch in EvalLoader(images, PLAIN, batch=2, workers=workers)]
     assert shown == [[2, 3], [4], [6, 7], [8, 9], [10, 11]] and sorted(images.broken) == [0, 1, 5]
@@ -310,7 +296,7 @@ def test_workers_leave_the_end_of_a_job_to_the_main_process():
     """Whoever stops a job may signal each of its processes; the main one still needs its last batches."""
     loader = TrainLoader(some_images(), PLAIN, batch=4, seed=0, workers=2)
     assert loader._loader is not None
-    fetching: Any = _started(loader._loader)  # as the first `next` of an epoch does, to be there while they start
+    fetching: Any = started(loader._loader)  # as the first `next` of an epoch does, to be there while they start
     for worker in fetching._workers:
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from blobs import blob_images
 from training import one_thread  # noqa: F401
-from vitmix.lab import make_maps as making
 from vitmix.lab.data.images import ArrayImages
-from vitmix.lab.data.label_maps import describe_data, read_label_maps, same_data
 from vitmix.lab.data.sources import open_images
-from vitmix.lab.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher
+from vitmix.lab.maps import making
+from vitmix.lab.maps.stored import describe_data, read_label_maps
+from vitmix.lab.maps.teachers import SpectralResidual, Teacher, dense_logits, saliency_teacher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,9 +68,9 @@ def test_a_module_that_gives_dense_logits_is_taken_at_its_word():
 
 
 def test_spectral_saliency_finds_the_odd_one():
-    picture = 0.3 + 0.02 * torch.rand(1, 1, 64, 64).expand(-1, 3, -1, -1).contiguous()
-    picture[:, :, 40:46, 10:16] = 1
-    saliency = SpectralResidual()(picture)[0, 0]
+    drawn = 0.3 + 0.02 * torch.rand(1, 1, 64, 64).expand(-1, 3, -1, -1).contiguous()
+    drawn[:, :, 40:46, 10:16] = 1
+    saliency = SpectralResidual()(drawn)[0, 0]
     assert saliency.shape == (16, 16) and float(saliency.max()) == 1
     row, column = divmod(int(saliency.argmax()), 16)
     assert abs(row - 10.5) < 2 and abs(column - 3) < 2
@@ -81,7 +81,7 @@ def test_spectral_saliency_finds_the_odd_one():
 
 
 class Blobs(torch.nn.Module):
-    """A teacher of three classes whose map of class c is the picture's brightness times c + 1, on an 8 x 8 grid."""
+    """A teacher of three classes whose map of class c is the image's brightness times c + 1, on an 8 x 8 grid."""
 
     def forward(self, images: Tensor) -> Tensor:
         gray = torch.nn.functional.adaptive_avg_pool2d(images.mean(1, keepdim=True), 8)
@@ -151,7 +151,7 @@ def test_damaged_shards_are_refused_and_made_anew(tmp_path, small_shards):
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match="maps-000000010.*checksum differs; run the same"):
         read_label_maps(tmp_path, images)
-    assert "made anew" in making.make_maps(images, BLOBS, tmp_path)[0]
+    assert "made again" in making.make_maps(images, BLOBS, tmp_path)[0]
     assert shard.read_bytes() == content
 
 
@@ -176,7 +176,7 @@ def test_maps_of_other_data_or_another_teacher_are_refused(tmp_path):
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(ValueError, match="holds no activation maps"):
         making.make_maps(images, BLOBS, tmp_path / "photos")
-    with pytest.raises(ValueError, match="no folder of activation maps"):
+    with pytest.raises(ValueError, match="not a folder of activation maps"):
         read_label_maps(tmp_path / "nothing", images)
 
 
@@ -185,7 +185,7 @@ def test_data_is_known_again_wherever_it_lies(tmp_path):
     images, _ = blob_images()
     noisy = np.clip(images.pixels.astype(int) + np.random.default_rng(0).integers(-2, 3, images.pixels.shape), 0, 255)
     other = ArrayImages(noisy.astype(np.uint8), images.labels, images.classes, "elsewhere")
-    assert same_data(describe_data(images), describe_data(other))
+    assert describe_data(images).same_as(describe_data(other))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "data": {}}'])
@@ -198,7 +198,7 @@ def test_damaged_indexes_get_one_sentence(tmp_path, content):
 def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     images, _ = blob_images()
     vit = Teacher("vit", tiny_teacher("test_vit"), size=(50, 50))
-    with pytest.raises(ValueError, match="vit does not take pictures of 50 x 50"):
+    with pytest.raises(ValueError, match="vit does not take images of 50 x 50"):
         making.make_maps(images, vit, tmp_path / "maps")
     with pytest.raises(ValueError, match="teacher's 3 classes, 0..2, got 3 numbers up to 7"):
         making.make_maps(images, BLOBS, tmp_path / "maps", classes=[0, 1, 7])
@@ -206,13 +206,13 @@ def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(tmp_p
 
 
 def test_maps_of_every_kind_of_data(tmp_path):
-    """A folder of pictures of different sizes, arrays, a data set that is computed, and one that is divided."""
+    """A folder of images of different sizes, arrays, a data set that is computed, and one that is divided."""
     for split in ("train", "val"):
         for label in ("a", "b"):
             (tmp_path / "photos" / split / label).mkdir(parents=True)
             for number in range(3):
-                picture = Image.effect_noise((20 + 30 * number, 40), 50)
-                picture.save(tmp_path / "photos" / split / label / f"{number}.png")
+                drawn = Image.effect_noise((20 + 30 * number, 40), 50)
+                drawn.save(tmp_path / "photos" / split / label / f"{number}.png")
     (tmp_path / "arrays").mkdir()
     pixels = np.random.default_rng(0).integers(0, 255, (8, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "arrays" / "train.npz", images=pixels, labels=np.arange(8) % 2)
@@ -223,7 +223,7 @@ def test_maps_of_every_kind_of_data(tmp_path):
         assert read_label_maps(tmp_path / str(number), open_images(text, "train")).shape == (len(images), 16, 16)
 
 
-def test_unreadable_pictures_have_empty_maps(tmp_path):
+def test_unreadable_images_have_empty_maps(tmp_path):
     images, _ = blob_images()
     images.broken[4] = "image 4: damaged"
     remarks = making.make_maps(images, BLOBS, tmp_path, batch=3)

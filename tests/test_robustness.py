@@ -453,8 +453,8 @@ def test_results_belong_to_the_weights_that_were_read(
         ),
         (["--suite", "attacks", "--orders", "random"], "--orders applies to the suite occlusion"),
         (["--suite", "noise", "--reference", "alexnet"], "--reference applies to the suite corruptions"),
-        (["--suite", "noise", "--folders", "c=."], "the folder 'c' is of the suite 'corruptions'"),
-        (["--suite", "corruptions", "--folders", "a=."], "the folder 'a' is of the suite 'shifts'"),
+        (["--suite", "noise", "--folders", "c=."], "the folder 'c' belongs to the suite 'corruptions'"),
+        (["--suite", "corruptions", "--folders", "a=."], "the folder 'a' belongs to the suite 'shifts'"),
         (["--suite", "shifts", "--folders", "b=."], "unknown folder 'b'"),
         (["--suite", "shifts", "--folders", "a=nowhere"], "no folder 'nowhere'"),
         (["--suite", "corruptions", "--folders", "c=nowhere"], "no folder 'nowhere'"),
@@ -480,7 +480,9 @@ def test_results_name_the_weights_that_were_read(tmp_path: Path) -> None:
     subject = open_subject(run)
     other = (run / "best.safetensors").read_bytes()
     (run / "best.safetensors").write_bytes(other[:-4] + b"\0\0\0\1")  # a training goes on meanwhile
-    run_suite(Robustness(parts=("clean",)), subject, subject.own_images(), Running(), own=True, cells=None, output=None)
+    run_suite(
+        Robustness(parts=("clean",)), subject, subject.evaluation_images(), Running(), own=True, cells=None, output=None
+    )
     assert Run(run).robustness is None
 
 

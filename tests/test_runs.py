@@ -102,9 +102,9 @@ def test_a_replaced_file_has_another_checksum(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("summary.json", {"text": 3}, "text must be a text"),
+        ("summary.json", {"text": 3}, "text must be a string"),
         ("summary.json", {"peak_memory": "x"}, "peak_memory must be a number"),
-        ("summary.json", {"broken_images": [1]}, "an entry of broken_images must be a text"),
+        ("summary.json", {"broken_images": [1]}, "an entry of broken_images must be a string"),
         ("evaluation.json", {"accuracy": None}, "accuracy must be a number"),
         ("evaluation.json", {"n": -1}, "n must be a whole number"),
         ("evaluation.json", {"n": True}, "n must be a whole number"),

@@ -27,8 +27,8 @@ def test_repeats_exactly():
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_a_stored_picture():
-    """Guards the data itself: published numbers are worth nothing once the pictures change."""
+def test_a_stored_image():
+    """Guards the data itself: published numbers are worth nothing once the images change."""
     batch = shapes_batch(range(12), size=16)
     assert batch.labels.tolist() == [0, 5, 11, 3, 8, 7, 9, 2, 10, 6, 1, 4]
     assert batch.masks.sum(dim=(1, 2)).tolist() == [42, 56, 27, 55, 32, 46, 34, 39, 50, 67, 65, 45]
@@ -46,7 +46,7 @@ def test_batch_equals_single(size):
 
 
 def test_chunks_leave_no_seam():
-    size = 256  # four pictures to a chunk
+    size = 256  # four images to a chunk
     whole = shapes_batch(range(6), size=size)
     assert whole.images.shape == (6, 3, size, size)
     assert torch.equal(whole.images[3:], shapes_batch(range(3, 6), size=size).images)
@@ -61,7 +61,7 @@ def test_types_and_range(many):
 
 @pytest.mark.parametrize("size", [16, 48])
 def test_same_scene_at_two_sizes(size):
-    """A finer picture averaged over the coarse pixels is the coarse picture, but for the one-pixel edges."""
+    """A finer image averaged over the coarse pixels is the coarse image, but for the one-pixel edges."""
     coarse, fine = shapes_batch(range(60), size=size), shapes_batch(range(60), size=size * 4)
     assert torch.equal(coarse.labels, fine.labels)
     resampled = F.avg_pool2d(fine.masks.float()[:, None], 4)[:, 0] >= 0.5
@@ -96,7 +96,7 @@ def test_object_area_and_place(many):
     assert per_class.max() - per_class.min() < 0.02
     rim = torch.ones(32, 32, dtype=torch.bool)
     rim[1:-1, 1:-1] = False
-    assert not many.masks[:, rim].any(), "objects lie inside the picture"
+    assert not many.masks[:, rim].any(), "objects lie inside the image"
     line = (torch.arange(32) + 0.5) / 16 - 1
     middle = (many.masks * line).sum(dim=(1, 2)) / many.masks.sum(dim=(1, 2))
     assert middle.std() > 0.2, "objects are off-center"
@@ -111,20 +111,20 @@ def test_classes_are_balanced(many):
 
 def test_splits_and_seeds_share_no_sample():
     draws = [dict(split="train"), dict(split="test"), dict(split="train", seed=1)]
-    pictures = torch.cat([shapes_batch(range(600), size=8, **draw).images for draw in draws])
-    assert len(pictures.flatten(1).unique(dim=0)) == 1800
+    images = torch.cat([shapes_batch(range(600), size=8, **draw).images for draw in draws])
+    assert len(images.flatten(1).unique(dim=0)) == 1800
 
 
 def least_squares_accuracy(features, labels, other_features, other_labels):
     ones = torch.ones(len(features), 1), torch.ones(len(other_features), 1)
     inputs, others = torch.cat((features, ones[0]), dim=1), torch.cat((other_features, ones[1]), dim=1)
-    gram = inputs.T @ inputs + 30 * torch.eye(inputs.shape[1])  # ridge: 768 pixels, 2400 pictures
+    gram = inputs.T @ inputs + 30 * torch.eye(inputs.shape[1])  # ridge: 768 pixels, 2400 images
     weights = torch.linalg.solve(gram, inputs.T @ F.one_hot(labels).float())
     return ((others @ weights).argmax(dim=1) == other_labels).float().mean()
 
 
 def test_color_and_background_tell_nothing(many, held_out):
-    """Chance is 1/12 = 0.083; four standard errors over 2400 pictures are 0.023."""
+    """Chance is 1/12 = 0.083; four standard errors over 2400 images are 0.023."""
     background = [batch.images[:, :, :2, :2].flatten(1) for batch in (many, held_out)]
     color = [batch.images.mean(dim=(2, 3)) for batch in (many, held_out)]
     for mine, theirs in (background, color):
@@ -144,7 +144,7 @@ def test_dataset_gives_what_the_batch_holds():
         assert isinstance(image, Image.Image) and image.mode == "RGB" and image.size == (24, 24)
         assert torch.equal(pil_to_tensor(image) / 255, batch.images[index])
         assert label == batch.labels[index]
-        assert torch.equal(dataset.mask(index), batch.masks[index])
+        assert torch.equal(dataset.batch([index]).masks[0], batch.masks[index])
     assert torch.equal(dataset.batch([3, 4]).images, batch.images[3:5])
 
 
@@ -178,9 +178,9 @@ def test_bad_indices():
         with pytest.raises(IndexError, match=f"index must be in 0..4, got {index}; pass"):
             dataset[index]
     with pytest.raises(IndexError):
-        dataset.mask(5)
+        dataset.batch([5])
     for indices in ([], [-1], torch.zeros(2, 2, dtype=torch.long)):
-        with pytest.raises(ValueError, match="indices must be a row of integers"):
+        with pytest.raises(ValueError, match="indices must be a list of integers"):
             shapes_batch(indices)
     with pytest.raises(ValueError, match="size must be"):
         shapes_batch([0], size=4)

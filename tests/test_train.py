@@ -438,7 +438,7 @@ def test_another_model_guides(tmp_path: Path) -> None:
     for name, value in guided.core.mixing.guide.state_dict().items():
         assert torch.equal(value, weights[name])
     for changes, sentence in (
-        ({"method": "cutmix"}, "asks none"),
+        ({"method": "cutmix"}, "uses none"),
         ({"method": "smmix", "data": "shapes(size=16, length=48, test_length=24)", "num_classes": 13}, "13"),
         ({"method": "smmix", "size": 32, "model_args": {"img_size": 32}}, "the guide does not take these images"),
         ({"method": "smmix + vtm(block=1, tokens=400)"}, "cannot pick 400 tokens"),

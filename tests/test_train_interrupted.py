@@ -32,7 +32,7 @@ from training import (  # noqa: F401
 )
 from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.data import loader
+from vitmix.lab.data import workers
 from vitmix.lab.data.loader import Batch
 from vitmix.lab.runs import Epoch
 from vitmix.lab.training import checkpoints
@@ -403,14 +403,14 @@ def test_a_worker_lost_between_the_parts_of_an_update(
 ) -> None:
     """Half an update cannot be saved, so the rest of it is read without workers."""
     train(tmp_path / "whole", accumulate=2, **LONGER)
-    watched = loader._watched
+    watched = workers._watched
 
     def lost_after_five(torch_loader: Any) -> Iterator[Any]:
         yield from itertools.islice(watched(torch_loader), 5)
-        raise loader.WorkerLost("loader worker 7 was ended by SIGKILL")
+        raise workers.WorkerLost("loader worker 7 was ended by SIGKILL")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_watched", lost_after_five)
+        patch.setattr(workers, "_watched", lost_after_five)
         assert Trainer(tiny(tmp_path / "run", accumulate=2, **LONGER)).run() == 1
     assert "Checkpoint of update 3 is written" in capsys.readouterr().out
     train(tmp_path / "run", accumulate=2, **LONGER)

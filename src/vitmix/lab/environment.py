@@ -1,4 +1,4 @@
-"""The device: what it is, with the versions of what runs on it, and how its libraries choose; the host's threads."""
+"""The machine: device, versions of the libraries, threads and cores."""
 
 import os
 import platform
@@ -11,13 +11,13 @@ from vitmix import __version__
 if TYPE_CHECKING:
     import torch
 
-# Help texts ask for the number of cores, and must not wait for torch: it is imported where it is used.
+# Help texts need the number of cores and must not wait for torch, so torch is imported where it is used.
 
 
 def try_convolutions() -> None:
-    """Lets cuDNN choose convolutions by trying them, unless a program asked for deterministic ones.
+    """Lets cuDNN benchmark convolutions, unless the program asked for deterministic algorithms.
 
-    What it takes unasked for a patch embedding of 16 x 16 pixels is the slowest kernel of a training step.
+    Its default for a patch embedding of 16 x 16 pixels is the slowest kernel of a training step.
     """
     import torch
 
@@ -26,7 +26,7 @@ def try_convolutions() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Has torch compute on the host with one thread. To wake the others takes longer than what small tensors need."""
+    """Lets torch use one CPU thread: for small tensors, waking more takes longer than the work."""
     import torch
 
     threads = torch.get_num_threads()
@@ -38,12 +38,12 @@ def one_thread() -> Iterator[None]:
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_environment(device: "torch.device") -> dict[str, str]:
-    """The device's name, and the versions of this library and of those it stands on."""
+    """The device's name, and the versions of this library and its dependencies."""
     import timm
     import torch
 

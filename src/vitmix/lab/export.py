@@ -1,7 +1,7 @@
 """Trained models as folders that timm and transformers load: weights, configuration, model card.
 
-Both are the same files: timm's configuration names the architecture and how images reach it, and transformers wraps
-that model of timm (`TimmWrapperForImageClassification`), so every architecture can go, with the very same arithmetic.
+Both use the same files: timm's configuration names the architecture and its preprocessing, and transformers wraps the
+timm model (`TimmWrapperForImageClassification`), so every architecture can be exported, with the same arithmetic.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from vitmix import __version__
 from vitmix._checks import check_choice, check_output_name
 from vitmix.lab.data.sources import without_folders
-from vitmix.lab.evaluation.stored import read_evaluation
+from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
-from vitmix.lab.evaluation.text import NAMES, PERCENT, measures
-from vitmix.lab.training.checkpoints import host_copies, write_file
+from vitmix.lab.runs import Run
 from vitmix.lab.training.config import FIELDS, TrainConfig, setting_yaml
-from vitmix.lab.training.runs import RunFolder
+from vitmix.lab.training.weights import host_copies
+from vitmix.lab.writing import write_file
 
 TARGETS = ("timm", "hf")
 ALIGNMENT = 64  # bytes
@@ -33,21 +33,21 @@ WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preproce
 
 
 def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
-    """Writes the folder, whole or not at all, after timm loaded it with the same logits; returns the files' names."""
+    """Writes the folder, complete or not at all, once timm loads it with the same logits; returns the file names."""
     check_choice("to", to, TARGETS)
     check_output_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already; name a folder that does not, or an empty one")
+        raise ValueError(f"{folder} exists already; give a new or an empty folder")
     folder = folder.resolve()
-    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, under whoever stands in it
-        raise ValueError(f"the output is {folder}, where the command runs; name a folder inside of it")
+    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, also for programs that run in it
+        raise ValueError(f"the output is {folder}, where the command runs; give a folder inside it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         try:
             partial.mkdir(parents=True)
         except OSError as problem:
-            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; name another") from None
+            raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; give another") from None
         _write(subject, partial, folder, to)
         _check_reload(subject.model, partial)
         if folder.exists():
@@ -76,8 +76,8 @@ def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
 def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Safetensors whose data starts at multiples of 64 bytes, as far as the tensors' sizes allow.
 
-    transformers computes on the file as it lies in memory. At odd addresses a CPU's matrix products take other paths,
-    and the logits differ in their last bits.
+    transformers computes on the memory-mapped file. At odd addresses a CPU's matrix products take other paths, and the
+    logits differ in their last bits.
     """
     whole = safetensors.torch.save(host_copies(tensors))
     (length,) = struct.unpack("<Q", whole[:8])
@@ -125,7 +125,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def _label_names(subject: Subject) -> list[str]:
-    """A name for every output: a training may have asked for more outputs than its data has classes."""
+    """A name for every output: a training may have more outputs than its data has classes."""
     assert subject.classes is not None
     unnamed = range(len(subject.classes), subject.settings["num_classes"])
     return [*subject.classes, *(f"unused {number}" for number in unnamed)]
@@ -136,87 +136,73 @@ def _check_reload(model: nn.Module, folder: Path) -> None:
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     size = config["pretrained_cfg"]["input_size"]
     images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
-    # The folder of weights is loaded by name and file here: timm's own way, without its notices.
+    # By name and file: as timm loads the folder, without its notices.
     again = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
     again.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     if not torch.equal(again.eval()(images), model.eval().cpu()(images)):
-        raise ValueError(
-            "reloading the exported weights gives other logits: the model keeps state that its weights do not hold"
-        )
+        raise ValueError("reloading the exported weights changes the logits: the model has state outside its weights")
 
 
 def model_card(subject: Subject, folder: Path, to: str) -> str:
-    """README.md: what it is, how to load it, results and recipe."""
-    config, settings = subject.config, subject.settings
+    """README.md: the model, how to load it, results and recipe."""
+    config, run = subject.config, None if subject.run is None else Run(subject.run)
     library = "timm" if to == "timm" else "transformers"
-    head = {"tags": ["image-classification", "timm", "vitmix"], "library_name": library}
-    lines = ["---", *_front_matter(head), "pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
-    if subject.run is not None:
+    lines = ["---", "tags:", "- image-classification", "- timm", "- vitmix", f"library_name: {library}"]
+    lines += ["pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
+    if run is None:
+        lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
+    else:
         data = without_folders(config.data, config.data)
         lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
-        lines += _unfinished(subject.run, config)
-    else:
-        lines += [f"`{config.model}`, from `{Path(subject.weights).name}`.", ""]
-    own = (
-        [] if not type(subject.model).__module__.startswith("vitmix") else ["import vitmix.models  # registers it", ""]
-    )
-    arguments = "".join(f", {key}={value!r}" for key, value in settings.items())
-    lines += ["## Use", "", "```python", *own, "import timm", ""]
-    lines += [f'model = timm.create_model("local-dir:{folder.name}", pretrained=True).eval()']
-    lines += [
-        "# or",
-        f"timm.create_model({config.model!r}, checkpoint_path='{folder.name}/{WEIGHTS}'{arguments})",
-        "```",
-    ]
-    if to == "hf":
-        lines += [
-            "",
-            "```python",
-            *own,
-            "from transformers import AutoImageProcessor, AutoModelForImageClassification",
-            "",
-        ]
-        lines += [f'processor = AutoImageProcessor.from_pretrained("./{folder.name}")']
-        lines += [f'model = AutoModelForImageClassification.from_pretrained("./{folder.name}")', "```"]
-    lines += ["", "## Results", "", *_results(subject)]
-    if subject.run is not None:
+        lines += [] if run.summary is not None else _unfinished(len(run.epochs), config.total_epochs)
+    lines += ["## Use", "", *_use(subject, folder.name)]
+    lines += ["", *_use_in_transformers(subject, folder.name)] if to == "hf" else []
+    lines += ["", "## Results", "", *_results(subject, run)]
+    if run is not None:
         lines += ["", "## Training", "", f"Made with vitmix {__version__}; what differs from its defaults:", ""]
         lines += ["```yaml", *_recipe(config), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _unfinished(run: Path, config: TrainConfig) -> list[str]:
-    """A word about a training that has not ended, whose weights are of an early epoch."""
-    if RunFolder(run).read_summary() is not None:
-        return []
-    rows = run / "metrics.jsonl"
-    done = rows.read_text(encoding="utf-8").count("\n") if rows.is_file() else 0
-    total = config.total_epochs
+def _unfinished(done: int, total: int) -> list[str]:
+    """A warning about a training that has not ended, whose weights are of an early epoch."""
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
     return [f"**The training was not finished:** {count} done at the export.", ""]
 
 
-def _front_matter(head: dict[str, Any]) -> list[str]:
-    lines = []
-    for key, value in head.items():
-        lines += [f"{key}: {value}"] if isinstance(value, str) else [f"{key}:", *(f"- {each}" for each in value)]
-    return lines
+def _registered(subject: Subject) -> list[str]:
+    own = type(subject.model).__module__.startswith("vitmix")
+    return ["import vitmix.models  # registers it", ""] if own else []
 
 
-def _results(subject: Subject) -> list[str]:
-    found = read_evaluation(subject.run) if subject.run is not None else None
-    if found is None or found["weights"] != subject.weights:
+def _use(subject: Subject, name: str) -> list[str]:
+    arguments = "".join(f", {key}={value!r}" for key, value in subject.settings.items())
+    loaded = f'model = timm.create_model("local-dir:{name}", pretrained=True).eval()'
+    by_file = f"timm.create_model({subject.config.model!r}, checkpoint_path='{name}/{WEIGHTS}'{arguments})"
+    return ["```python", *_registered(subject), "import timm", "", loaded, "# or", by_file, "```"]
+
+
+def _use_in_transformers(subject: Subject, name: str) -> list[str]:
+    imported = "from transformers import AutoImageProcessor, AutoModelForImageClassification"
+    processor = f'processor = AutoImageProcessor.from_pretrained("./{name}")'
+    model = f'model = AutoModelForImageClassification.from_pretrained("./{name}")'
+    return ["```python", *_registered(subject), imported, "", processor, model, "```"]
+
+
+def _results(subject: Subject, run: Run | None) -> list[str]:
+    found = None if run is None else run.evaluation
+    if found is None or found.weights != subject.weights:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]
-    for name in measures(found):
-        shown = f"{100 * found[name]:.2f} %" if name in PERCENT else f"{found[name]:.4f}"
+    for name, value in scores(found).items():
+        shown = f"{100 * value:.2f} %" if name in PERCENT else f"{value:.4f}"
         rows.append(f"| {NAMES.get(name, name)} | {shown} |")
-    rows += [f"| parameters | {found['parameters']:,} |", f"| FLOPs an image | {found['flops']:,} |"]
-    return [f"On {without_folders(found['data'], subject.config.data)}, n = {found['n']:,}:", "", *rows]
+    rows += [f"| parameters | {found.parameters:,} |", f"| FLOPs an image | {found.flops:,} |"]
+    return [f"On {without_folders(found.data, subject.config.data)}, n = {found.n:,}:", "", *rows]
 
 
 def _recipe(config: TrainConfig) -> list[str]:
-    """The settings that are not the usual ones; of a path its last part, since the others are this machine's."""
+    """The settings that differ from the defaults; only the last part of a path, since the rest is this machine's."""
     usual = TrainConfig()
     paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
     config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)

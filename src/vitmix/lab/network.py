@@ -1,4 +1,4 @@
-"""Downloads where there may be no network: they fail within seconds, and what was downloaded before is still found."""
+"""Downloads where there may be no network: they fail within seconds, and the cache still works."""
 
 import socket
 import threading
@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-SECONDS = 4.0  # until a host that does not answer counts as not there
+SECONDS = 4.0  # until a host that does not answer counts as unreachable
 
 
 def can_connect(url: str) -> bool:
-    """Whether the host of an address, or the proxy on the way to it, answers soon."""
+    """Whether the host of a URL, or the proxy on the way to it, answers soon."""
     proxies = urllib.request.getproxies()
     place = urlsplit(proxies.get("https") or proxies.get("all") or url)
     answered = threading.Event()
@@ -26,7 +26,7 @@ def can_connect(url: str) -> bool:
             return
         answered.set()
 
-    # In a thread, since to look up a name can take minutes and cannot be stopped.
+    # In a thread, since a name lookup can take minutes and cannot be interrupted.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(SECONDS)
@@ -35,9 +35,9 @@ def can_connect(url: str) -> bool:
 
 @contextmanager
 def downloads(url: str | None = None) -> Iterator[bool]:
-    """Lets downloads from the Hugging Face hub, or from another address, fail at once where it cannot be reached.
+    """Makes downloads from the Hugging Face hub, or from another URL, fail at once if it is unreachable.
 
-    The hub's own library would try for a minute. Yields whether it can be reached.
+    The hub's own library would retry for a minute. Yields whether it is reachable.
     """
     offline, patience = constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
     reached = not offline and can_connect(url or constants.ENDPOINT)

@@ -1,7 +1,6 @@
-"""Reading what others wrote: regular files of bounded size, JSON and YAML of bounded depth.
+"""Reading untrusted files: regular files of bounded size, JSON and YAML of bounded depth.
 
-What comes back is plain values that can be printed, compared and walked through; anything else is a ValueError or an
-OSError with a sentence.
+The result is plain values that can be printed, compared and traversed; anything else is a ValueError or an OSError.
 """
 
 import errno
@@ -15,16 +14,16 @@ from typing import Any, BinaryIO
 import yaml
 
 MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
-MOST_DEPTH = 64  # lists and mappings within each other; no file of ours has more than six
-MOST_VALUES = 200_000  # of a YAML file, those that it repeats by reference counted each time
-# Faults of a disk, a network or this machine, after which a file may be as whole as it was.
+MOST_DEPTH = 64  # of nested lists and mappings; our own files have at most six
+MOST_VALUES = 200_000  # of a YAML file; repeated references count each time
+# Faults of a disk, a network or this machine, after which the file may still be intact.
 _FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file to read: a pipe would be waited for, and a device read, without an end."""
-    # A pipe is waited for while it is opened, unless it is opened without blocking.
+    """Opens a regular file to read: a pipe would block forever, and a device has no end."""
+    # Opening a pipe blocks, unless it is opened without blocking.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -39,7 +38,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """The content of a regular file of at most this many bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size or most, most) + 1)  # Python takes as much memory as is asked for
+        content = file.read(min(size or most, most) + 1)  # Python allocates as much as is asked for
     if len(content) > most:
         raise ValueError(f"{os.fspath(path)} has more than the {most:,} bytes allowed")
     return content
@@ -50,25 +49,13 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MOST_JSON))
 
 
-def read_known(path: Path) -> Any:
-    """The value in a JSON file that one of our commands writes; None where there is none, or something else."""
-    try:
-        return read_json(path)
-    except OSError as error:
-        if is_fault(error):
-            raise
-    except ValueError:
-        pass
-    return None
-
-
 def is_fault(error: OSError) -> bool:
-    """Whether reading failed though the file may be whole: what it holds must not be called lost."""
+    """Whether reading failed although the file may be intact: its content must not be called lost."""
     return error.errno in _FAULTS
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a JSON text stands for."""
+    """The value of a JSON text."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -78,18 +65,18 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a YAML text stands for: lists, mappings, texts, numbers; dates stay texts."""
+    """The value of a YAML text: lists, mappings, texts, numbers; dates stay texts."""
     if len(text) > MOST_YAML:
         raise ValueError(f"it is longer than the {MOST_YAML:,} characters allowed")
     open_brackets = itertools.accumulate((character in "[{") - (character in "]}") for character in text)
-    if max(open_brackets, default=0) > 8 * MOST_DEPTH:  # those in quotes counted; the parser would take long for them
+    if max(open_brackets, default=0) > 8 * MOST_DEPTH:  # including those in quotes; the parser would take long
         raise ValueError(_TOO_DEEP)
     try:
         value = yaml.load(text, _Loader)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    except (LookupError, AttributeError):  # PyYAML expects that '!!int' and the like stand before such a value
-        raise ValueError("a tag such as !!int stands before a value of another kind; leave it out") from None
+    except (LookupError, AttributeError):  # PyYAML expects a matching value after '!!int' and the like
+        raise ValueError("a tag such as !!int precedes a value of another kind; leave it out") from None
     _check_nesting(value, MOST_VALUES)
     return value
 
@@ -102,7 +89,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_nesting(value: Any, most: int | None = None) -> None:
-    """Refuses a value that holds itself, as YAML's references allow, or is too deep to be printed or written."""
+    """Refuses a value that contains itself, as YAML's references allow, or is too deep to be printed or written."""
     level, depth, count = [[value]], 0, 0
     while level:
         depth += 1
@@ -122,32 +109,10 @@ def _check_nesting(value: Any, most: int | None = None) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from a file is a finite number, of a size that arithmetic does not overflow with."""
+    """Whether a value from a file is a finite number that does not overflow in arithmetic."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e100  # NaN fails
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value from a file is a whole number from 0 on."""
+    """Whether a value from a file is an integer of at least 0."""
     return isinstance(value, int) and is_number(value) and value >= 0
-
-
-def fits(value: Any, shape: Any) -> bool:
-    """Whether a value from a file has this shape.
-
-    A shape is a type, a test such as `is_number`, None, `[shape]` for a list of any length, `{key: shape}` for a
-    mapping that has at least these keys, or a tuple of shapes, one of which must fit.
-    """
-    if shape is None:
-        return value is None
-    if isinstance(shape, tuple):
-        return any(fits(value, each) for each in shape)
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(key in value and fits(value[key], each) for key, each in shape.items())
-    return isinstance(value, shape) if isinstance(shape, type) else bool(shape(value))
-
-
-def fits_where_given(value: dict[str, Any], shape: dict[str, Any]) -> bool:
-    """Whether those of these keys that a mapping has are of their shape."""
-    return all(fits(value[key], each) for key, each in shape.items() if key in value)

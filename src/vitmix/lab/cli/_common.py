@@ -1,12 +1,12 @@
 """What several commands take: the answer to "which model?", data, methods, files to write."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from vitmix._checks import check_output_file
 from vitmix.lab.cli._parser import note
-from vitmix.lab.settings import Count, Name, Settings, option
+from vitmix.lab.settings import Count, File, Name, Settings, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation import Subject
@@ -65,6 +65,31 @@ class Measured(ModelChoice):
     data: str | None = option(None, "data, written as for vitmix train (default: the run's)")
     split: Split | None = option(None, "split to take images from (default: the run's, or test)")
     cpu: bool = option(False, "use the CPU even if there is a GPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierChoice(ModelChoice):
+    """A model as two commands named it in version 0.1."""
+
+    checkpoint: File | None = option(None, "weights file", now="--model FILE, with --arch for its timm name")
+    num_classes: int | None = option(None, "outputs of that model", now="--model-args num_classes=N")
+
+
+E = TypeVar("E", bound=EarlierChoice)
+
+
+def in_new_words(settings: E, named: str | None) -> E:
+    """Settings whose model is named by `--model`; `named` is the value of another flag for it."""
+    if settings.model is not None and named is not None:
+        raise ValueError("the model is named twice; give --model alone")
+    model, arguments = settings.model or named, settings.model_args
+    if settings.num_classes is not None:
+        arguments = {**arguments, "num_classes": settings.num_classes}
+    if settings.checkpoint is None:
+        return replace(settings, model=model, model_args=arguments)
+    if model is not None and Path(model).is_dir():
+        raise ValueError(f"{model} is a run folder with its own weights; leave --checkpoint out")
+    return replace(settings, model=settings.checkpoint, arch=settings.arch or model, model_args=arguments)
 
 
 def named_model(settings: Architecture, what: str | None = None) -> tuple[str | None, str | None]:

@@ -1,22 +1,22 @@
 """`vitmix maps`: activation maps of a teacher, for TokenMix's labels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmix.lab.cli._bar import bar
-from vitmix.lab.cli._common import ModelChoice, Place, Split, open_model
+from vitmix.lab.cli._common import EarlierChoice, Place, Split, in_new_words, open_model
 from vitmix.lab.cli._parser import Command, flag
 from vitmix.lab.settings import File, Folder, option
 
 if TYPE_CHECKING:
-    from vitmix.lab.teachers import Teacher
+    from vitmix.lab.maps.teachers import Teacher
 
 SALIENCY = "saliency:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maps(ModelChoice):
+class Maps(EarlierChoice):
     """Make a teacher's activation maps, for TokenMix's labels."""
 
     epilog = (
@@ -33,18 +33,16 @@ class Maps(ModelChoice):
     workers: int = option(2, "processes that read images")
     cpu: bool = option(False, "use the CPU even if there is a GPU")
     teacher: Place | None = option(None, "the teacher", now="--model")
-    checkpoint: File | None = option(None, "its weights", now="--model FILE, with --arch for its timm name")
-    num_classes: int | None = option(None, "outputs of that teacher", now="--model-args num_classes=N")
 
 
 def run(settings: Maps) -> int:
     import torch
 
     from vitmix.lab.data.sources import open_images
-    from vitmix.lab.make_maps import make_maps, read_classes
+    from vitmix.lab.maps.making import make_maps, read_classes
 
     images = open_images(settings.data, settings.split)
-    teacher = _teacher(_today(settings))
+    teacher = _teacher(in_new_words(settings, settings.teacher))
     classes = None if settings.classes is None else read_classes(settings.classes, images.classes)
     with bar() as report:
         remarks = make_maps(
@@ -66,26 +64,14 @@ def run(settings: Maps) -> int:
     return 0
 
 
-def _today(settings: Maps) -> Maps:
-    """Earlier spellings as they are written now."""
-    model = settings.model or settings.teacher
-    if settings.num_classes is not None:
-        settings = replace(settings, model_args={**settings.model_args, "num_classes": settings.num_classes})
-    if settings.checkpoint is None or model is None or model.startswith(SALIENCY):
-        return replace(settings, model=model)
-    if Path(model).is_dir():
-        raise ValueError(f"{model} is a run folder with its own weights; leave --checkpoint out")
-    return replace(settings, model=settings.checkpoint, arch=settings.arch or model)
-
-
 def _teacher(settings: Maps) -> "Teacher":
-    from vitmix.lab.teachers import saliency_teacher, timm_teacher
+    from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 
     model = settings.model
     if model is None:
         raise ValueError("no teacher is named; give --model RUN|FILE|NAME, or --model saliency:spectral")
     if model.startswith(SALIENCY):
-        names = ("checkpoint", "arch", "pretrained", "model_args", "size", "classes")
+        names = ("arch", "pretrained", "model_args", "size", "classes")
         given = [flag(name) for name in names if getattr(settings, name)]
         if given:
             raise ValueError(f"saliency has no weights, classes or size; leave {', '.join(given)} out")
@@ -96,7 +82,7 @@ def _teacher(settings: Maps) -> "Teacher":
             f"teacher {model!r} would have random weights; give a weights file or a run folder, or add --pretrained"
         )
     own = loaded.augmentation
-    return timm_teacher(
+    return Teacher(
         loaded.config.model, loaded.model, size=own.sides, mean=own.mean, std=own.std, classes=loaded.classes
     )
 

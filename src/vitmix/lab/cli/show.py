@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmix._registry import METHODS
-from vitmix.lab.cli._common import UNTRAINED, Figure, Image, Method, ModelChoice, open_model
+from vitmix.lab.cli._common import UNTRAINED, EarlierChoice, Figure, Image, Method, in_new_words, open_model
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.settings import File, Folder, Name, option
+from vitmix.lab.settings import Folder, Name, option
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitmix.lab.evaluation import Subject
-
 
 @dataclass(frozen=True, kw_only=True)
-class Show(ModelChoice):
+class Show(EarlierChoice):
     """Show what methods do to two images."""
 
     epilog = (
@@ -32,8 +30,6 @@ class Show(ModelChoice):
     seed: int = option(0, "decides the random choices, the same for every method")
     output: Figure = option("show.png", "figure as .png, .svg or .pdf")
     run: Folder | None = option(None, "a run's model", now="--model")
-    checkpoint: File | None = option(None, "weights file", now="--model FILE, with --arch for its timm name")
-    num_classes: int | None = option(None, "outputs of that model", now="--model-args num_classes=N")
 
 
 def run(settings: Show) -> int:
@@ -51,7 +47,8 @@ def run(settings: Show) -> int:
     for each in images:
         check_image(each)
     torch.manual_seed(settings.seed)  # of random weights
-    loaded, output = _open(settings), Path(settings.output)
+    settings, output = in_new_words(settings, settings.run), Path(settings.output)
+    loaded = open_model(settings, None if settings.model else UNTRAINED)
     shown = [read_image(text, max(loaded.augmentation.sides)) for text in images]
     if settings.names:
         shown = [replace(each, name=name) for each, name in zip(shown, settings.names, strict=True)]
@@ -69,19 +66,6 @@ def run(settings: Show) -> int:
     if not loaded.trained and footer:
         print("The model is untrained, so its attention means nothing yet; --model RUN shows a trained one's.")
     return 0
-
-
-def _open(settings: Show) -> "Subject":
-    """The model, of which earlier spellings are written as now."""
-    if settings.run is not None and (settings.model or settings.checkpoint or settings.pretrained):
-        raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
-    if settings.run is not None and not Path(settings.run).is_dir():
-        raise ValueError(f"{settings.run!r} is no run folder; give a folder of 'vitmix train'")
-    counted = {} if settings.num_classes is None else {"num_classes": settings.num_classes}
-    settings = replace(settings, model_args={**settings.model_args, **counted})
-    if settings.checkpoint is not None:
-        return open_model(replace(settings, model=settings.checkpoint, arch=settings.arch or settings.model))
-    return open_model(replace(settings, model=settings.run or settings.model or UNTRAINED))
 
 
 def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:

@@ -1,17 +1,21 @@
-"""Data sets, augmentation and loaders."""
+"""Data sets, augmentation and loaders. Names are imported when first used: settings must not wait for torch."""
 
-from .augment import Augmentation as Augmentation
-from .augment import eval_sample as eval_sample
-from .augment import train_sample as train_sample
-from .images import ArrayImages as ArrayImages
-from .images import BrokenImage as BrokenImage
-from .images import ImageSet as ImageSet
-from .loader import Batch as Batch
-from .loader import EvalLoader as EvalLoader
-from .loader import TrainLoader as TrainLoader
-from .resident import ResidentEvalLoader as ResidentEvalLoader
-from .resident import ResidentLoader as ResidentLoader
-from .shapes import Shapes as Shapes
-from .shapes import ShapesBatch as ShapesBatch
-from .shapes import shapes_batch as shapes_batch
-from .sources import open_images as open_images
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .augmentation import Augmentation as Augmentation
+    from .images import ArrayImages as ArrayImages
+    from .loader import EvalLoader as EvalLoader
+    from .loader import TrainLoader as TrainLoader
+    from .shapes import Shapes as Shapes
+    from .sources import open_images as open_images
+
+_HOMES = {"Augmentation": "augmentation", "ArrayImages": "images", "EvalLoader": "loader", "TrainLoader": "loader"}
+_HOMES |= {"Shapes": "shapes", "open_images": "sources"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

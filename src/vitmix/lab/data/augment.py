@@ -1,101 +1,41 @@
-"""Augmentation of single pictures, as the papers train: timm's transforms as a function of a few whole numbers."""
+"""Augmentation of single images with timm's transforms, as the papers train: a function of a few integers."""
 
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 from torch import Tensor
 from torchvision import transforms
 
 from vitmix._sampling import generator_for
-from vitmix.lab.augmentation import AugmentationSettings
 
-from .images import as_rgb
-from .policy import fill_color, timm_policy
+from .augmentation import Augmentation
+from .decoding import as_rgb
+from .policy import map_policy, timm_policy
 
 # Settings of timm's random erasing that no recipe changes.
 ERASE_AREA = (0.02, 1 / 3)
 ERASE_ASPECT = (0.3, 1 / 0.3)
-ATTEMPTS = 10  # to find a box that fits into the picture, for crops and for erasing
+ATTEMPTS = 10  # to find a box that fits into the image, for crops and for erasing
 
-MOST_PADDING, MOST_ERASED, LEAST_CROP = 4096, 1000, 0.05
-MIN_SIDE = 8  # pixels; smaller pictures are enlarged first, since a crop of one may round to nothing
-MAX_ASPECT = 16  # longer strips are cut to their middle: scaled by their shorter side they could fill the memory
-SAMPLE = 0x53414D50  # keeps these random numbers apart from others made from the same seed
+MIN_SIDE = 8  # pixels; smaller images are enlarged first, since a crop of one may round to nothing
+MAX_ASPECT = 16  # longer strips are cut to their center: scaled by their shorter side they could fill the memory
+SAMPLE = 0x53414D50  # separates these random numbers from others made from the same seed
 
-
-@dataclass(frozen=True)
-class Augmentation(AugmentationSettings):
-    """What happens to an image before the model sees it.
-
-    Args:
-        size: of the model's input, one side or (height, width).
-        crop_pct: for evaluation: the part of the shorter side that the center crop shows.
-    """
-
-    size: int | tuple[int, int] = 224
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
-    crop_pct: float = 0.875
-
-    def __post_init__(self) -> None:
-        for name in ("size", "scale", "ratio", "mean", "std"):  # lists, as configuration files give them
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
-            raise ValueError(f"size must be pixels or (height, width), got {self.size!r}")
-        for name in ("scale", "ratio"):
-            pair = getattr(self, name)
-            if pair is not None and (len(pair) != 2 or not 0 < pair[0] <= pair[1]):
-                raise ValueError(f"{name} must be (least, most), both positive, got {pair!r}")
-        if self.scale is not None and self.scale[1] > 1:
-            raise ValueError(f"scale is a part of the picture, at most 1, got {self.scale!r}")
-        super().__post_init__()
-        for name, most in (("padding", MOST_PADDING), ("erasing_count", MOST_ERASED)):
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} may be at most {most:,}, got {getattr(self, name)}")
-        if self.padding and self.scale is not None:
-            raise ValueError(f"padding={self.padding} replaces the random resized crop; pass scale=None with it")
-        if not LEAST_CROP <= self.crop_pct <= 1:  # pictures are scaled to size / crop_pct
-            raise ValueError(f"crop_pct must be at least {LEAST_CROP} and at most 1, got {self.crop_pct!r}")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"mean and std must be three numbers each, std positive, got {self.mean!r}, {self.std!r}")
-        if not all(abs(value) <= 1e6 for value in self.mean) or not all(1e-6 <= value <= 1e6 for value in self.std):
-            raise ValueError(f"mean and std are of pixels in 0..1, got {self.mean!r} and {self.std!r}")
-        if self.erase_after_mixing and self.erasing_count > 1:
-            raise ValueError(f"erasing after mixing takes one box, got erasing_count={self.erasing_count}; pass 1")
-        if self.auto_augment and self.color_jitter:
-            raise ValueError(
-                f"color_jitter={self.color_jitter} has no effect beside auto_augment={self.auto_augment!r}; "
-                "pass color_jitter=0 or auto_augment=None"
-            )
-        if self.auto_augment:
-            timm_policy(self.auto_augment, self.sides, self.mean, self.interpolation)  # a typo should show now
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """(height, width)"""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
-
-    @property
-    def fill(self) -> tuple[int, ...]:
-        """The color that rotation and the like leave outside the picture."""
-        return fill_color(self.mean)
+Size = tuple[int, int]
+Transform = Callable[[Image.Image], Image.Image]
 
 
 class Sample(NamedTuple):
-    """One augmented picture: `pixels` `(3, H, W)` uint8, and `boxes` `(erasing_count, 4)` to erase, empty ones zero."""
+    """One augmented image: `pixels` `(3, H, W)` uint8, and `boxes` `(erasing_count, 4)` to erase, empty ones zero."""
 
     pixels: Tensor
     boxes: Tensor
@@ -103,11 +43,11 @@ class Sample(NamedTuple):
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Gives the global generators of Python, NumPy and torch (CPU) back as they were.
+    """Restores the global generators of Python, NumPy and torch (CPU) at the end.
 
     timm's and torchvision's transforms draw from these and take no generator. Seeding them per sample makes an
-    augmentation the same in whichever process it is computed, and after a resumption; restoring them keeps the rest of
-    the program, such as dropout, from noticing. NumPy takes 70 us for that, so it is done once a batch.
+    augmentation the same in every process and after a resumption; restoring them hides that from the rest of the
+    program, such as dropout. NumPy takes 70 us for it, so it is done once per batch.
     """
     saved = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
@@ -128,14 +68,13 @@ def seed_global_generators(*numbers: int) -> None:
 
 
 def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Sample:
-    """The picture after every operation on pixels, and the boxes that random erasing will fill.
+    """The image after every operation on pixels, and the boxes that random erasing will fill.
 
-    Seeds the global generators: to be called inside `global_generators_kept()`.
+    Seeds the global generators: call it inside `global_generators_kept()`.
     """
-    transform, is_random = _train_transform(augmentation)
-    if is_random or augmentation.erasing:
+    if augmentation.is_random:  # seeding takes half the time of a small image
         seed_global_generators(*seed_numbers)
-    pixels = _pixels(transform(_prepare(image)))
+    pixels = _pixels(_train_transform(augmentation)(_prepare(image)))
     boxes = torch.zeros(augmentation.erasing_count, 4, dtype=torch.long)
     if augmentation.erasing:
         for number, box in enumerate(_erase_boxes(augmentation)):
@@ -143,13 +82,41 @@ def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tup
     return Sample(pixels, boxes)
 
 
+def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:
+    """The activation map `(H, W)` of the image that `augment` makes with the same numbers.
+
+    The map's transform has the same steps as the image's and draws the same numbers, but only moves. So the two move
+    together, and the image is the same with and without a map. Seeds the global generators, as `augment` does.
+
+    Args:
+        activation: `(h, w)` over the whole image, on a grid of any size.
+        size: height and width of the image.
+    """
+    seed_global_generators(*seed_numbers)
+    return _map_tensor(_train_transform(augmentation, of_map=True)(_map_image(activation, size)))
+
+
+def centered_map(activation: Tensor, size: Size, augmentation: Augmentation) -> Tensor:
+    """The map `(H, W)` of the center of the image, which is trained on where `scale` is `None`."""
+    return _map_tensor(_center(augmentation.sides, 1.0, augmentation.interpolation)(_map_image(activation, size)))
+
+
+def check_maps(maps: Tensor | None, count: int, description: str, augmentation: Augmentation) -> None:
+    """Refuses maps that cannot belong to `count` images, and augmentation that maps cannot follow."""
+    if maps is None:
+        return
+    if maps.ndim != 3 or len(maps) != count:
+        raise ValueError(f"maps must be ({count}, h, w), one per image of {description}, got {tuple(maps.shape)}")
+    _train_transform(augmentation, of_map=True)
+
+
 def normalize(pixels: Tensor, augmentation: Augmentation) -> Tensor:
-    """Float32 with the given mean and spread removed, from `(..., 3, H, W)` of 0..255."""
-    mean, spread = (
+    """Float32, normalized by the given mean and std, from `(..., 3, H, W)` of 0..255."""
+    mean, std = (
         per_channel([255 * value for value in values], pixels.device)
         for values in (augmentation.mean, augmentation.std)
     )
-    return (pixels.float() - mean) / spread
+    return (pixels.float() - mean) / std
 
 
 def per_channel(values: Sequence[float], device: torch.device) -> Tensor:
@@ -166,33 +133,17 @@ def erase(image: Tensor, boxes: Tensor, *, seed_numbers: tuple[int, ...]) -> Non
             image[:, top:bottom, left:right] = noise
 
 
-def train_sample(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:
-    """The picture as the model sees it in training: augmented, normalized and, unless that comes later, erased."""
-    with global_generators_kept():
-        sample = augment(image, augmentation, seed_numbers=seed_numbers)
-    normalized = normalize(sample.pixels, augmentation)
-    if not augmentation.erase_after_mixing:
-        erase(normalized, sample.boxes, seed_numbers=seed_numbers)
-    return normalized
-
-
 def eval_pixels(image: Image.Image, augmentation: Augmentation) -> Tensor:
-    """The picture scaled and cropped in the middle, `(3, H, W)` uint8."""
-    transform = _eval_transform(augmentation.sides, augmentation.crop_pct, augmentation.interpolation)
-    return _pixels(transform(_prepare(image)))
-
-
-def eval_sample(image: Image.Image, augmentation: Augmentation) -> Tensor:
-    """The picture as the model sees it in evaluation."""
-    return normalize(eval_pixels(image, augmentation), augmentation)
+    """The image scaled and center-cropped, `(3, H, W)` uint8."""
+    return _pixels(_center(augmentation.sides, augmentation.crop_pct, augmentation.interpolation)(_prepare(image)))
 
 
 def _prepare(image: Image.Image) -> Image.Image:
-    return fit_sides(image if image.mode == "RGB" else as_rgb(image))
+    return _fit_sides(image if image.mode == "RGB" else as_rgb(image))
 
 
-def fit_sides(image: Image.Image) -> Image.Image:
-    """A picture that is neither too long nor too small to be augmented."""
+def _fit_sides(image: Image.Image) -> Image.Image:
+    """An image neither too long nor too small to be augmented."""
     width, height = image.size
     shorter = min(width, height)
     if shorter * MAX_ASPECT < max(width, height):
@@ -206,6 +157,15 @@ def fit_sides(image: Image.Image) -> Image.Image:
 
 def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
+
+
+def _map_image(activation: Tensor, size: Size) -> Image.Image:
+    image = Image.fromarray(activation.float().contiguous().numpy())
+    return _fit_sides(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+def _map_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image, dtype=np.float32))
 
 
 def _erase_boxes(augmentation: Augmentation) -> Iterator[tuple[int, int, int, int]]:
@@ -227,42 +187,30 @@ def _erase_boxes(augmentation: Augmentation) -> Iterator[tuple[int, int, int, in
 
 
 @lru_cache(maxsize=64)
-def _train_transform(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], bool]:
-    """Everything up to the pixels, and whether it draws random numbers."""
-    steps = crop_and_flip(augmentation)
-    fixed = 1 if augmentation.scale is None else 0
-    if augmentation.auto_augment:
-        steps.append(
-            timm_policy(augmentation.auto_augment, augmentation.sides, augmentation.mean, augmentation.interpolation)
-        )
-    if augmentation.color_jitter:
-        steps.append(transforms.ColorJitter(*[augmentation.color_jitter] * 3))
-    return transforms.Compose(steps), len(steps) > fixed
-
-
-def crop_and_flip(augmentation: Augmentation) -> list[Any]:
-    """The steps that come first: from a picture of any size to one of `augmentation.sides`."""
+def _train_transform(augmentation: Augmentation, *, of_map: bool = False) -> Transform:
+    """Everything up to the pixels, for an image or for its activation map."""
+    sides, interpolation = augmentation.sides, augmentation.interpolation
+    steps: list[Any] = [_center(sides, 1.0, interpolation)]
     if augmentation.scale is not None:
-        crop = RandomResizedCropAndInterpolation(
-            augmentation.sides, augmentation.scale, augmentation.ratio, augmentation.interpolation
-        )
-        steps: list[Any] = [crop]
-    else:
-        steps = [_eval_transform(augmentation.sides, 1.0, augmentation.interpolation)]
+        steps = [RandomResizedCropAndInterpolation(sides, augmentation.scale, augmentation.ratio, interpolation)]
     if augmentation.padding:
-        steps.append(transforms.RandomCrop(augmentation.sides, padding=augmentation.padding))
+        steps.append(transforms.RandomCrop(sides, padding=augmentation.padding))
     if augmentation.hflip:
         steps.append(transforms.RandomHorizontalFlip(augmentation.hflip))
-    return steps
+    if augmentation.auto_augment:
+        steps.append(map_policy(augmentation) if of_map else timm_policy(augmentation))
+    if augmentation.color_jitter and not of_map:
+        steps.append(transforms.ColorJitter(*[augmentation.color_jitter] * 3))
+    return transforms.Compose(steps)
 
 
 @lru_cache(maxsize=64)
-def _eval_transform(
-    sides: tuple[int, int], crop_pct: float, interpolation: str
-) -> Callable[[Image.Image], Image.Image]:
-    if interpolation == "random":
-        interpolation = "bicubic"
+def _center(sides: Size, crop_pct: float, interpolation: str) -> Transform:
+    """timm's scaling and center crop for evaluation, without the conversion to a tensor."""
     whole = transforms_imagenet_eval(
-        sides if sides[0] != sides[1] else sides[0], crop_pct=crop_pct, interpolation=interpolation, use_prefetcher=True
+        sides if sides[0] != sides[1] else sides[0],
+        crop_pct=crop_pct,
+        interpolation="bicubic" if interpolation == "random" else interpolation,
+        use_prefetcher=True,
     )
-    return transforms.Compose(whole.transforms[:-1])  # without the conversion to a tensor
+    return transforms.Compose(whole.transforms[:-1])

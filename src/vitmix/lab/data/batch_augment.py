@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch on its device, as drawn by `vitmix.lab.data.batch_draws`."""
+"""Augmentation of a whole batch on its device, with the numbers drawn by `vitmix.lab.data.batch_draws`."""
 
 from collections.abc import Callable
 
@@ -8,45 +8,27 @@ from torch.nn.functional import interpolate
 
 from vitmix.parts.masks import box_mask
 
-from . import batch_ops as ops
-from .augment import Augmentation, normalize
-from .batch_draws import (
-    AFFINE,
-    AUTOCONTRAST,
-    BRIGHTNESS,
-    COLOR,
-    CONTRAST,
-    CROP,
-    CUBIC,
-    EQUALIZE,
-    FIRST_TABLE,
-    FLIP,
-    INVERT,
-    LAYERS,
-    PER_LAYER,
-    POSTERIZE,
-    SHARPNESS,
-    SOLARIZE,
-    SOLARIZE_ADD,
-    BatchSettings,
-)
+from . import batch_geometry as geometry
+from .augment import normalize
+from .augmentation import Augmentation
+from .batch_colors import BLENDS, apply_tables
+from .batch_draws import CROP, CUBIC, FIRST_BLEND, FIRST_TABLE, FLIP, LAYERS, MATRIX, PER_LAYER, BatchSettings
 
 Rows = Tensor | slice
-Family = tuple[Tensor, Callable[[Tensor, Rows], Tensor]]  # which samples, and what is done to them
+Operation = Callable[[Tensor, Rows], Tensor]  # of the images of some rows, and these rows
 
 
 def augment_batch(images: Tensor, numbers: Tensor, noise: Tensor | None, settings: BatchSettings) -> Tensor:
-    """Normalized float32 `(B, 3, H, W)` from uint8 pictures `(B, 3, h, w)`.
+    """Normalized float32 `(B, 3, H, W)` from uint8 images `(B, 3, h, w)`.
 
     Args:
-        numbers: rows of `draw`, on the pictures' device.
+        numbers: rows of `draw`, on the images' device.
         noise: `(B, 3, H, W)` to fill erased boxes with; `None` leaves the boxes to the training step.
     """
     augmentation = settings.augmentation
     images = _crop_and_flip(images.float(), numbers, augmentation, levels=True)
-    for layer in range(settings.policy.layers):
-        start = LAYERS + PER_LAYER * layer
-        images = apply_operation(images, numbers[:, start : start + PER_LAYER], settings)
+    for columns in _layers(numbers, settings):
+        images = apply_operation(images, columns, settings)
     images = normalize(images, augmentation)
     if noise is not None:
         for box in numbers[:, settings.boxes].split(4, dim=1):
@@ -55,30 +37,33 @@ def augment_batch(images: Tensor, numbers: Tensor, noise: Tensor | None, setting
 
 
 def augment_maps(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tensor:
-    """Maps `(B, H, W)` after all that `augment_batch` does to the place of things, zero where a picture is filled.
+    """Activation maps `(B, H, W)`, moved as `augment_batch` moves their images, zero where those are filled.
 
     Args:
-        maps: `(B, h, w)`, each over its whole picture, on a grid of any size.
+        maps: `(B, h, w)`, each over its whole image, on a grid of any size.
         numbers: those given to `augment_batch`.
     """
     maps = maps.float().unsqueeze(1)
     if (maps.shape[2], maps.shape[3]) != settings.source:
         maps = interpolate(maps, settings.source, mode="bilinear", antialias=True)
     maps = _crop_and_flip(maps, numbers, settings.augmentation, levels=False)
-    for layer in range(settings.policy.layers):
-        start = LAYERS + PER_LAYER * layer
-        columns = numbers[:, start : start + PER_LAYER]
-        maps = _apply_families(maps, (_geometry(columns, settings, fill=(0,), levels=False),), settings)
+    for columns in _layers(numbers, settings):
+        maps = _move(maps, columns, settings, fill=(0,), levels=False)
     return maps.squeeze(1)
+
+
+def _layers(numbers: Tensor, settings: BatchSettings) -> list[Tensor]:
+    starts = [LAYERS + PER_LAYER * layer for layer in range(settings.layers)]
+    return [numbers[:, start : start + PER_LAYER] for start in starts]
 
 
 def _crop_and_flip(images: Tensor, numbers: Tensor, augmentation: Augmentation, *, levels: bool) -> Tensor:
     crop, flipped = numbers[:, CROP], numbers[:, FLIP]
     if augmentation.scale is not None:
         cubic = _cubic(numbers[:, CUBIC], augmentation)
-        return ops.resized_crop(images, crop, flipped, augmentation.sides, cubic=cubic, levels=levels)
+        return geometry.resized_crop(images, crop, flipped, augmentation.sides, cubic=cubic, levels=levels)
     if augmentation.padding:
-        return ops.shifted_crop(images, crop, flipped, augmentation.sides, levels=levels)
+        return geometry.shifted_crop(images, crop, flipped, augmentation.sides, levels=levels)
     if augmentation.hflip:
         return torch.where(flipped.view(-1, 1, 1, 1) > 0, images.flip(3), images)
     return images
@@ -86,59 +71,36 @@ def _crop_and_flip(images: Tensor, numbers: Tensor, augmentation: Augmentation, 
 
 def apply_operation(images: Tensor, columns: Tensor, settings: BatchSettings) -> Tensor:
     """One layer of RandAugment: each sample's own operation."""
-    code, argument = columns[:, 0], columns[:, 1]
-    families: tuple[Family, ...] = (
-        _geometry(columns, settings, fill=settings.augmentation.fill, levels=True),
-        (code == COLOR, lambda own, rows: ops.color(own, argument[rows])),
-        (code == SHARPNESS, lambda own, rows: ops.sharpness(own, argument[rows])),
-        (code >= FIRST_TABLE, lambda own, rows: ops.apply_table(own, _table(own, code[rows], argument[rows]))),
-    )
-    return _apply_families(images, families, settings)
+    images = _move(images, columns, settings, fill=settings.augmentation.fill, levels=True)
+    code, argument = columns[:, 0], columns[:, 1].view(-1, 1, 1, 1)
+    for number, blend in enumerate(BLENDS.values(), start=FIRST_BLEND):
+        images = _replace(images, code == number, lambda own, rows, do=blend: do(own, argument[rows]), settings)
+
+    def tables(own: Tensor, rows: Rows) -> Tensor:
+        return apply_tables(own, code[rows] - FIRST_TABLE, argument[rows])
+
+    return _replace(images, code >= FIRST_TABLE, tables, settings)
 
 
-def _geometry(columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Family:
+def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Tensor:
     """All operations that move things."""
-    matrix, interpolation = columns[:, 2:8], columns[:, 8]
 
     def affine(own: Tensor, rows: Rows) -> Tensor:
-        cubic = _cubic(interpolation[rows], settings.augmentation)
-        return ops.affine(own, matrix[rows], fill, cubic=cubic, levels=levels)
+        cubic = _cubic(columns[rows, 8], settings.augmentation)
+        return geometry.affine(own, columns[rows, 2:8], fill, cubic=cubic, levels=levels)
 
-    return columns[:, 0] == AFFINE, affine
+    return _replace(images if settings.dense else images.clone(), columns[:, 0] == MATRIX, affine, settings)
 
 
-def _apply_families(images: Tensor, families: tuple[Family, ...], settings: BatchSettings) -> Tensor:
-    """Each family of operations on the samples it is chosen for."""
+def _replace(images: Tensor, chosen: Tensor, operation: Operation, settings: BatchSettings) -> Tensor:
+    """The images with an operation done to the chosen ones, which may be in place."""
     if settings.dense:
-        everything = slice(None)
-        for chosen, operation in families:
-            images = torch.where(chosen.view(-1, 1, 1, 1), operation(images, everything), images)
-        return images
-    images = images.clone()
-    for chosen, operation in families:
-        rows = chosen.nonzero()[:, 0]
-        if len(rows):
-            images[rows] = operation(images[rows], rows)
+        return torch.where(chosen.view(-1, 1, 1, 1), operation(images, slice(None)), images)
+    rows = chosen.nonzero()[:, 0]
+    if len(rows):
+        images[rows] = operation(images[rows], rows)
     return images
 
 
 def _cubic(column: Tensor, augmentation: Augmentation) -> bool | Tensor:
     return column if augmentation.interpolation == "random" else augmentation.interpolation == "bicubic"
-
-
-def _table(images: Tensor, code: Tensor, argument: Tensor) -> Tensor:
-    """The table `(B, 3, 256)` of each sample's operation."""
-    tables = {
-        AUTOCONTRAST: ops.autocontrast_table(images),
-        EQUALIZE: ops.equalize_table(images),
-        INVERT: ops.invert_table(argument),
-        POSTERIZE: ops.posterize_table(argument),
-        SOLARIZE: ops.solarize_table(argument),
-        SOLARIZE_ADD: ops.solarize_add_table(argument),
-        CONTRAST: ops.contrast_table(images, argument),
-        BRIGHTNESS: ops.brightness_table(argument),
-    }
-    chosen = tables[AUTOCONTRAST]
-    for number, table in tables.items():
-        chosen = torch.where((code == number).view(-1, 1, 1), table, chosen)
-    return chosen

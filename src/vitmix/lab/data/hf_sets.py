@@ -5,12 +5,10 @@ places are names on the hub. Settings in parentheses: `image` and `label` name t
 `config` one of the set's configurations. The rows stay on disk as Arrow and are read one by one, in any order.
 """
 
-import io
 import os
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -19,56 +17,42 @@ from vitmix._checks import unknown_name
 from vitmix.lab.network import downloads
 from vitmix.lab.reading import read_bytes
 
-from .images import MAX_BYTES, ImageSet, check_pixels, count_classes, reason_of
+from .classes import count_classes, match_names, numbered
+from .decoding import MAX_BYTES, decode, reason_of
+from .images import ImageSet
+from .splits import Openers, by_split, parse_settings
 
-SPLIT_NAMES = {"train": ("train", "training"), "val": ("validation", "val", "valid"), "test": ("test", "testing")}
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 SETTINGS = ("image", "label", "config")
 LABEL_NAMES = ("label", "labels")
 
 
 class ArrowImages(ImageSet):
-    """The rows of a `datasets.Dataset` whose picture column is not decoded."""
+    """The rows of a `datasets.Dataset` whose image column is not decoded."""
 
     def __init__(
-        self,
-        dataset: Any,
-        column: str,
-        labels: np.ndarray,
-        classes: list[str],
-        description: str,
-        *,
-        rows: np.ndarray | None = None,
+        self, dataset: "Dataset", column: str, labels: np.ndarray, classes: list[str], description: str
     ) -> None:
         super().__init__(labels, classes, description)
-        self.dataset, self.column, self.rows = dataset, column, rows
+        self.dataset, self.column = dataset, column
 
     def name(self, index: int) -> str:
-        return f"row {self._row(index)}"
+        return f"row {self.rows[index]}"
 
     def read(self, index: int) -> Image.Image:
-        stored = self.dataset[self._row(index)][self.column]
+        stored = cast(dict[str, Any], self.dataset[int(self.rows[index])])[self.column]
         content = stored["bytes"]
-        if content is None:
-            content = read_bytes(stored["path"], MAX_BYTES)
-        image = Image.open(io.BytesIO(content))
-        check_pixels(image)  # before the pixels are unpacked
-        image.load()
-        return image
-
-    def subset(self, rows: np.ndarray, description: str) -> "ArrowImages":
-        inner = rows if self.rows is None else self.rows[rows]
-        return ArrowImages(self.dataset, self.column, self.labels[rows], self.classes, description, rows=inner)
-
-    def _row(self, index: int) -> int:
-        return index if self.rows is None else int(self.rows[index])
+        return decode(read_bytes(stored["path"], MAX_BYTES) if content is None else content)
 
 
-def hf_splits(argument: str) -> dict[str, Callable[[], ArrowImages]]:
+def hf_splits(argument: str) -> Openers:
     """For each split of the data set, a function that opens it."""
-    place, settings = parse_place(argument)
+    place, settings = _parse_place(argument)
     parts = _load(place, settings.get("config"))
     first = parts.get("train") or next(iter(parts.values()))
-    image, label = _columns(first.features, settings, place)
+    image, label = _columns(first, settings, place)
     classes = _classes(first, label, f"hfds:{argument}")
     return {
         split: lambda part=part, split=split: _open(part, image, label, classes, f"hfds:{argument} ({split})")
@@ -76,20 +60,20 @@ def hf_splits(argument: str) -> dict[str, Callable[[], ArrowImages]]:
     }
 
 
-def parse_place(argument: str) -> tuple[str, dict[str, str]]:
+def hf_path(argument: str) -> str:
+    """The folder that an argument names; empty for OWNER/NAME on the hub."""
+    place, _ = _parse_place(argument)
+    return place if os.path.isabs(place) or os.path.exists(place) else ""
+
+
+def _parse_place(argument: str) -> tuple[str, dict[str, str]]:
     """Folder or name on the hub, and settings."""
     match = re.fullmatch(r"(.*?)(?:\(([^()]*)\))?", argument.strip())
     assert match is not None
-    settings: dict[str, str] = {}
-    for term in filter(None, (match[2] or "").split(",")):
-        key, _, value = (word.strip() for word in term.partition("="))
-        if key not in SETTINGS:
-            raise unknown_name("setting of hfds", key, SETTINGS)
-        settings[key] = value
-    return match[1], settings
+    return match[1], parse_settings(match[2] or "", "hfds", SETTINGS)
 
 
-def _load(place: str, config: str | None) -> dict[str, Any]:
+def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
     """The splits by our names."""
     try:
         import datasets
@@ -103,72 +87,63 @@ def _load(place: str, config: str | None) -> dict[str, Any]:
                 found = datasets.load_dataset(place, config)
     except Exception as problem:  # of the hub, the file system, or the data's own reader
         raise ValueError(
-            f"hfds: {place!r} is neither a folder of a data set nor one that can be had from the hub "
-            f"({reason_of(problem)[:300]})"
+            f"hfds: {place!r} is neither a folder of a data set nor available from the hub ({reason_of(problem)[:300]})"
         ) from None
     if isinstance(found, datasets.Dataset):
         return {"train": found}
-    parts = {
-        split: found[next(name for name in names if name in found)]
-        for split, names in SPLIT_NAMES.items()
-        if set(names) & set(found)
-    }
+    parts = by_split(cast(dict[str, "Dataset"], found))
     if not parts:
         raise ValueError(f"hfds: {place!r} has the splits {', '.join(map(str, found))}; rename one to train")
     return parts
 
 
-def _columns(features: Any, settings: dict[str, str], place: str) -> tuple[str, str]:
+def _columns(dataset: "Dataset", settings: dict[str, str], place: str) -> tuple[str, str]:
+    """The names of the image column and the label column."""
     import datasets
 
-    pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    features = dataset.features
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     classes = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-    usual = [name for name in LABEL_NAMES if name in features]
-    return (
-        _chosen("image", pictures, settings, list(features), place),
-        _chosen("label", classes or usual, settings, list(features), place),
-    )
+    labels = classes or [name for name in LABEL_NAMES if name in features]
+
+    def chosen(what: str, found: list[str]) -> str:
+        if what in settings:
+            if settings[what] not in features:
+                raise unknown_name(f"column of hfds:{place}", settings[what], list(features))
+            return settings[what]
+        if len(found) != 1:
+            raise ValueError(
+                f"hfds:{place} has {len(found)} {what} columns ({', '.join(found or features)}); "
+                f"choose with hfds:{place}({what}=COLUMN)"
+            )
+        return found[0]
+
+    return chosen("image", images), chosen("label", labels)
 
 
-def _chosen(what: str, found: list[str], settings: dict[str, str], every: list[str], place: str) -> str:
-    if what in settings:
-        if settings[what] not in every:
-            raise unknown_name(f"column of hfds:{place}", settings[what], every)
-        return settings[what]
-    if len(found) != 1:
-        raise ValueError(
-            f"hfds:{place} has {len(found)} {what} columns ({', '.join(found or every)}); "
-            f"choose with hfds:{place}({what}=COLUMN)"
-        )
-    return found[0]
-
-
-def _values(dataset: Any, column: str) -> np.ndarray:
+def _values(dataset: "Dataset", column: str) -> np.ndarray:
     """A column at once, without reading the others."""
     return np.asarray(dataset.select_columns([column]).with_format("numpy")[:][column])
 
 
-def _classes(dataset: Any, label: str, description: str) -> list[str]:
+def _classes(dataset: "Dataset", label: str, description: str) -> list[str]:
     names = getattr(dataset.features[label], "names", None)
     if names:
         return list(names)
     values = _values(dataset, label)
     if values.dtype.kind in "iu":
-        return [str(number) for number in range(count_classes(values, description))]
+        return numbered(count_classes(values, description))
     return sorted({str(value) for value in values})
 
 
-def _open(dataset: Any, image: str, label: str, classes: list[str], description: str) -> ArrowImages:
+def _open(dataset: "Dataset", image: str, label: str, classes: list[str], description: str) -> ArrowImages:
     import datasets
 
-    values = _values(dataset, label)
-    if values.dtype.kind not in "iu":
-        number = {name: place for place, name in enumerate(classes)}
-        unknown = [str(value) for value in values if str(value) not in number]
-        if unknown:
-            raise ValueError(f"{description} has a class {unknown[0]!r} that the training images have not")
-        values = np.array([number[str(value)] for value in values])
+    labels = _values(dataset, label)
+    if labels.dtype.kind not in "iu":
+        names = [str(value) for value in labels]
+        labels = np.array(match_names(names, classes, description=description, whose="the training split"))
     if not isinstance(dataset.features[image], datasets.Image):
-        raise ValueError(f"column {image!r} of {description} holds no pictures but {dataset.features[image]}")
-    pictures = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    return ArrowImages(pictures, image, values, classes, description)
+        raise ValueError(f"column {image!r} of {description} holds no images but {dataset.features[image]}")
+    stored = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+    return ArrowImages(stored, image, labels, classes, description)

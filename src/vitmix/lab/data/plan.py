@@ -8,13 +8,13 @@ import torch
 from vitmix._checks import check_count, check_integer
 from vitmix._sampling import generator_for
 
-ORDER = 0x4F524452  # keeps the order's random numbers apart from others made from the same seed
+ORDER = 0x4F524452  # separates the order's random numbers from others made from the same seed
 ROUND = 256  # an epoch of repeated augmentation is cut to a multiple of this, as in DeiT and timm
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which samples an epoch shows, in which order, on each rank; every rank has as many batches."""
+    """Which samples an epoch shows, in which order, on each rank; every rank has the same number of batches."""
 
     length: int
     batch: int
@@ -22,7 +22,6 @@ class EpochPlan:
     rank: int = 0
     world: int = 1
     repeats: int = 1
-    drop_last: bool = True
 
     def __post_init__(self) -> None:
         for name in ("length", "batch", "world", "repeats"):
@@ -37,26 +36,26 @@ class EpochPlan:
 
     @property
     def samples(self) -> int:
-        """Samples of each rank, before the last incomplete batch is dropped."""
-        if self.repeats > 1:  # every epoch shows a part of the images, so that it is not longer than a plain one
-            return (self.length // ROUND * ROUND or self.length) // self.world
-        return self.length // self.world if self.drop_last else -(-self.length // self.world)
+        """Samples of each rank, before the last incomplete batch is dropped.
+
+        With repeats an epoch shows a part of the images, so that it is no longer than a plain one.
+        """
+        rounded = self.length // ROUND * ROUND if self.repeats > 1 else self.length
+        return (rounded or self.length) // self.world
 
     @property
     def batches(self) -> int:
-        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+        return self.samples // self.batch
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Index and repeat number of each sample of this rank.
 
-        The copies of a picture follow each other, so that different ranks get them, each augmented differently. A
-        global batch holds the same samples however many ranks share it.
+        The copies of an image follow each other, so that they go to different ranks, each augmented differently. A
+        global batch holds the same samples for any number of ranks.
         """
         indices = torch.randperm(self.length, generator=generator_for(ORDER, self.seed, epoch)).numpy()
-        # Up to `world` positions beyond the end are filled from the start again, with new repeat numbers.
         positions = np.arange(self.rank, self.samples * self.world, self.world)
-        rounds, positions = np.divmod(positions, self.length * self.repeats)
-        return indices[positions // self.repeats], positions % self.repeats + rounds * self.repeats
+        return indices[positions // self.repeats], positions % self.repeats
 
     def check_start(self, epoch: int, start: int) -> None:
         check_count("epoch", epoch, least=0)

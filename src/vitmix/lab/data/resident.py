@@ -1,35 +1,34 @@
 """Small images at full speed: the whole data set in device memory, augmented there in batch.
 
-What is random about a batch is a function of (seed, epoch, batch number, rank). It is drawn on the host for several
-batches at once and copied over without waiting; the device does the rest.
+The random numbers of a batch are a function of (seed, epoch, batch number, rank). They are drawn on the host for
+several batches at once and copied asynchronously; the device does the rest.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitmix._checks import check_count
-from vitmix._mix import Grid, resample_mask
+from vitmix._mix import Grid
 from vitmix._sampling import generator_for
 
-from .augment import Augmentation, eval_pixels, normalize
+from .augment import Size, centered_map, check_maps, eval_pixels, normalize
+from .augmentation import Augmentation
 from .batch_augment import augment_batch, augment_maps
 from .batch_draws import batch_settings, draw, uniforms_per_sample
 from .images import ArrayImages, ImageSet, in_memory
-from .loader import Batch
-from .map_augment import centered_map, check_maps
+from .loader import Batch, pooled
 from .plan import EpochPlan, rows_of_rank
 
-RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # keep these random numbers apart from others made from the same seed
+RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # separate these random numbers from others made from the same seed
 CHUNK = 2048  # samples whose numbers are drawn at once
 
 
 class ResidentLoader:
-    """The batches of a `TrainLoader`, made on the device; the same random choices in distribution, not in number.
+    """The batches of a `TrainLoader`, made on the device, with random choices of the same distribution.
 
     Args:
         batch: samples per batch and process.
@@ -48,24 +47,23 @@ class ResidentLoader:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
-        drop_last: bool = True,
         compile: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
     ) -> None:
-        check_maps(maps, images, augmentation)
+        check_maps(maps, len(images), images.description, augmentation)
         self.images, self.map_grid = images, map_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, drop_last)
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats)
         arrays = in_memory(images)
-        self._stand_in = _stand_ins(arrays)
+        self._replacements = _replacements(arrays)
+        pixels = torch.from_numpy(arrays.pixels)
         if augmentation.scale is None:
+            size = (pixels.shape[1], pixels.shape[2])
             pixels = _resized(arrays, augmentation, crop_pct=1.0)
-            maps = _resized_maps(maps, arrays, augmentation)
-        else:
-            pixels = torch.from_numpy(arrays.pixels)
-        # Fixed shapes are what a compiler and a GPU need; a CPU is faster when each operation sees its samples only.
+            maps = maps if maps is None else _resized_maps(maps, size, augmentation)
+        # A compiler and a GPU need fixed shapes; a CPU is faster when each operation sees only its own samples.
         dense = compile or self.device.type != "cpu"
         self.settings = batch_settings(augmentation, (pixels.shape[1], pixels.shape[2]), dense=dense)
         self._pixels = pixels.to(self.device)  # (N, H, W, 3), shared with `images` where that is possible
@@ -84,27 +82,29 @@ class ResidentLoader:
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.plan.batch
-        order = torch.from_numpy(self._stand_in[self.plan.order(epoch)[0]])
+        order = torch.from_numpy(self._replacements[self.plan.order(epoch)[0]])
         order = _move(order[: self.plan.batches * size], self.device)
         per_chunk = max(1, CHUNK // size)
         # Whole chunks wherever the epoch is entered: vectorized functions may round differently by place.
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
-            numbers_of = range(first, min(first + per_chunk, self.plan.batches))
+            batches = range(first, min(first + per_chunk, self.plan.batches))
             rows = order[first * size : (first + per_chunk) * size]
-            numbers = self._draw(epoch, numbers_of)[: len(rows)]
-            if self.device.type == "cpu":
-                for number in range(max(start, first), numbers_of.stop):
-                    part = slice((number - first) * size, (number - first + 1) * size)
-                    yield self._batch(rows[part], numbers[part], self._noise(epoch, number, len(rows[part])))
-                continue
-            # A GPU's time is small beside the host's for each call: a whole chunk at once, always of the same length.
-            noise = [self._noise(epoch, number, size) for number in numbers_of]
-            noise = None if noise[0] is None else torch.cat([part for part in noise if part is not None])
-            whole = self._batch(*(_filled(part, per_chunk * size) for part in (rows, numbers, noise)))
-            for number in range(max(start, first), numbers_of.stop):
-                part = slice((number - first) * size, min((number - first + 1) * size, len(rows)))
-                boxes, maps = (None if each is None else each[part] for each in (whole.erase, whole.maps))
-                yield Batch(whole.images[part], whole.labels[part], whole.indices[part], boxes, maps)
+            numbers = self._draw(epoch, batches)
+            whole = None
+            if self.device.type != "cpu":
+                whole = self._chunk(epoch, batches, rows, numbers, length=per_chunk * size)
+            for batch in range(max(start, first), batches.stop):
+                part = slice((batch - first) * size, (batch - first + 1) * size)
+                if whole is not None:
+                    yield whole.part(part)
+                else:
+                    yield self._batch(rows[part], numbers[part], self._noise(epoch, range(batch, batch + 1)))
+
+    def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
+        """Several batches at once: a call takes the host longer than the GPU. Always of one length, to compile once."""
+        noise = self._noise(epoch, batches)
+        noise = None if noise is None else _filled(noise, length)
+        return self._batch(_filled(rows, length), _filled(numbers, length), noise)
 
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
@@ -117,13 +117,14 @@ class ResidentLoader:
     def _generator(self, stream: int, epoch: int, batch: int) -> torch.Generator:
         return generator_for(stream, self.plan.seed, epoch, batch, self.plan.rank)
 
-    def _noise(self, epoch: int, number: int, count: int) -> Tensor | None:
-        """What a batch's erased boxes are filled with, unless that is left to the training step."""
+    def _noise(self, epoch: int, batches: range) -> Tensor | None:
+        """The content of erased boxes, unless that is left to the training step."""
         if not self.augmentation.erasing or self.augmentation.erase_after_mixing:
             return None
-        generator = torch.Generator(self.device)
-        generator.manual_seed(self._generator(NOISE, epoch, number).initial_seed())
-        return torch.randn(count, 3, *self.augmentation.sides, generator=generator, device=self.device)
+        seeds = [self._generator(NOISE, epoch, batch).initial_seed() for batch in batches]
+        generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+        shape = (self.plan.batch, 3, *self.augmentation.sides)
+        return torch.cat([torch.randn(shape, generator=each, device=self.device) for each in generators])
 
     def _batch(self, rows: Tensor, numbers: Tensor, noise: Tensor | None) -> Batch:
         images = self._pixels[rows].permute(0, 3, 1, 2)
@@ -131,8 +132,7 @@ class ResidentLoader:
         with torch.autocast(self.device.type, enabled=False):
             images = self._augment(images, numbers, noise, self.settings)
             maps = None if self._maps is None else self._augment_maps(self._maps[rows], numbers, self.settings)
-        if maps is not None and self.map_grid is not None:
-            maps = resample_mask(maps, self.map_grid, rule="area")
+        maps = None if maps is None else pooled(maps, self.map_grid)
         return Batch(images, self._labels[rows], rows, boxes, maps)
 
 
@@ -169,8 +169,8 @@ class ResidentEvalLoader:
             yield Batch(images, self._labels[part], self._rows[part])
 
 
-def _stand_ins(images: ArrayImages) -> np.ndarray:
-    """For each sample itself, or the next readable one."""
+def _replacements(images: ArrayImages) -> np.ndarray:
+    """For each sample its index, or that of the next readable one."""
     rows = np.arange(len(images))
     for row in images.broken:
         rows[row] = images.readable(row)[2]
@@ -178,7 +178,7 @@ def _stand_ins(images: ArrayImages) -> np.ndarray:
 
 
 def _resized(images: ArrayImages, augmentation: Augmentation, *, crop_pct: float) -> Tensor:
-    """`(N, H, W, 3)` uint8: every picture as evaluation shows it."""
+    """`(N, H, W, 3)` uint8: every image as evaluation shows it."""
     if images.pixels.shape[1:3] == augmentation.sides and crop_pct == 1:
         return torch.from_numpy(images.pixels)
     augmentation = replace(augmentation, crop_pct=crop_pct)
@@ -188,21 +188,15 @@ def _resized(images: ArrayImages, augmentation: Augmentation, *, crop_pct: float
     return pixels
 
 
-def _resized_maps(maps: Tensor | None, images: ArrayImages, augmentation: Augmentation) -> Tensor | None:
-    """The maps of the pictures that `_resized` gives."""
-    height, width = images.pixels.shape[1:3]
-    if maps is None or (height, width) == augmentation.sides:
+def _resized_maps(maps: Tensor, size: Size, augmentation: Augmentation) -> Tensor:
+    """The maps of the images that `_resized` gives."""
+    if size == augmentation.sides:
         return maps
-    resized = torch.empty(len(maps), *augmentation.sides, dtype=maps.dtype)
-    for row in range(len(maps)):
-        resized[row] = centered_map(maps[row], (height, width), augmentation)
-    return resized
+    return torch.stack([centered_map(each, size, augmentation).to(maps.dtype) for each in maps])
 
 
-def _filled(values: Any, length: int) -> Any:
-    """Rows up to this length, the missing ones copies of the first: a compiled program is made for one length."""
-    if values is None or len(values) == length:
-        return values
+def _filled(values: Tensor, length: int) -> Tensor:
+    """This many rows, the missing ones copies of the first."""
     return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 

@@ -1,11 +1,11 @@
 """Shapes: an image classification data set that is computed, not stored.
 
-One colored object on a textured background; the class is the object's shape. Color, texture, area and rotation are
-drawn alike for every class, so only the outline tells the label. The true object mask of every image is known, so
-the error of a label rule can be measured.
+One colored object on a textured background; the class is the object's shape. Color, texture, area and rotation have
+the same distribution for every class, so only the outline tells the label. The true object mask of every image is
+known, so the error of a label rule can be measured.
 
 A sample is a pure function of (seed, split, index): `draw_scenes` hashes these numbers into a scene, `render_scenes`
-draws scenes at any size. A scene lives in the square [-1, 1] x [-1, 1] with y pointing up.
+renders scenes at any size. A scene lives in the square [-1, 1] x [-1, 1] with y pointing up.
 """
 
 import math
@@ -13,28 +13,29 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 SPLITS = ("train", "test")
-AREA = (0.11, 0.25)  # of the picture; the same for every class, so that area tells no label
+AREA = (0.11, 0.25)  # of the image; the same for every class, so that area does not reveal the label
 MAX_ROTATION = math.radians(15)
-MARGIN = 0.05  # between object and picture border
-BACK_LIGHTNESS = (0.26, 0.40)  # half the pictures are turned to their negative afterwards
+MARGIN = 0.05  # between object and image border
+BACK_LIGHTNESS = (0.26, 0.40)  # half the images are inverted afterwards
 TEXTURE_CONTRAST = 0.045  # lightness of either background color against their mean
 OBJECT_CONTRAST = (0.40, 0.48)  # lightness of the object against that mean: the object is always visible
-CHUNK = 2**18  # pixels drawn at once, so that the working tensors stay in the cache
+CHUNK = 2**18  # pixels rendered at once, so that the working tensors stay in the cache
 
 
 class Scenes(NamedTuple):
-    """What is in each of B pictures, before any pixel is drawn."""
+    """The content of B images, before any pixel is rendered."""
 
     label: Tensor  # (B,) long
     center: Tensor  # (B, 2)
     scale: Tensor  # (B,)
-    axis: Tensor  # (B, 2): where the object's own x axis points, a unit vector
+    axis: Tensor  # (B, 2): direction of the object's x axis, a unit vector
     object_color: Tensor  # (B, 3)
     object_shade: Tensor  # (B, 2): slope of the object's lightness
     back_colors: Tensor  # (B, 2, 3)
@@ -44,11 +45,15 @@ class Scenes(NamedTuple):
 
 
 class ShapesBatch(NamedTuple):
-    """Pictures with their labels and the true place of the object."""
+    """Images with their labels and the true place of the object."""
 
     images: Tensor  # (B, 3, size, size) float32 in 0..1, in steps of 1/255
     labels: Tensor  # (B,) long
     masks: Tensor  # (B, size, size) bool: pixels whose center lies on the object
+
+    def pixels(self) -> np.ndarray:
+        """`(B, size, size, 3)` uint8."""
+        return (self.images * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
 # Outlines: signed distance to the edge, negative inside. Every shape is its own mirror image, so a horizontal flip is
@@ -155,11 +160,11 @@ def _clouds(x: Tensor, y: Tensor, waves: Tensor, phases: Tensor, pixel: float) -
 TEXTURES = (_stripes, _checkers, _gradient, _clouds)
 
 
-# Drawing: every random number is a hash of (seed, split, index, slot), so no sample depends on another.
+# Sampling: every random number is a hash of (seed, split, index, slot), so no sample depends on another.
 
 
 def _scramble(numbers: Tensor) -> Tensor:
-    """The finalizer of splitmix64: a one-to-one map of the 64-bit integers without visible pattern."""
+    """The finalizer of splitmix64: a one-to-one map of the 64-bit integers without visible patterns."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         # torch's >> copies the sign bit; the mask drops the copies.
         numbers = (numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))) * factor
@@ -202,7 +207,7 @@ def _measures() -> tuple[Tensor, Tensor]:
 def draw_scenes(indices: Tensor, *, seed: int = 0, split: str = "train") -> Scenes:
     """The scenes of these samples."""
     side, count = SPLITS.index(split), len(CLASSES)
-    # Each run of 12 indices holds every class once, in an order of its own.
+    # Each run of 12 indices holds every class once, in random order.
     order = _uniform(indices // count * 2 + side, seed=seed, stream=0, slots=count)
     label = (order < order.gather(1, (indices % count)[:, None])).sum(dim=1)
     # 2 * index + side is one-to-one and so is the scrambling: the splits have no key in common.
@@ -239,7 +244,7 @@ def draw_scenes(indices: Tensor, *, seed: int = 0, split: str = "train") -> Scen
 
 
 def render_scenes(scenes: Scenes, size: int) -> ShapesBatch:
-    """Pictures, labels and object masks; another size shows the same scenes at another resolution."""
+    """Images, labels and object masks; another size shows the same scenes at another resolution."""
     chunks = zip(*(field.split(max(1, CHUNK // size**2)) for field in scenes), strict=True)
     parts = [_render_chunk(Scenes(*fields), size) for fields in chunks]
     return ShapesBatch(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
@@ -270,13 +275,13 @@ def _render_chunk(scenes: Scenes, size: int) -> ShapesBatch:
     front = scenes.object_color[..., None, None] + (dx * shade_x + dy * shade_y)[:, None]
     cover = (0.5 - distance * scale / pixel).clamp(0, 1)[:, None]
     images = (back + (front - back) * cover).clamp(0, 1)
-    # In eight bits already here, so that tensors and PIL images hold the same picture.
+    # Rounded to eight bits here, so that tensors and PIL images are equal.
     return ShapesBatch((images * 255).round() / 255, scenes.label, distance < 0)
 
 
 def _check_settings(size: int, split: str) -> None:
     if size < 8:
-        raise ValueError(f"size must be at least 8 pixels for the shapes to be told apart, got {size}; pass size=32")
+        raise ValueError(f"size must be at least 8 pixels to distinguish the shapes, got {size}; pass size=32")
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, got {split!r}; pass split='train' or split='test'")
 
@@ -284,16 +289,16 @@ def _check_settings(size: int, split: str) -> None:
 def shapes_batch(
     indices: Sequence[int] | Tensor, *, size: int = 32, seed: int = 0, split: str = "train"
 ) -> ShapesBatch:
-    """The samples at these indices, drawn at once: the same as one by one, and much faster."""
+    """The samples at these indices, rendered at once: the same as one by one, and much faster."""
     _check_settings(size, split)
     rows = torch.as_tensor(indices, dtype=torch.long)
     if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0:
-        raise ValueError(f"indices must be a row of integers, 0 or more, got {indices!r}; pass for example range(64)")
+        raise ValueError(f"indices must be a list of integers, 0 or more, got {indices!r}; pass for example range(64)")
     return render_scenes(draw_scenes(rows, seed=seed, split=split), size)
 
 
 class Shapes(Dataset[tuple[Any, int]]):
-    """Pairs of a PIL image and a label, as torchvision's data sets give them; `mask` shows where the object is.
+    """Pairs of a PIL image and a label, as torchvision's data sets give them.
 
     Args:
         length: Samples in this split. A longer data set starts with the samples of a shorter one.
@@ -323,10 +328,9 @@ class Shapes(Dataset[tuple[Any, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
-        """Several samples; torch's DataLoader fetches a batch this way, so it is drawn at once."""
+        """Several samples; torch's DataLoader fetches a batch this way, so it is rendered at once."""
         batch = self.batch(indices)
-        pixels = (batch.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        images = [Image.fromarray(picture) for picture in pixels]
+        images = [Image.fromarray(pixels) for pixels in batch.pixels()]
         if self.transform is not None:
             images = [self.transform(image) for image in images]
         return list(zip(images, batch.labels.tolist(), strict=True))
@@ -338,7 +342,3 @@ class Shapes(Dataset[tuple[Any, int]]):
         if len(outside):
             raise IndexError(f"index must be in 0..{self.length - 1}, got {int(outside[0])}; pass a larger length?")
         return shapes_batch(rows, size=self.size, seed=self.seed, split=self.split)
-
-    def mask(self, index: int) -> Tensor:
-        """(size, size) bool: the pixels whose center lies on the object."""
-        return self.batch([index]).masks[0]

@@ -3,13 +3,13 @@
     wds:DIR                                     DIR/*.tar or DIR/train/*.tar, split by the word in the names
     wds:DIR/train-{0000..0146}.tar              a pattern with braces, * or ?
 
-A sample is the files of a tar that share their name up to the first dot: a picture (.jpg, .png, .webp, ...) and its
+A sample is the files of a tar that share their name up to the first dot: an image (.jpg, .png, .webp, ...) and its
 label, as a number in .cls or as "label" in .json. `classes.json` beside the shards may name the classes.
 
-The index (where each picture lies, and its label) is built once, by reading the tars' headers, and stored beside the
-shards, or in the user's cache where that cannot be written to. With it the shards are like any other data: order and
-augmentation are functions of the seed, ranks and workers read what is theirs, and a resumed run goes on exactly where
-it was. What that gives up is reading whole shards from end to end, which only slow disks and remote storage need.
+The index (where each image lies, and its label) is built once from the headers of the tars and stored beside the
+shards, or in the user's cache where that folder cannot be written. With it, shards are like any other data: order and
+augmentation are functions of the seed, ranks and workers read their own samples, and a resumed run continues exactly.
+The price is random access: whole shards are not read from end to end, as slow disks and remote storage prefer.
 """
 
 import glob
@@ -17,13 +17,11 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import re
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,18 +30,21 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitmix.lab.reading import open_regular, parse_json
+from vitmix.lab.writing import make_folder, write_file
 
-from .images import MAX_BYTES, ImageSet, check_pixels, count_classes
-from .npz import class_names, read_arrays
+from .archive import read_arrays
+from .classes import class_names, count_classes
+from .decoding import MAX_BYTES, decode
+from .images import ImageSet
+from .splits import SPLIT_NAMES, Openers
 
-WORDS = {"train": ("training", "train"), "val": ("validation", "valid", "val"), "test": ("testing", "test")}
 INDEX_VERSION = 1
 MOST_SHARDS, MOST_BRACES = 200_000, 20  # that a pattern may stand for, and have
 MOST_LABEL = 2**20  # bytes of a .cls or .json
 
 
 class Index(NamedTuple):
-    """Of each sample: number of the shard, first byte and length of the picture, label, name."""
+    """Of each sample: number of the shard, first byte and length of the image, label, name."""
 
     shard: np.ndarray
     offset: np.ndarray
@@ -53,39 +54,28 @@ class Index(NamedTuple):
 
 
 class TarImages(ImageSet):
-    """Pictures inside tar files."""
+    """Images inside tar files."""
 
     def __init__(self, shards: list[str], index: Index, classes: list[str], description: str) -> None:
         super().__init__(index.label, classes, description)
         self.shards, self.index = shards, index
 
     def name(self, index: int) -> str:
-        return f"{os.path.basename(self.shards[self.index.shard[index]])}[{os.fsdecode(bytes(self.index.name[index]))}]"
+        row = self.rows[index]
+        return f"{os.path.basename(self.shards[self.index.shard[row]])}[{os.fsdecode(bytes(self.index.name[row]))}]"
 
     def read(self, index: int) -> Image.Image:
-        # Opened anew each time: samples of thousands of shards follow each other, more than files may be open.
-        with open_regular(self.shards[self.index.shard[index]]) as file:
-            file.seek(int(self.index.offset[index]))
-            content = file.read(min(int(self.index.size[index]), MAX_BYTES))
-        image = Image.open(io.BytesIO(content))
-        check_pixels(image)  # before the pixels are unpacked
-        image.load()
-        return image
-
-    def subset(self, rows: np.ndarray, description: str) -> "TarImages":
-        return TarImages(self.shards, Index(*(each[rows] for each in self.index)), self.classes, description)
+        row = self.rows[index]
+        # Opened for each image: samples of thousands of shards follow each other, more than files may be open.
+        with open_regular(self.shards[self.index.shard[row]]) as file:
+            file.seek(int(self.index.offset[row]))
+            return decode(file.read(min(int(self.index.size[row]), MAX_BYTES)))
 
 
-def tar_splits(pattern: str) -> dict[str, Callable[[], TarImages]]:
+def tar_splits(pattern: str) -> Openers:
     """For each split among the shards, a function that opens it."""
-    shards = find_shards(pattern)
-    parts = split_shards(shards)
-    indices: dict[str, Index] = {}
-
-    def index_of(split: str) -> Index:
-        if split not in indices:
-            indices[split] = read_index(parts[split])
-        return indices[split]
+    parts = split_shards(find_shards(pattern))
+    index_of = cache(lambda split: read_index(parts[split]))
 
     def open_split(split: str) -> TarImages:
         known = index_of("train" if "train" in parts else split)  # the classes are those of the training labels
@@ -95,17 +85,13 @@ def tar_splits(pattern: str) -> dict[str, Callable[[], TarImages]]:
     return {split: lambda split=split: open_split(split) for split in parts}
 
 
-def expand_braces(text: str) -> Iterator[str]:
-    """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc; refuses what stands for too many."""
-    groups = re.findall(r"\{([^{}]*)\}", text)
-    many = text.count("{") > MOST_BRACES or math.prod(len(_choices(group)) for group in groups) > MOST_SHARDS
-    for number, each in enumerate(() if many else _expanded(text)):
-        if number == MOST_SHARDS:  # braces within braces
-            many = True
-            break
-        yield each
-    if many:
+def expand_braces(text: str) -> list[str]:
+    """`a{01..03}` as a01, a02, a03; `{a,b}c` as ac, bc; refuses more than `MOST_SHARDS`."""
+    many = text.count("{") > MOST_BRACES
+    found = [] if many else list(itertools.islice(_expanded(text), MOST_SHARDS + 1))
+    if many or len(found) > MOST_SHARDS:
         raise ValueError(f"wds: {text[:80]!r} stands for more than {MOST_SHARDS:,} shards; correct the braces")
+    return found
 
 
 def _expanded(text: str) -> Iterator[str]:
@@ -118,7 +104,7 @@ def _expanded(text: str) -> Iterator[str]:
 
 
 def _choices(group: str) -> list[str]:
-    """What a pair of braces stands for, one more than is allowed at most."""
+    """What a pair of braces stands for, cut one above the limit."""
     numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", group)
     if not numbers:
         return group.split(",")
@@ -137,7 +123,7 @@ def find_shards(pattern: str) -> list[str]:
             raise ValueError(f"wds: the folder {pattern!r} holds no .tar files; name the one that does, or a pattern")
         wrong = [path for path in found if not os.path.isfile(path)]
         if wrong:
-            raise ValueError(f"wds: {wrong[0]!r} is no regular file; remove it, or name the shards by a pattern")
+            raise ValueError(f"wds: {wrong[0]!r} is not a regular file; remove it, or name the shards by a pattern")
         return found
     found = []
     for text in expand_braces(pattern):
@@ -148,32 +134,34 @@ def find_shards(pattern: str) -> list[str]:
         found += some
     compressed = [path for path in found if not path.endswith(".tar")]
     if compressed:
-        raise ValueError(f"wds: {compressed[0]!r} is no .tar file; unpack compressed ones, pictures are small already")
+        raise ValueError(
+            f"wds: {compressed[0]!r} is not a .tar file; unpack compressed ones, images are compressed already"
+        )
     return found
 
 
 def split_shards(shards: list[str]) -> dict[str, list[str]]:
-    """Shards by split: a word of the file's name, or else its folder's name; all are training data if none says."""
+    """Shards by split: a word of the file's name, or else its folder's name; without either, all are training data."""
     parts: dict[str, list[str]] = {}
     for path in shards:
         folder = os.path.basename(os.path.dirname(path)).lower()
-        whole = next((split for split, words in WORDS.items() if folder in words), "")  # not just a word in it
+        whole = next((split for split, words in SPLIT_NAMES.items() if folder in words), "")  # not just a word in it
         parts.setdefault(_split_word(os.path.basename(path)) or whole, []).append(path)
     if "" in parts and len(parts) > 1:
         named = " and ".join(sorted(filter(None, parts)))
         raise ValueError(f"wds: some shards are named {named}, but {parts[''][0]!r} is not; give every shard its split")
-    return {"train": parts[""]} if "" in parts else {split: parts[split] for split in WORDS if split in parts}
+    return {"train": parts[""]} if "" in parts else {split: parts[split] for split in SPLIT_NAMES if split in parts}
 
 
 def _split_word(name: str) -> str:
-    for split, words in WORDS.items():
+    for split, words in SPLIT_NAMES.items():
         if re.search(rf"(?<![a-z])({'|'.join(words)})(?![a-z])", name.lower()):
             return split
     return ""
 
 
 def read_index(shards: list[str]) -> Index:
-    """The stored index of these shards, as they are now; built and stored where there is none."""
+    """The stored index of these shards, as they are now; built and stored where it is missing."""
     facts = [(os.path.basename(path), (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in shards]
     key = hashlib.sha256(json.dumps([INDEX_VERSION, facts]).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -188,7 +176,7 @@ def read_index(shards: list[str]) -> Index:
     rows = list(itertools.chain.from_iterable(_samples(number, path) for number, path in enumerate(shards)))
     if not rows:
         raise ValueError(
-            f"wds: {shards[0]!r} holds no samples of a picture and a label; name the files of one KEY.jpg and KEY.cls"
+            f"wds: {shards[0]!r} holds no samples of an image and a label; name the files of one KEY.jpg and KEY.cls"
         )
     *numbers, names = zip(*rows, strict=True)
     shard, offset, size, label = (np.array(each, dtype=np.int64) for each in numbers)
@@ -200,7 +188,7 @@ def read_index(shards: list[str]) -> Index:
 
 
 def _is_index(index: Index, sizes: list[int]) -> bool:
-    """Whether every picture lies within its shard."""
+    """Whether every image lies within its shard."""
     numbers, count = index[:4], len(np.atleast_1d(index.shard))
     if count == 0 or any(each.shape != (count,) for each in index):
         return False
@@ -213,35 +201,20 @@ def _is_index(index: Index, sizes: list[int]) -> bool:
 
 
 def _store(index: Index, folder: str, name: str) -> bool:
-    """Writes the index, whole or not at all: several processes may do so at a time."""
+    """Writes the index, if the folder allows it."""
+    content = io.BytesIO()
+    np.savez(content, **index._asdict())
     try:
-        os.makedirs(folder, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=folder, prefix=".vitmix-", suffix=".partial")
+        make_folder(Path(folder))
+        write_file(Path(folder) / name, content.getvalue())
     except OSError:
         return False
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **index._asdict())
-            file.flush()
-            os.fsync(file.fileno())  # before it gets its name: a power failure would leave an empty file behind
-        os.chmod(partial, 0o644)
-        os.replace(partial, os.path.join(folder, name))
-    except BaseException as problem:
-        os.unlink(partial)
-        if isinstance(problem, OSError):
-            return False
-        raise
-    with suppress(OSError, AttributeError):  # not every system has folders that can be opened
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
     return True
 
 
 def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes]]:
-    pictures: dict[str, tuple[int, int]] = {}
+    """The rows of the index for one shard."""
+    images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     length = os.path.getsize(path)
     try:
@@ -249,32 +222,28 @@ def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes
             for member in tar:
                 if member.size < 0:  # the next one would be this one again
                     raise ValueError(f"wds: {member.name} in {path!r} has {member.size} bytes; get the file again")
-                if not member.isfile():
-                    continue
                 folder, _, name = member.name.rpartition("/")
                 key, _, kind = name.partition(".")
                 key, kind = f"{folder}/{key}" if folder else key, kind.lower()
-                known = f".{kind}" in IMG_EXTENSIONS or kind in ("cls", "json")
-                if known and (member.issparse() or member.offset_data + member.size > length):
+                is_image = f".{kind}" in IMG_EXTENSIONS
+                if not member.isfile() or not (is_image or kind in ("cls", "json")):
+                    continue
+                if member.issparse() or member.offset_data + member.size > length:
                     raise ValueError(f"wds: {member.name} in {path!r} is larger than the file; get it again")
-                if f".{kind}" in IMG_EXTENSIONS:
-                    pictures[key] = (member.offset_data, member.size)
-                elif kind in ("cls", "json"):
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    label = _label(content.read(MOST_LABEL), kind)
-                    if label is None and kind == "cls":
-                        raise ValueError(f"wds: {member.name} in {path!r} must hold a class number")
-                    if label is not None:
-                        labels.setdefault(key, label)
+                if is_image:
+                    images[key] = (member.offset_data, member.size)
+                    continue
+                content = tar.extractfile(member)
+                label = None if content is None else _label(content.read(MOST_LABEL), kind)
+                if label is not None:
+                    labels.setdefault(key, label)
+                elif kind == "cls":
+                    raise ValueError(f"wds: {member.name} in {path!r} must hold a class number")
     except (tarfile.TarError, OSError, EOFError) as problem:
-        raise ValueError(f"wds: {path!r} is not a whole tar file ({problem}); get it again") from None
-    unlabeled = [key for key in pictures if key not in labels]
-    if unlabeled:
-        raise ValueError(
-            f"wds: {unlabeled[0]!r} in {path!r} has no label; add {unlabeled[0]}.cls with its class number"
-        )
-    for key, (offset, size) in pictures.items():
+        raise ValueError(f"wds: {path!r} is not a complete tar file ({problem}); get it again") from None
+    for key, (offset, size) in images.items():
+        if key not in labels:
+            raise ValueError(f"wds: {key!r} in {path!r} has no label; add {key}.cls with its class number")
         yield number, offset, size, labels[key], os.fsencode(key)
 
 

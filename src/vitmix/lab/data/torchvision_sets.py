@@ -1,7 +1,6 @@
-"""Data sets of torchvision under one roof: each names its splits, labels and classes in a way of its own."""
+"""Data sets of torchvision under one interface: each names its splits, labels and classes differently."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,10 @@ from torchvision import datasets
 
 from vitmix._checks import unknown_name
 
-from .images import ArrayImages, DatasetImages, ImageSet, reason_of
+from .classes import numbered
+from .decoding import reason_of
+from .images import ArrayImages, DatasetImages, ImageSet
+from .splits import Openers
 
 _TRAIN_FLAG = {"train": {"train": True}, "test": {"train": False}}
 _TWO_SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
@@ -47,44 +49,44 @@ SETS: dict[str, dict[str, dict[str, Any]]] = {
 _NOT_DOWNLOADABLE = ("ImageNet",)
 
 
-def torchvision_splits(argument: str) -> dict[str, Callable[[], ImageSet]]:
-    """For each split of `NAME:ROOT`, a function that reads it."""
+def torchvision_splits(argument: str) -> Openers:
+    """For each split of `NAME:ROOT`, a function that opens it."""
     name, _, root = argument.partition(":")
     if name not in SETS:
         raise unknown_name("torchvision data set", name, SETS)
     if not root:
         raise ValueError(f"torchvision:{name} names no folder; write torchvision:{name}:ROOT, for example :data")
-    return {split: lambda split=split: _read(name, root, split) for split in SETS[name]}
+    return {split: lambda split=split: _open(name, root, split) for split in SETS[name]}
 
 
-def _read(name: str, root: str, split: str) -> ImageSet:
+def _open(name: str, root: str, split: str) -> ImageSet:
     dataset = _construct(name, root, SETS[name][split])
     labels = _labels(dataset)
     classes = _class_names(dataset, labels)
     description = f"torchvision:{name} ({split})"
     pixels = _pixels(dataset)
-    if pixels is not None:
-        return ArrayImages(pixels, labels, classes, description)
-    return DatasetImages(dataset, labels, classes, description)
+    if pixels is None:
+        return DatasetImages(dataset, labels, classes, description)
+    return ArrayImages(pixels, labels, classes, description)
 
 
 def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
     kind = getattr(datasets, name)
     try:
         return kind(root, **arguments)
-    except (RuntimeError, FileNotFoundError) as problem:  # torchvision's way to say that the files are not there
+    except (RuntimeError, FileNotFoundError) as problem:  # torchvision's way to say that files are missing
         missing = problem
     existed = os.path.isdir(root)
     try:
         if name in _NOT_DOWNLOADABLE:
             raise missing
         return kind(root, **arguments, download=True)
-    except Exception as problem:  # no network, a moved address, a changed file: the user cannot do much else
+    except Exception as problem:  # no network, a moved address, a changed file
         if not existed:
             _remove_empty_folders(root)
         raise ValueError(
             f"torchvision:{name} is not complete in {root!r} and could not be downloaded ({reason_of(problem)}); "
-            "put its files there, or name the folder that has them"
+            "put its files there, or give the folder that has them"
         ) from None
 
 
@@ -111,7 +113,7 @@ def _class_names(dataset: Any, labels: np.ndarray) -> list[str]:
         names = getattr(dataset, name, None)
         if names is not None:
             return [each if isinstance(each, str) else ", ".join(each) for each in names]
-    return [str(label) for label in range(int(labels.max(initial=-1)) + 1)]
+    return numbered(int(labels.max(initial=-1)) + 1)
 
 
 def _pixels(dataset: Any) -> np.ndarray | None:

@@ -7,7 +7,7 @@ them, each with its n.
 
 from .classification import evaluate as evaluate
 from .classification import evaluate_run as evaluate_run
-from .predictions import Predictions as Predictions
+from .predictions import Outcomes as Outcomes
 from .predictions import calibration_bins as calibration_bins
 from .predictions import calibration_error as calibration_error
 from .predictions import predict as predict

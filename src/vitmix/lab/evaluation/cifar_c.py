@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitmix.lab.data.images import ImageSet, count_classes
+from vitmix.lab.data.classes import count_classes
+from vitmix.lab.data.images import ImageSet
 
 from .corruptions import SEVERITIES
 from .subject import Subject
@@ -33,9 +34,6 @@ class NpyImages(ImageSet):
 
     def name(self, index: int) -> str:
         return f"{self.place.name} {self.rows[index]}"
-
-    def subset(self, rows: np.ndarray, description: str) -> "NpyImages":
-        return NpyImages(self.place, self.rows[rows], self.labels[rows], self.classes, description)
 
 
 def is_cifar_c(root: Path) -> bool:

@@ -12,7 +12,7 @@ from vitmix.lab.data.loader import EvalLoader
 from vitmix.lab.runs import Evaluation, Run
 
 from .cost import count_flops, count_parameters, throughput
-from .predictions import Outcomes, Predictions, calibration_bins, calibration_error, predict
+from .predictions import Outcomes, calibration_bins, calibration_error, predict
 from .subject import Running, Subject, open_subject
 
 
@@ -37,11 +37,12 @@ def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known 
     torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
     start = time.perf_counter()
     if known is not None and known.fits(running) and fitted is images:  # else labels have other numbers
-        found = Predictions.joined(known.outcomes)
+        found = Outcomes.joined(known.outcomes)
     else:
         loader = EvalLoader(fitted, augmentation, batch=running.batch, workers=running.workers)
         found = predict(model, loader, running.device, autocast=running.autocast)
     seconds, batch = time.perf_counter() - start, min(running.batch, len(found))
+    correct, confidence = found.correct.numpy(), found.confidence.numpy()
     speed = throughput(model, augmentation.sides, batch=batch, autocast=running.autocast)
     return Evaluation(
         weights=subject.weights,
@@ -49,13 +50,13 @@ def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known 
         model_settings=subject.settings,
         data=fitted.description,
         n=len(found),
-        accuracy=float(found.correct.mean()),
-        accuracy5=float(found.in_top5.mean()),
-        loss=float(found.losses.mean()),
-        ece=calibration_error(found.confidence, found.correct),
+        accuracy=float(correct.mean()),
+        accuracy5=float(found.in_top5.numpy().mean()),
+        loss=float(found.losses.numpy().mean()),
+        ece=calibration_error(confidence, correct),
         classes=tuple(fitted.classes),
-        bins=calibration_bins(found.confidence, found.correct),
-        confusion=tuple(found.confusion()),
+        bins=calibration_bins(confidence, correct),
+        confusion=found.confusion(),
         parameters=count_parameters(model),
         flops=count_flops(model, augmentation.sides),
         size=augmentation.sides,
@@ -79,7 +80,9 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
         known: the outcomes of the best weights on it.
     """
     subject = open_subject(folder)
-    images = subject.own_images() if images is None else images
+    if images is not None:
+        subject.give_images(images)
+    images = subject.evaluation_images()
     found = evaluate(subject, images, subject.running(images), known)
     return store(subject, found)
 

@@ -25,9 +25,9 @@ from vitmix.attention.readers import logits_of
 from vitmix.lab.data.augment import Augmentation, per_channel
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.data.loader import Batch, EvalLoader
+from vitmix.lab.maps.teachers import weights_checksum
 from vitmix.lab.reading import parse_json
 from vitmix.lab.runs import Facts
-from vitmix.lab.teachers import weights_checksum
 from vitmix.lab.writing import write_file
 
 from .cifar_c import NpyImages

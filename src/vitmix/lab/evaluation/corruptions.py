@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -172,7 +172,7 @@ class CorruptedImages(ImageSet):
     def name(self, index: int) -> str:
         return self.original.name(index)
 
-    def subset(self, rows: np.ndarray, description: str) -> "CorruptedImages":
+    def subset(self, rows: np.ndarray, description: str) -> NoReturn:
         raise NotImplementedError("corruptions depend on an image's place; take the subset first")
 
 
@@ -215,9 +215,7 @@ def read_reference(text: str) -> Errors:
     try:
         values = read_json(Path(text))
     except (OSError, ValueError) as problem:
-        raise ValueError(
-            f"reference errors are 'alexnet' or a JSON file, and {text!r} is neither ({problem})"
-        ) from None
+        raise ValueError(f"reference errors are 'alexnet' or a JSON file; {text!r} is neither ({problem})") from None
     if isinstance(values, dict) and "corruption_errors" in values:
         values = values["corruption_errors"]
     try:
@@ -226,6 +224,6 @@ def read_reference(text: str) -> Errors:
             raise ValueError
     except (AttributeError, ValueError, TypeError, OverflowError):
         raise ValueError(
-            f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five of them]}}, or be of this command'
+            f'{text} must hold errors in 0..1, as {{"fog": 0.82}} or {{"fog": [five]}}, or come from this command'
         ) from None
     return found

@@ -1,6 +1,6 @@
 """What a classifier predicts and how confident it is: one loop over batches, then pure functions of its outcomes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ def logits_over(
 
 @dataclass(frozen=True)
 class Outcomes:
-    """For each image of a batch `(B,)`: label, most likely class, its probability, loss, label among the top 5."""
+    """For each image `(n,)`: label, most likely class, its probability, loss, label among the top 5."""
 
     labels: Tensor
     predicted: Tensor
@@ -62,42 +62,26 @@ class Outcomes:
         confidence = torch.where(logits.isfinite().all(1), confidence, torch.nan)
         return cls(labels, ranked[:, 0], confidence, losses, (ranked == labels.unsqueeze(1)).any(1))
 
-    @property
-    def correct(self) -> Tensor:
-        return self.predicted == self.labels
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """The outcomes of all images, as arrays of one length."""
-
-    labels: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-    losses: np.ndarray
-    in_top5: np.ndarray
-
     @classmethod
-    def joined(cls, outcomes: Iterable[Outcomes]) -> "Predictions":
-        """The outcomes of all batches, on the host; the device is waited for here."""
-        parts = [vars(each).values() for each in outcomes]
+    def joined(cls, parts: Sequence["Outcomes"]) -> "Outcomes":
+        """Those of all batches, on the host; the device is waited for here."""
         if not parts:
             raise NothingReadable("none of the images to evaluate on could be read; get the files again")
-        found = cls(*(torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True)))
-        check_finite(found.confidence)
+        found = cls(*(torch.cat(each).cpu() for each in zip(*(vars(part).values() for part in parts), strict=True)))
+        check_finite(found.confidence.numpy())
         return found
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def correct(self) -> np.ndarray:
-        return self.labels == self.predicted
+    def correct(self) -> Tensor:
+        return self.predicted == self.labels
 
-    def confusion(self) -> list[tuple[int, int, int]]:
+    def confusion(self) -> tuple[tuple[int, int, int], ...]:
         """(label, predicted, images) of every pair that occurs, right ones included, in order."""
-        pairs, counts = np.unique(np.stack([self.labels, self.predicted]), axis=1, return_counts=True)
-        return [(int(label), int(seen), int(count)) for (label, seen), count in zip(pairs.T, counts, strict=True)]
+        pairs, counts = torch.stack([self.labels, self.predicted]).unique(dim=1, return_counts=True)
+        return tuple(zip(*pairs.tolist(), counts.tolist(), strict=True))
 
 
 def check_finite(confidence: np.ndarray) -> None:
@@ -107,11 +91,11 @@ def check_finite(confidence: np.ndarray) -> None:
 
 def predict(
     model: nn.Module, batches: Iterable[Batch], device: torch.device, *, autocast: torch.dtype | None = None
-) -> Predictions:
-    """The predictions of a model, which is put into evaluation mode."""
+) -> Outcomes:
+    """The outcomes of a model, which is put into evaluation mode."""
     model.eval()
     classified = logits_over(batches, lambda batch: model(batch.images), device, autocast=autocast)
-    return Predictions.joined([Outcomes.of(logits, batch.labels) for batch, logits in classified])
+    return Outcomes.joined([Outcomes.of(logits, batch.labels) for batch, logits in classified])
 
 
 def bin_numbers(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:

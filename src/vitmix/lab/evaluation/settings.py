@@ -72,7 +72,7 @@ class Robustness:
                 raise unknown_name("folder", key, ("c", *NAMES))
             part = "corruptions" if key == "c" else "shifts"
             if part not in self.measured:
-                raise ValueError(f"the folder {key!r} is of the suite {part!r}, which is not measured; add that suite")
+                raise ValueError(f"the folder {key!r} belongs to the suite {part!r}, which is not measured; add it")
         for order in self.orders or ():
             if order not in ORDERS:
                 raise unknown_name("order of dropped patches", order, ORDERS)

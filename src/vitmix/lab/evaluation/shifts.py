@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitmix.lab.data.images import FileImages, image_files
+from vitmix.lab.data.folders import image_files
+from vitmix.lab.data.images import FileImages
 
 from .corruptions import COMMON, EXTRA
 from .subject import Subject
@@ -76,7 +77,7 @@ def open_class_folders(
         own = synsets()[int(folder.name)] if numbered and _is_number(folder.name) else folder.name
         if allowed is not None and own not in allowed:
             raise ValueError(
-                f"{str(folder)!r} is not a class of {name}, which has {len(allowed)}; is it another set's?"
+                f"{str(folder)!r} is not one of the {len(allowed)} classes of {name}; is it another set's?"
             )
         if own not in numbers:
             left_out += 1

@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from vitmix.lab.data.images import ImageSet
-from vitmix.lab.runs import EVALUATION as FILE
 from vitmix.lab.runs import Evaluation, Run
 
 from . import classification
 from .subject import Running, Subject
 
 __all__ = [
-    "FILE",
-    "checksums",
     "evaluate",
     "evaluate_run",
     "keep_evaluation",
@@ -20,7 +17,7 @@ __all__ = [
     "read_evaluation",
     "running_of",
 ]
-own_images, running_of = Subject.own_images, Subject.running
+own_images, running_of = Subject.evaluation_images, Subject.running
 
 
 def evaluate(subject: Subject, images: ImageSet, running: Running) -> dict[str, Any]:
@@ -40,7 +37,3 @@ def keep_evaluation(subject: Subject, found: dict[str, Any]) -> None:
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
     found = Run(folder).evaluation
     return None if found is None else found.to_json()
-
-
-def checksums(folder: Path, *names: str) -> set[str]:
-    return {found for name in names if (found := Run(folder).checksum(name)) is not None}

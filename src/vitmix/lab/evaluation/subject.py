@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import nn
 
 from vitmix._checks import check_choice, check_count, check_workers
 from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.data.images import ArrayImages, ImageSet, match_names
+from vitmix.lab.data.classes import match_names
+from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
 from vitmix.lab.runs import Run, checksum
@@ -66,6 +67,7 @@ class Subject:
     run: Path | None = None
     trained: bool = True
     sha256: str | None = None
+    _opened: dict[tuple[str, str], ImageSet] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -95,12 +97,19 @@ class Subject:
         fitted.classes = list(self.classes)
         return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
 
-    def own_images(self, *, data: str | None = None, split: str | None = None) -> ImageSet:
+    def evaluation_images(self, *, data: str | None = None, split: str | None = None) -> ImageSet:
         """The images that a run was evaluated on, unless others are named."""
         if data is None and self.run is None:
             raise ValueError(f"{self.weights} is not a run folder, so it names no data; give --data, such as shapes")
         own = self.config.eval_split if self.run is not None else "test"
-        return open_images(data or self.config.data, split or own)  # pyright: ignore[reportArgumentType]
+        place = data or self.config.data, split or own
+        if place not in self._opened:  # a large folder takes minutes to look through
+            self._opened[place] = open_images(*place)  # pyright: ignore[reportArgumentType]
+        return self._opened[place]
+
+    def give_images(self, images: ImageSet) -> None:
+        """Makes these the images that the run was evaluated on, where they are open."""
+        self._opened[self.config.data, self.config.eval_split] = images
 
     def running(self, images: ImageSet | None, *, cpu: bool = False) -> Running:
         """The run's settings, adapted to this machine."""
@@ -183,7 +192,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
     own = settings.get("img_size")  # height and width stay an argument of the model
     config = TrainConfig(model=name, model_args=settings, size=own if isinstance(own, int) else None)
-    config = dataclasses.replace(_with_own_interpolation(config), **header.preprocessing)
+    config = dataclasses.replace(_with_model_interpolation(config), **header.preprocessing)
     config = config if size is None else dataclasses.replace(config, size=size)
     subject = _built(config, outputs, str(path), header.classes)
     left_out = load_weights(subject.model, path).left_out
@@ -200,7 +209,7 @@ def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int 
         cfg = timm.models.get_pretrained_cfg(name)
         outputs = cfg.num_classes if cfg is not None else 1000
     words = f"{name} with timm's published weights" if pretrained else f"{name} with random weights"
-    subject = _built(_with_own_interpolation(config), outputs, words, None, published=pretrained)
+    subject = _built(_with_model_interpolation(config), outputs, words, None, published=pretrained)
     return dataclasses.replace(subject, trained=pretrained)
 
 
@@ -215,7 +224,7 @@ def _built(
     return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
 
 
-def _with_own_interpolation(config: TrainConfig) -> TrainConfig:
+def _with_model_interpolation(config: TrainConfig) -> TrainConfig:
     """A model of other origin was made for the resampling that its timm entry names."""
     cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
     own = getattr(cfg, "interpolation", None)
@@ -233,7 +242,7 @@ def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
         if said is not None and said != name:
             raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --model out")
         raise ValueError(
-            f"{path} has no classifier {first!r} as {name} has; name the model that it is of, "
-            "or say how many classes it has (num_classes)"
+            f"{path} has no classifier {first!r} as {name} has; give its model, "
+            "or the number of its classes (num_classes)"
         )
     return len(weight)

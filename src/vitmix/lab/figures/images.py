@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from vitmix.lab.data.images import MAX_BYTES, BrokenImage, as_rgb, check_pixels, reason_of
+from vitmix.lab.data.decoding import MAX_BYTES, as_rgb, check_pixels, reason_of
+from vitmix.lab.data.images import BrokenImage
 from vitmix.lab.data.shapes import CLASSES, shapes_batch
-from vitmix.lab.evaluation.stored import own_images
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.reading import read_bytes
 
@@ -63,7 +63,7 @@ def held_out(subject: Subject, count: int) -> list[NamedImage]:
 
     They show as many classes as possible; neighbors, which become pairs, show two if there are two.
     """
-    images = own_images(subject)
+    images = subject.evaluation_images()
     classes = np.unique(images.labels)
     wanted = classes[np.arange(count) * len(classes) // count].reshape(2, -1).T.ravel()
     found: list[NamedImage] = []

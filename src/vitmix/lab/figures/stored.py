@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from vitmix.lab.data.images import check_pixels
+from vitmix.lab.data.decoding import check_pixels
 from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.reading import open_regular
 from vitmix.lab.training.checkpoints import make_folder, write_file

@@ -126,11 +126,6 @@ class Analysis(Record):
     masks: str | None = absent()
     tables: tuple[Table, ...]
 
-    def is_like(self, other: "Analysis") -> bool:
-        """Whether both studied the same weights in the same way, wherever the weights were."""
-        names = ("weights_sha256", "model", "data", "images", "batch", "seed", "methods", "remarks", "vitmix", "masks")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
-
     def text(self) -> str:
         """The tables for people."""
         return "\n\n".join(table.text() for table in self.tables)

@@ -15,7 +15,8 @@ from typing import Any, Self
 from vitmix.lab.reading import is_count, is_number
 
 _SIMPLE = {
-    str: ("a text", lambda value: isinstance(value, str)),
+    str: ("a string", lambda value: isinstance(value, str)),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("a whole number", is_count),
     float: ("a number", is_number),
     Any: ("a value", lambda value: True),

@@ -15,7 +15,7 @@ def hidden_mixing(epochs: Sequence[Epoch], *, batch: int, tokens: int) -> Table:
         tokens: patches of one image in HTM's block.
     """
     if not epochs or any(SAMPLES not in epoch.values for epoch in epochs):
-        raise ValueError(f"{STUDY} is counted while a method with htm trains, and this run has no such counts")
+        raise ValueError(f"{STUDY} needs the counts of a training with htm, and this run has no such counts")
     found = []
     for epoch in epochs:
         samples, taken = epoch.values[SAMPLES], epoch.values[TOKENS]

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix.lab.data.augment import Augmentation, eval_pixels
-from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet, check_pixels, reason_of
+from vitmix.lab.data.decoding import check_pixels, reason_of
+from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.reading import open_regular
 
 Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
@@ -35,13 +36,13 @@ def object_finder(
 
     if masks is not None:
         if not masks.is_dir():
-            raise ValueError(f"there is no folder of masks {masks}")
+            raise ValueError(f"there is no mask folder {masks}")
         if not isinstance(images, FileImages):
-            raise ValueError(f"a folder of masks goes with image files, and {images.description} is not made of them")
+            raise ValueError(f"a folder of masks needs image files; {images.description} has none")
         read = MaskFolder(masks, Path(images.root), value)
         return lambda indices: torch.stack([seen(read(images.name(index))) for index in indices])
     if value is not None:
-        raise ValueError("a gray level of masks goes with a folder of them; give --masks FOLDER")
+        raise ValueError("a gray level of masks needs a folder of masks; give --masks FOLDER")
     if not isinstance(images, ArrayImages) or images.objects([0]) is None:
         return None
 
@@ -69,12 +70,12 @@ class MaskFolder:
                 check_pixels(image)
                 levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
         except FileNotFoundError:
-            raise ValueError(f"there is no mask {path} for the image {name}; give each image one of its name") from None
+            raise ValueError(f"there is no mask {path} for the image {name}; give every image one") from None
         except (OSError, ValueError) as problem:
             raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
         with open_regular(self.root / name) as file, Image.open(file) as image:
             width, height = image.size
         if levels.shape != (height, width):
             found = f"{levels.shape[1]}x{levels.shape[0]}"
-            raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; make them of one size")
+            raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; sizes must agree")
         return levels != 0 if self.value is None else levels == self.value

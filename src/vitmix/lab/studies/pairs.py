@@ -43,7 +43,7 @@ def one_mask_each(method: AnyMixer) -> AnyMixer:
 def need_masks(method: AnyMixer, *, study: str) -> None:
     """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
     if any(not mixer.mask.mixes for mixer in method.mixers):
-        raise ValueError(f"{study} needs mixed images, and {str(method)!r} mixes none; name a method such as cutmix")
+        raise ValueError(f"{study} needs mixed images, but {str(method)!r} mixes none; use a method such as cutmix")
 
 
 def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:
@@ -56,7 +56,7 @@ def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> 
 def two_regions(method: AnyMixer, *, study: str) -> None:
     """Refuses methods that blend: no token of theirs belongs to one image."""
     if any(mixer.mask.name == "constant" for mixer in method.mixers):
-        raise ValueError(f"{study} needs regions of either image, and {str(method)!r} blends them; use cutmix or smmix")
+        raise ValueError(f"{study} needs separate regions, but {str(method)!r} blends the images; use cutmix or smmix")
 
 
 def mixed_pairs(
@@ -105,7 +105,7 @@ def activation_maps(model: nn.Module, mixing: Mixing, images: Tensor, labels: Te
 def need_reader(model: nn.Module, mixing: Mixing) -> Reader:
     if mixing.reader is None:
         raise ValueError(
-            f"activation labels need maps, and the tokens of a {type(model).__name__} cannot be read; leave them out"
+            f"activation labels need maps, but the tokens of a {type(model).__name__} cannot be read; leave them out"
         )
     return mixing.reader
 
@@ -118,7 +118,7 @@ def need_two_classes(labels: Tensor, study: str) -> None:
 def need_objects(objects: Tensor | None, study: str) -> Tensor:
     if objects is None:
         raise ValueError(
-            f"{study} needs to know where the objects are, and these images have no masks; "
+            f"{study} needs to know where the objects are, but these images have no masks; "
             "use the built-in shapes, an .npz with 'box', or give a folder of masks (--masks FOLDER)"
         )
     return objects

@@ -110,7 +110,7 @@ def _hidden(asked: Question) -> list[Table]:
     method = create(config.method, asked.num_classes)
     parts = [part for mixer in method.mixers for part in mixer.inner if hidden.SAMPLES in part.count_names]
     if not parts:
-        raise ValueError(f"{hidden.STUDY} needs a run whose method has htm, and this one's is {config.method!r}")
+        raise ValueError(f"{hidden.STUDY} needs a run whose method has htm; this one's is {config.method!r}")
     reader = read_model(asked.model)
     rows, columns = reader.grids(asked.size)[reader.resolve_patches(parts[0].block)]
     return [hidden.hidden_mixing(run.epochs, batch=config.batch, tokens=rows * columns)]

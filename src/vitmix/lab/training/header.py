@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import fits, is_fault, is_number, parse_json
+from vitmix.lab.reading import is_fault, is_number, parse_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
@@ -102,8 +102,8 @@ def _checked(facts: Mapping[str, Any]) -> Header:
             raise ValueError(f"{name} must be a mapping, got {value!r}")
     if model is not None:
         _check_model(model)
-    if classes is not None and not fits(classes, [str]):
-        raise ValueError("classes must be a list of texts")
+    if classes is not None and not _all(classes, lambda each: isinstance(each, str)):
+        raise ValueError("classes must be a list of strings")
     outputs = settings.get("num_classes")
     if outputs is not None and not _whole(outputs, 1, MOST_CLASSES):
         raise ValueError(f"num_classes must be a whole number of 1 to {MOST_CLASSES:,}, got {outputs!r}")
@@ -112,7 +112,7 @@ def _checked(facts: Mapping[str, Any]) -> Header:
         _check_argument(name, value)
     for name, value in preprocessing.items():
         if name not in PREPROCESSING:
-            raise ValueError(f"it sets {name!r}, and of preprocessing it may set {', '.join(PREPROCESSING)}")
+            raise ValueError(f"it sets {name!r}; preprocessing may set {', '.join(PREPROCESSING)}")
         right, wanted = PREPROCESSING[name]
         if value is not None and not right(value):
             raise ValueError(f"{name} must be {wanted}, got {value!r}")
@@ -161,7 +161,7 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         value = header.model_args.get(name) or 0
         blocks = sum(value) if isinstance(value, list) else value
         if blocks > max(tensors, SPARE_BLOCKS):
-            raise ValueError(f"{name} is {blocks}, and the file holds {tensors} tensors")
+            raise ValueError(f"{name} is {blocks}, but the file holds {tensors} tensors")
     settings: dict[str, Any] = dict(header.model_args)
     if header.num_classes is not None:
         settings["num_classes"] = header.num_classes
@@ -173,7 +173,7 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         raise ValueError(f"its model_settings do not fit {header.model}: {reason}") from None
     parameters = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
     if parameters > 2 * elements + SPARE_PARAMETERS:
-        raise ValueError(f"its {header.model} has {parameters:,} numbers, and the file holds {elements:,}")
+        raise ValueError(f"its {header.model} has {parameters:,} values, but the file holds {elements:,}")
 
 
 def _whole(value: Any, least: int, most: int) -> bool:
@@ -185,7 +185,11 @@ def _one_or_several(value: Any, right: Callable[[Any], bool]) -> bool:
 
 
 def _colors(value: Any, right: Callable[[float], bool] = lambda each: True) -> bool:
-    return fits(value, [is_number]) and len(value) == 3 and all(map(right, value))
+    return _all(value, lambda each: is_number(each) and right(each)) and len(value) == 3
+
+
+def _all(value: Any, right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(right, value))
 
 
 def _size(value: Any) -> bool:

@@ -119,7 +119,7 @@ class Journal:
             action()
         except OSError as error:
             self.accelerator.trackers = []
-            self.reporter.say(f"Tracking has ended: {error.strerror or error}. The training goes on without it.")
+            self.reporter.say(f"Tracking stopped: {error.strerror or error}. The training continues without it.")
 
     def _write_epochs(self) -> None:
         self.run.write_epochs(self.state.position.history, self.columns)

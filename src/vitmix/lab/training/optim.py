@@ -33,7 +33,7 @@ def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimiz
     try:
         return create_optimizer_v2(groups, config.optimizer, **settings)
     except (AssertionError, ImportError, TypeError) as error:  # of packages that are not installed
-        raise ValueError(f"optimizer {config.optimizer!r} cannot be had here: {error}") from None
+        raise ValueError(f"optimizer {config.optimizer!r} is not available: {error}") from None
 
 
 def _groups(module: nn.Module, config: TrainConfig, *, scaled: bool = True) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitmix.lab.augmentation import AugmentationSettings
+from vitmix.lab.data.augmentation import AugmentationSettings
 from vitmix.lab.environment import available_cores
 from vitmix.lab.settings import Count, Fraction, NotNegative, Positive, Settings, Whole, Workers, option
 

@@ -18,10 +18,10 @@ from vitmix._mixer import AnyMixer, Mixer, Switch
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
-from vitmix.lab.data.label_maps import read_label_maps
 from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
+from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
 from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.lab.training.weights import load_weights
@@ -46,7 +46,7 @@ def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
 def model_settings(config: TrainConfig, num_classes: int) -> dict[str, Any]:
     """What timm's `create_model` needs besides the name to build the model that a checkpoint fits."""
     if "num_classes" in config.model_args:
-        raise ValueError("num_classes is a setting of its own; give --num-classes instead of naming it in model_args")
+        raise ValueError("set num_classes with --num-classes, not in model_args")
     settings: dict[str, Any] = {"num_classes": num_classes, **config.model_args}
     try:
         cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
@@ -134,7 +134,7 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
 
     if config.maps is not None and not any(mixer.needs.maps for mixer in method.mixers):
         raise ValueError(
-            f"maps are given, but {config.method!r} does not use them; write a method with activation labels, "
+            f"maps are given, but {config.method!r} does not use them; choose a method with activation labels, "
             "such as 'tokenmix(label=activation)', or leave maps out"
         )
     return method.each(finished)
@@ -147,14 +147,14 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
     classifies = any(mixer.needs.guide_logits or mixer.needs.guide_gradient for mixer in method.mixers)
     if not any(mixer.needs.guide for mixer in method.mixers):
         raise ValueError(
-            f"a guide is given, but {config.method!r} asks none; write a method such as smmix, or leave it out"
+            f"a guide is given, but {config.method!r} uses none; choose a method such as smmix, or leave it out"
         )
     from vitmix.lab.evaluation.subject import open_subject  # which builds on this module
 
     subject = open_subject(config.guide, pretrained=not Path(config.guide).exists())
     outputs = subject.settings["num_classes"]
     if classifies and outputs != num_classes:
-        raise ValueError(f"the guide {config.guide} tells {outputs} classes apart and the data has {num_classes}")
+        raise ValueError(f"the guide {config.guide} has {outputs} classes, but the data has {num_classes}")
     return subject.model.requires_grad_(False)
 
 

@@ -52,7 +52,7 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
         )
     except ValueError as error:
         raise ValueError(
-            f"precision {config.precision!r} or track {config.track!r} cannot be had here: {error}"
+            f"precision {config.precision!r} or track {config.track!r} is not available: {error}"
         ) from None
     if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU, where gradients are scaled; use fp32 or bf16")

@@ -54,9 +54,7 @@ class Setup:
         config = self.config
         model.to(self.device)
         if config.warmup_epochs >= config.epochs:
-            self.remarks.append(
-                f"Note: the warm-up of {config.warmup_epochs:g} epochs is not over before the training."
-            )
+            self.remarks.append(f"Note: the warm-up of {config.warmup_epochs:g} epochs takes the whole training.")
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.method = prepare.build_mixer(config, self.classes)
         self.quiet = prepare.without_image_mixing(self.method)
@@ -75,7 +73,7 @@ class Setup:
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
             raise ValueError(
-                f"a batch of {config.batch} is more than the {len(self.images)} training images; lower batch"
+                f"a batch of {config.batch} is larger than the {len(self.images)} training images; lower batch"
             )
         if config.fsdp:
             sharding.shard(self.core, config, self.accelerator)

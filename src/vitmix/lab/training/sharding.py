@@ -1,7 +1,8 @@
 """Weights, gradients and optimizer state spread over the processes (FSDP), for models too large for one device.
 
 Torch's `fully_shard` works in place and module by module: each block of the model is gathered when it runs and given up
-after it. Whatever reads or writes a whole state passes through `whole` and `load`, in all processes together.
+after it. Whatever reads or writes a whole state passes through `whole` and `load`, in all processes together. They are
+not `torch.distributed.checkpoint.state_dict`: that names an optimizer's state by parameter, and checkpoints number it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,12 +22,12 @@ from vitmix.lab.training.config import TrainConfig
 def shard(learner: Learner, config: TrainConfig, accelerator: Accelerator) -> None:
     """Spreads the learner's parameters over the processes; the optimizer must be made after this."""
     if accelerator.num_processes == 1:
-        raise ValueError("fsdp spreads a model over processes, and there is one; start with torchrun or accelerate")
+        raise ValueError("fsdp needs several processes; start with torchrun or accelerate")
     for name, set_ in (("ema", config.ema is not None), ("compile", config.compile)):
         if set_:
-            raise ValueError(f"{name} does not go with fsdp; leave one of them out")
+            raise ValueError(f"{name} cannot be combined with fsdp; leave one of them out")
     if config.precision == "fp16":
-        raise ValueError("precision fp16 does not go with fsdp; use bf16")
+        raise ValueError("precision fp16 cannot be combined with fsdp; use bf16")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for block in blocks(learner.model):
         fully_shard(block, mesh=mesh)

@@ -44,13 +44,13 @@ class Position(Record):
     def stored(cls, value: Any, config: TrainConfig) -> "Position":
         """A stored position, if it is one of this training."""
         if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(cls)}:
-            raise ValueError("its position is not one")
+            raise ValueError("its position does not fit")
         found = cls.from_json(value)
         right = len(found.history) == found.epoch <= config.total_epochs
         right = right and all(epoch.get("seconds") is not None for epoch in found.history)
         right = right and (found.best is None or found.best.get(config.best) is not None)
         if not right or (found.epoch == config.total_epochs and found.history[-1].get("accuracy") is None):
-            raise ValueError("its position is not one")
+            raise ValueError("its position does not fit")
         return found
 
 

@@ -60,7 +60,7 @@ def load_weights(model: nn.Module, path: str | Path) -> Changed:
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         said = f"{', '.join(problems[:3])}{more}{_named_in(path)}"
-        raise ValueError(f"the weights in {path} are not of this {type(model).__name__}: {said}")
+        raise ValueError(f"the weights in {path} do not fit this {type(model).__name__}: {said}")
     model.load_state_dict(weights, strict=not replaced)
     resampled = [key for key in weights if key in stored and stored[key].numel() != weights[key].numel()]
     return Changed(sorted(replaced), resampled)
@@ -83,7 +83,7 @@ def weights_file(path: str | Path) -> Path:
 def read_weights(path: Path) -> Tensors:
     """The weights in a file by name, as safetensors or torch's programs store them."""
     if not path.is_file():
-        raise ValueError(f"there is no file of weights {path}")
+        raise ValueError(f"there is no weights file {path}")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
@@ -98,14 +98,14 @@ def read_weights(path: Path) -> Tensors:
             reason = "it is neither safetensors nor what torch.save writes"
         elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
             reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
-        raise ValueError(f"{path} is not a file of weights that can be read safely: {reason}") from None
+        raise ValueError(f"{path} is not a weights file that can be read safely: {reason}") from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
             break
     named = isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)
     if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError(f"{path} holds no weights by name, but a {type(loaded).__name__}")
+        raise ValueError(f"{path} holds a {type(loaded).__name__} instead of named weights")
     return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in loaded.items()}
 
 

@@ -1,4 +1,4 @@
-"""Teachers for activation maps: what a classifier would say of every place of a picture, or plain saliency."""
+"""Teachers for activation maps: what a classifier predicts at every place of an image, or plain saliency."""
 
 import hashlib
 import math
@@ -12,21 +12,23 @@ from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from vitmix.attention.readers import unwrap
 
+from .stored import TeacherFacts
+
 SALIENCY = {"spectral": "Hou and Zhang's spectral residual"}
-SPECTRAL_SIDE = 64  # pixels; the method looks at pictures of this size
+SPECTRAL_SIDE = 64  # pixels; the method is defined for this size
 SPECTRAL_GRID = 16
 LOCATIONS = 4096  # places that go through the classifier at once
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """Something that gives a map to every class, or one map for whatever the picture shows.
+    """Something that computes a map for every class, or one map for any label.
 
     Args:
-        module: from normalized pictures `(B, 3, H, W)` to logits `(B, K, h, w)`, or to logits `(B, K)` if it is a
+        module: from normalized images `(B, 3, H, W)` to logits `(B, K, h, w)`, or to logits `(B, K)` if it is a
             classifier with timm's `forward_features` and `forward_head`.
-        size: height and width that pictures are scaled to, without cropping.
-        any_class: the module gives a single map, which stands for the picture's label whatever that is.
+        size: height and width that images are scaled to, without cropping.
+        any_class: the module computes a single map, which is taken for the image's label.
         classes: the names of its outputs, where they are known.
     """
 
@@ -38,33 +40,16 @@ class Teacher:
     any_class: bool = False
     classes: tuple[str, ...] | None = None
 
-    def about(self) -> dict[str, Any]:
-        """What decides the maps, as JSON can hold it: another teacher never says the same of itself."""
-        said = {"name": self.name, "weights": weights_checksum(self.module), "any_class": self.any_class}
-        return said | {"size": list(self.size), "mean": list(self.mean), "std": list(self.std)}
+    def facts(self) -> TeacherFacts:
+        """What decides the maps; they differ for different teachers."""
+        weights = weights_checksum(self.module)
+        return TeacherFacts(self.name, weights, self.any_class, self.size, tuple(self.mean), tuple(self.std))
 
     @torch.inference_mode()
     def maps(self, pixels: Tensor) -> Tensor:
-        """Maps `(B, K, h, w)` float32 of uint8 pictures `(B, 3, H, W)`."""
+        """Maps `(B, K, h, w)` float32 of uint8 images `(B, 3, H, W)`."""
         mean, std = (pixels.new_tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (self.mean, self.std))
         return dense_logits(self.module, (pixels.float() / 255 - mean) / std).float()
-
-
-def timm_teacher(
-    name: str,
-    module: nn.Module,
-    *,
-    size: tuple[int, int] | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-    classes: tuple[str, ...] | None = None,
-) -> Teacher:
-    """A timm model as teacher; what is not given of its preprocessing is timm's."""
-    cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    sides = tuple(cfg.get("input_size") or (3, 224, 224))[-2:] if size is None else size
-    mean = mean or tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN)
-    std = std or tuple(cfg.get("std") or IMAGENET_DEFAULT_STD)
-    return Teacher(name, module, size=(sides[0], sides[1]), mean=mean, std=std, classes=classes)
 
 
 def saliency_teacher(kind: str) -> Teacher:
@@ -76,11 +61,11 @@ def saliency_teacher(kind: str) -> Teacher:
 
 
 def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """What the classifier says of each place of the final features, `(B, K, h, w)`.
+    """What the classifier predicts at each place of the final features, `(B, K, h, w)`.
 
-    A module that returns such a tensor is taken at its word. Otherwise every place is given to the model's own
-    `forward_head` as if the whole picture were like it: pooling over equal vectors changes nothing, and whatever lies
-    between pooling and classifier (norms, convolutions, activations) is applied as it was trained.
+    Unless the module returns such a tensor itself, its `forward_head` gets every place as if the whole image were like
+    it: pooling over equal vectors changes nothing, and whatever lies between pooling and classifier (norms,
+    convolutions, activations) is applied as it was trained.
     """
     model = unwrap(model)
     if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
@@ -94,7 +79,7 @@ def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
     head: Any = model.forward_head
     features: Any = model.forward_features(images)  # pyright: ignore[reportCallIssue]
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-        raise ValueError(f"the features of this {type(model).__name__} are no grid of vectors; use another teacher")
+        raise ValueError(f"the features of this {type(model).__name__} are not a grid of vectors; use another teacher")
     if features.ndim == 3:
         places, (rows, columns), shape = _tokens(model, features, images)
     elif _channels_last(model, features):
@@ -113,7 +98,7 @@ def _repeated(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _tokens(model: Any, features: Tensor, images: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
-    """Patches, their grid, and the shape of a picture whose every token, prefix included, is one patch."""
+    """Patches, their grid, and the shape of an image whose tokens, prefix included, are all one patch."""
     prefix = getattr(model, "num_prefix_tokens", None)
     ratio = images.shape[2] / images.shape[3]
     for guess in (prefix,) if prefix is not None else (0, 1, 2):
@@ -122,7 +107,7 @@ def _tokens(model: Any, features: Tensor, images: Tensor) -> tuple[Tensor, tuple
         if rows > 0 and count % rows == 0 and abs(count / rows * ratio - rows) < 1e-6:
             return features[:, guess:], (rows, count // rows), (guess + 1, features.shape[2])
     raise ValueError(
-        f"the {features.shape[1]} tokens of this {type(model).__name__} are no grid over the picture; "
+        f"the {features.shape[1]} tokens of this {type(model).__name__} are not a grid over the image; "
         "use another teacher"
     )
 
@@ -144,10 +129,10 @@ def weights_checksum(module: nn.Module) -> str:
 
 
 class SpectralResidual(nn.Module):
-    """Saliency by what a picture's spectrum has beyond the smooth course that all pictures share."""
+    """Saliency by what an image's spectrum has beyond the smooth part that all images share."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """`(B, 1, 16, 16)` in 0..1 from pictures `(B, 3, H, W)`."""
+        """`(B, 1, 16, 16)` in 0..1 from images `(B, 3, H, W)`."""
         gray = interpolate(images.mean(1, keepdim=True), (SPECTRAL_SIDE, SPECTRAL_SIDE), mode="area")
         spectrum = torch.fft.fft2(gray)
         log = spectrum.abs().clamp_min(1e-8).log()

@@ -1,0 +1,64 @@
+"""Class names and numbers: what labels stand for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitmix.lab.reading import read_json
+
+MOST_UNSEEN_CLASSES = 100_000  # a label may be this large in data of fewer images; every smaller number gets a name
+
+
+def count_classes(labels: np.ndarray, description: str) -> int:
+    """How many classes labels from 0 stand for; refuses labels that would name millions of unseen classes."""
+    count = 1 + int(labels.max(initial=-1))
+    most = max(MOST_UNSEEN_CLASSES, len(labels))
+    if count > most:
+        raise ValueError(
+            f"{description} has label {count - 1} among {len(labels)} images, more than the {most:,} classes allowed; "
+            "number the classes from 0 without gaps"
+        )
+    return count
+
+
+def numbered(count: int) -> list[str]:
+    """The names of classes without names."""
+    return [str(label) for label in range(count)]
+
+
+def class_names(folder: Path, count: int) -> list[str]:
+    """Names from `classes.json`: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
+    path = folder / "classes.json"
+    if not path.is_file():
+        return numbered(count)
+    try:
+        stored = read_json(path)
+        if isinstance(stored, dict):
+            named = {int(label): str(name) for label, name in stored.items()}
+        elif stored and isinstance(stored[0], dict):
+            named = {int(row["label"]): str(row["name"]) for row in stored}
+        else:
+            named = dict(enumerate(map(str, stored)))
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(
+            f"{str(path)!r} must be a JSON list of class names, got {problem!r}; write one name per label"
+        ) from None
+    missing = [label for label in range(count) if label not in named]
+    if missing:
+        raise ValueError(f"{str(path)!r} has no name for label {missing[0]}, but the data has {count} classes; add it")
+    return [named[label] for label in range(count)]
+
+
+def match_names(names: Sequence[str], known: Sequence[str], *, description: str, whose: str) -> list[int]:
+    """The place of each class name among the known ones."""
+    if list(names) == list(known[: len(names)]):
+        return list(range(len(names)))  # names need not be unique then
+    number = {name: place for place, name in enumerate(known)}
+    unknown = [name for name in names if name not in number]
+    if unknown:
+        raise ValueError(
+            f"{description} has a class {unknown[0]!r} that {whose} does not know; "
+            f"its classes are {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+    return [number[name] for name in names]

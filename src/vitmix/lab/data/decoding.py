@@ -1,0 +1,51 @@
+"""From the bytes of a file to an RGB image, within bounds: a tiny file can unpack to any size."""
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 89_478_485  # of one image; Pillow warns above this
+MAX_BYTES = 2**30  # of the file of one image: as many pixels, uncompressed, in 16 bits
+
+
+def decode(content: bytes) -> Image.Image:
+    """The image in the bytes of a file."""
+    # From memory: given a file, Pillow asks for as many bytes as a header claims, and Python allocates them.
+    image = Image.open(io.BytesIO(content))
+    check_pixels(image)  # before the pixels are unpacked
+    image.load()
+    return image
+
+
+def check_pixels(image: Image.Image) -> None:
+    """Refuses images too large to be meant."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS:,} allowed")
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The image in 8 bits per channel. Integers above 255, which Pillow would clip, are taken as 16 bits."""
+    if image.mode.startswith("I"):
+        wide = max(int(values.max(initial=0)) for values in _bands(image)) > 255
+        levels = [(values / 257 if wide else values).round().clip(0, 255).astype(np.uint8) for values in _bands(image)]
+        image = Image.fromarray(np.concatenate(levels))
+    return image.convert("RGB")
+
+
+def _bands(image: Image.Image) -> Iterator[np.ndarray]:
+    """The values of some rows at a time: as numbers, a large image takes several times its memory."""
+    for top in range(0, image.height, 256):
+        yield np.asarray(image.crop((0, top, image.width, min(top + 256, image.height))))
+
+
+def reason_of(problem: Exception) -> str:
+    """One line about an error, without the file name."""
+    if isinstance(problem, UnidentifiedImageError):
+        return "not an image of a known kind"
+    if isinstance(problem, Image.DecompressionBombError):  # Pillow's own limit, met before ours
+        return f"more than the {MAX_PIXELS:,} pixels allowed"
+    if isinstance(problem, OSError) and problem.strerror:
+        return problem.strerror.lower()
+    return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__

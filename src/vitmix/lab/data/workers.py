@@ -1,0 +1,189 @@
+"""torch's DataLoader with workers that outlive signals and whose loss is an error, or is made up for."""
+
+import atexit
+import itertools
+import multiprocessing.util  # noqa: F401  its own exit handler must be registered before the one below
+import os
+import signal
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from vitmix._checks import check_workers
+
+from .images import log
+
+Key = TypeVar("Key")
+Fetched = TypeVar("Fetched")
+WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
+
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class WorkerLost(RuntimeError):
+    """A worker process ended, as when the kernel runs out of memory; the text says which one and how."""
+
+
+class Fetch(Dataset[Any], ABC, Generic[Key, Fetched]):
+    """A data set that is read a batch at a time."""
+
+    @abstractmethod
+    def __getitems__(self, keys: list[Key]) -> Fetched: ...
+
+
+def _raise(lost: WorkerLost) -> None:
+    raise lost
+
+
+class Fetcher(Generic[Key, Fetched]):
+    """Batches fetched in order, here or in worker processes.
+
+    Args:
+        batches: the keys of each batch.
+        persistent: keeps the workers for the next iteration.
+
+    Attributes:
+        when_lost: called when a worker process is gone. By default it raises; if it returns, the remaining batches
+            are fetched in this process.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch[Key, Fetched],
+        batches: Iterable[list[Key]],
+        workers: int,
+        *,
+        persistent: bool = False,
+    ) -> None:
+        check_workers(workers)
+        self.when_lost: Callable[[WorkerLost], None] = _raise
+        self._fetch, self._batches = fetch, batches
+        self._loader: DataLoader | None = DataLoader(
+            fetch,
+            batch_sampler=batches,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=persistent and workers > 0,
+            worker_init_fn=_start_worker,
+            generator=torch.Generator(),  # torch draws a number per epoch; without this from the global generator
+        )
+
+    def fetched(self) -> Iterator[Fetched]:
+        if self._loader is None:
+            raise RuntimeError("this loader was closed; make a new one")
+        done = 0
+        try:
+            with closing(_watched(self._loader)) as batches:
+                for batch in batches:
+                    done += 1
+                    yield batch
+        except WorkerLost as lost:
+            self.when_lost(lost)
+            yield from map(self._fetch.__getitems__, itertools.islice(self._batches, done, None))
+
+    def close(self) -> None:
+        """Ends the worker processes; they also end with the loader and with the program."""
+        end_workers(getattr(self._loader, "_iterator", None))
+        self._loader = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_loader", None) is not None:
+            self.close()
+
+
+def _watched(loader: DataLoader) -> Generator[Any]:
+    """What torch's loader fetches; the loss of a worker is a `WorkerLost`."""
+    iterator = loader._iterator  # of the epochs before
+    try:
+        iterator = started(loader)
+        yield from iterator
+    except RuntimeError as error:
+        ended = [worker for worker in getattr(iterator, "_workers", ()) if not worker.is_alive()]
+        if not ended:
+            raise
+        end_workers(iterator)
+        loader._iterator = None  # the next epoch has new workers
+        raise WorkerLost(_how_it_ended(ended[0])) from error
+    finally:
+        if not loader.persistent_workers:
+            end_workers(iterator)
+
+
+def _how_it_ended(worker: Any) -> str:
+    code = worker.exitcode
+    if code >= 0:
+        return f"loader worker {worker.pid} ended with exit code {code}"
+    hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+    return f"loader worker {worker.pid} was ended by {signal.Signals(-code).name}{hint}"
+
+
+def started(loader: DataLoader) -> Any:
+    """torch's iterator, with its workers running."""
+    child_ended = getattr(signal, "SIGCHLD", None)  # Windows has none
+    before = child_ended and signal.getsignal(child_ended)
+    with _held_signals():
+        iterator = iter(loader)
+        _iterators.add(iterator)
+    if child_ended and before is not None and signal.getsignal(child_ended) is not before:
+        # Torch's handler would raise an error for a lost worker anywhere, such as in the middle of an update. Its
+        # iterator notices by itself when it is asked for a batch.
+        signal.signal(child_ended, before)
+    return iterator
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Blocks the signals that workers ignore: a worker forked here inherits the block until it ignores them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKERS_IGNORE)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_workers(iterator: Any) -> None:
+    """Ends the workers of torch's iterator at once.
+
+    Torch does so when the iterator is deleted. After an error that is up to the garbage collector, which takes the
+    queues first, and then torch waits five seconds for every worker.
+    """
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+        for worker in iterator._workers:
+            if worker.is_alive():  # busy, and ignoring the signal with which torch would end it
+                worker.kill()
+
+
+@atexit.register
+def _end_all_workers() -> None:
+    # Else Python would wait for them, having sent the signal that they ignore.
+    for iterator in list(_iterators):
+        end_workers(iterator)
+
+
+def _unchanged(fetched: Any) -> Any:
+    return fetched
+
+
+def _start_worker(number: int) -> None:
+    """Protects a worker from Ctrl-C and from signals to the process group or to every process of a job.
+
+    The main process answers those, and may need a last batch to end cleanly, at the same update as other ranks. It
+    ends its workers itself, and a worker whose parent is gone ends within seconds.
+    """
+    log.disabled = True  # the main process learns of every unreadable image and reports it once
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    for sent in WORKERS_IGNORE:
+        signal.signal(sent, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKERS_IGNORE)

@@ -1,0 +1,176 @@
+"""Folders of activation maps, and the one map of each image that training needs: that of its label.
+
+A folder holds `index.json` and shards. A shard is a safetensors file for consecutive images: `classes` and `values`
+`(n, k, h, w)`, the k highest logits of each place of the whole image and their classes. The index names the data, the
+teacher, and the checksum of every shard.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitmix.lab.data.images import BrokenImage, ImageSet
+from vitmix.lab.reading import read_bytes, read_json
+from vitmix.lab.runs.records import Record
+from vitmix.parts.maps import class_maps
+
+INDEX = "index.json"
+FORMAT = 1
+SAMPLES = 16  # images with a thumbnail in the index
+THUMBNAIL = 4  # pixels a side
+LEVELS = 6  # by which decoders may differ in a thumbnail
+MOST_PLACES, MOST_BYTES = 2**16, 2**31  # of a map; of a shard
+
+
+@dataclass(frozen=True)
+class DataFacts(Record):
+    """What identifies a data set wherever it is stored: labels, class names, and thumbnails of some images."""
+
+    name: str
+    images: int
+    labels: str
+    looks: dict[str, str | None]
+
+    def same_as(self, other: "DataFacts") -> bool:
+        """Whether both are the same images with the same labels, their names aside."""
+        if (self.images, self.labels) != (other.images, other.labels):
+            return False
+        return all(_alike(look, other.looks.get(row)) for row, look in self.looks.items())
+
+
+@dataclass(frozen=True)
+class TeacherFacts(Record):
+    """What decides a teacher's maps."""
+
+    name: str
+    weights: str = ""
+    any_class: bool = False
+    size: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shard(Record):
+    """A file with the maps of the images from `rows[0]` to before `rows[1]`."""
+
+    file: str
+    rows: tuple[int, int]
+    sha256: str
+
+    def __len__(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+
+@dataclass(frozen=True)
+class MapIndex(Record):
+    """The index of a folder; `grid` is unknown before the first shard."""
+
+    format: int
+    data: DataFacts
+    teacher: TeacherFacts
+    top: int
+    classes: tuple[int, ...]
+    grid: tuple[int, int] | None
+    broken: tuple[str, ...]
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format}, and this version reads {FORMAT}")
+        if self.grid is not None and not 0 < self.grid[0] * self.grid[1] <= MOST_PLACES:
+            raise ValueError("grid is out of bounds")
+
+
+def describe_data(images: ImageSet) -> DataFacts:
+    digest = hashlib.sha256(json.dumps(images.classes).encode())
+    digest.update(np.ascontiguousarray(images.labels, dtype="<i8").tobytes())
+    rows = np.unique(np.linspace(0, len(images) - 1, SAMPLES).astype(int)).tolist()
+    looks = {str(row): _look(images, row) for row in rows}
+    return DataFacts(images.description, len(images), digest.hexdigest(), looks)
+
+
+def _look(images: ImageSet, row: int) -> str | None:
+    try:
+        image = images[row][0]
+    except BrokenImage:
+        return None
+    small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+    return np.asarray(small).tobytes().hex()
+
+
+def _alike(first: str | None, second: str | None) -> bool:
+    """Whether two thumbnails differ by no more than decoders do; an unreadable image proves nothing."""
+    if first is None or second is None:
+        return True
+    levels = [np.frombuffer(bytes.fromhex(each), dtype=np.uint8).astype(int) for each in (first, second)]
+    return bool(np.abs(levels[0] - levels[1]).max() <= LEVELS)
+
+
+def read_index(folder: Path) -> MapIndex:
+    """The index of a folder of maps."""
+    try:
+        return MapIndex.from_json(read_json(folder / INDEX))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{str(folder)!r} is not a folder of activation maps; make one with 'vitmix maps --data DATA "
+            f"--teacher TEACHER --output {folder}'"
+        ) from None
+    except (ValueError, OSError) as problem:
+        raise ValueError(f"{str(folder / INDEX)!r} is not an index of activation maps ({problem})") from None
+
+
+def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+    """The values and classes of a shard; a ValueError where it is missing or not what was written."""
+    path = folder / Path(shard.file).name  # whatever the index says, a file of this folder
+    try:
+        content = read_bytes(path, MOST_BYTES)
+    except OSError as problem:
+        raise ValueError(f"{str(path)!r} cannot be read ({problem.strerror})") from None
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
+        raise ValueError(f"{str(path)!r} is not what was written: its checksum differs")
+    try:
+        arrays = safetensors.numpy.load(content)
+        values, classes = arrays["values"], arrays["classes"]
+    except Exception:  # of safetensors, numpy or a missing name; the checksum is from the same author
+        raise ValueError(f"{str(path)!r} is not a file of activation maps") from None
+    if values.ndim != 4 or values.shape != classes.shape or len(values) != len(shard) or classes.dtype.kind not in "iu":
+        raise ValueError(f"{str(path)!r} does not hold the maps of {len(shard)} images")
+    return values, classes
+
+
+def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
+    """The map `(N, h, w)` float16 of each image's label, never negative, checked against data and checksums."""
+    folder = Path(folder)
+    index, ours = read_index(folder), describe_data(images)
+    if not ours.same_as(index.data):
+        raise ValueError(
+            f"the activation maps in {str(folder)!r} belong to other data ({index.data.name}, {index.data.images} "
+            f"images) than {ours.name} ({ours.images} images); make maps of this data with 'vitmix maps'"
+        )
+    missing = len(images) - sum(map(len, index.shards))
+    if missing or index.grid is None or len(index.classes) != len(images.classes):
+        raise ValueError(
+            f"{str(folder)!r} lacks the maps of {missing} of {len(images)} images; run the same 'vitmix maps' again"
+        )
+    wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
+    maps = torch.zeros(len(images), *index.grid, dtype=torch.float16)
+    for shard in index.shards:
+        try:
+            values, classes = read_shard(folder, shard)
+            if values.shape[2:] != index.grid or shard.rows[1] > len(images):
+                raise ValueError(f"{shard.file!r} does not fit the index")
+        except ValueError as problem:
+            raise ValueError(f"{problem}; run the same 'vitmix maps' again, which makes it again") from None
+        rows = slice(*shard.rows)
+        # torch has few operations on unsigned numbers, so the class numbers become int32 here.
+        found = class_maps(torch.from_numpy(values), torch.from_numpy(classes.astype(np.int32)), wanted[rows])
+        maps[rows] = found.clamp_min(0)
+    return maps
