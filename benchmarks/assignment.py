@@ -1,8 +1,8 @@
-"""HTM's partners on a GPU: the kernel against SciPy with its copies, and whether both find the same total gain.
+"""HTM's partners on a GPU: the kernel and SciPy (with its copies), and whether both find the same total gain.
 
     python benchmarks/assignment.py [--easy 128x6 128x128 1024x51 1024x256 1024x1024] [--rho 0.005]
 
-Saliency is random, 256 tokens for batches up to 128 and 196 above; milliseconds are medians, gains included.
+Saliency is random, with 256 tokens for batches up to 128 and 196 above. Times are medians in ms, with the gains.
 """
 
 import argparse

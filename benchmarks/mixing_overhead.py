@@ -1,4 +1,4 @@
-"""Cost of mixing itself (draw and apply, no model) beside `images.clone()`, interleaved in one run.
+"""Cost of mixing alone (draw and apply, no model) relative to `images.clone()`, interleaved in one run.
 
 python benchmarks/mixing_overhead.py [--batch 128] [--size 224] [--repeats 15]
 """
@@ -36,7 +36,7 @@ def main() -> None:
         calls[name] = lambda gen, mixer=mixer: mixer(images, labels, generator=gen)
 
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(options.repeats + 2):  # the first two rounds warm up
+    for repeat in range(options.repeats + 2):  # the first two rounds are warm-up
         for name, call in calls.items():
             generator = vitmix.generator_for(repeat)
             start = time.perf_counter()

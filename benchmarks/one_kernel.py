@@ -1,10 +1,10 @@
-"""Attention and its carried share in one kernel, against fused attention followed by the share's own kernel, on a GPU.
+"""Attention and carried share in one kernel, compared with fused attention followed by the share's kernel, on a GPU.
 
     python benchmarks/one_kernel.py [--batch 1024] [--heads 6] [--tokens 197] [--depth 64]
     python benchmarks/one_kernel.py --settings 64,64,16,4,2 128,64,16,8,2
 
-The one kernel is what compiled steps run. `--settings` are others for its constants: queries of a program, keys of a
-tile, the least keys of the last tile, warps, stages. The backward pass, which is the same for both, is timed beside.
+Compiled steps use the one kernel. `--settings` are other values of its constants: queries per program, keys per tile,
+least keys of the last tile, warps, stages. The backward pass, which is the same for both, is timed too.
 """
 
 import argparse

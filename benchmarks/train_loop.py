@@ -1,12 +1,12 @@
-"""Images per second of the whole training loop, of the bare compiled step and of the data alone, and where time goes.
+"""Images per second of the whole training loop, of the bare compiled step and of the data alone, with a profile.
 
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --profile profile.txt
     python benchmarks/train_loop.py --data npz:DIR --settings examples/small_images.yaml --rows
 
-Epochs after the first count, which pays for compilation. With --rows the loop alone, of every row or of those that are
-named. Each row is a process, and once all have compiled they take turns, an epoch each: a machine whose speed changes
-changes for all. The last epoch is left out too. The baseline runs twice; how far the second is from 1 is what such a
-comparison cannot tell.
+The first epoch, which includes compilation, does not count. --rows measures only the loop, of every row or of the named
+ones. Each row is a process. Once all have compiled, they alternate, one epoch each, so that a change of the machine's
+speed affects all of them. The last epoch does not count either. The baseline runs twice; the distance of the second
+from 1 shows the accuracy of the comparison.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from vitmix.lab.training.engine import Trainer
 
 
 def bare_step(trainer: Trainer, updates: int) -> float:
-    """Images per second of forward, backward and optimizer on one batch that stays where it is."""
+    """Images per second of forward, backward and optimizer on one fixed batch."""
     batch = next(iter(trainer.loader.epoch(0))).to(trainer.device)
     draws = [trainer._draw(batch.images, 0, step) for step in range(16)]
     erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
@@ -51,7 +51,7 @@ def bare_step(trainer: Trainer, updates: int) -> float:
 
 
 def data_alone(trainer: Trainer) -> float:
-    """Images per second of an epoch's batches that nothing is done with."""
+    """Images per second of loading an epoch's batches, without training."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     images = sum(len(batch) for batch in trainer.loader.epoch(2))
@@ -78,12 +78,12 @@ def profile(trainer: Trainer, updates: int) -> str:
 
 
 def rates_of(trainer: Trainer) -> list[float]:
-    """Images per second of a training's epochs but the first."""
+    """Images per second of each epoch of a training except the first."""
     return [row["images/s"] for row in trainer.position.history[1:]]
 
 
 class InTurns(Trainer):
-    """A training that tells its images per second and GiB before each epoch, and then waits until it may go on."""
+    """A training that reports images per second and GiB before each epoch, and then waits for its turn."""
 
     def __init__(self, config: TrainConfig, turns: Connection) -> None:
         super().__init__(config)
@@ -96,14 +96,14 @@ class InTurns(Trainer):
 
 
 def train_in_turns(config: TrainConfig, turns: Connection) -> None:
-    """What each row's process does until it is ended."""
+    """The process of a row; runs until it is ended."""
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         InTurns(config, turns).run()
 
 
 def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float], float]]]:
-    """After each round images per second in all of them, and GiB, of trainings that take turns."""
-    spawn = multiprocessing.get_context("spawn")  # a device is not shared with a forked process
+    """Yields, after each round, images per second and GiB of trainings that alternate."""
+    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use the device
     pipes = [spawn.Pipe() for _ in configs]
     processes = [
         spawn.Process(target=train_in_turns, args=(config, theirs), daemon=True)
@@ -111,13 +111,13 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
     ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):
         process.start()
-        theirs.close()  # or nobody hears of a process that has died
+        theirs.close()  # otherwise the death of a process goes unnoticed
     try:
-        for turns, _ in pipes:  # the first epoch, which compiles and does not count, all at once
+        for turns, _ in pipes:  # the first epoch compiles and does not count: all at once
             turns.recv()
             turns.send("go")
         measured = [turns.recv() for turns, _ in pipes]
-        rounds = configs[0].epochs - 2  # without the first, and the last, after which a process is busy ending
+        rounds = configs[0].epochs - 2  # without the first and the last, after which a process is busy shutting down
         for _ in range(rounds):
             for place, (turns, _) in enumerate(pipes):
                 turns.send("go")
@@ -129,7 +129,7 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
 
 
 def compare_rows(matrix: Matrix, folder: Path) -> None:
-    """Prints each round as it ends, then of each row images per second, time relative to the baseline's, and memory."""
+    """Prints each round, then images per second, time relative to the baseline, and memory of each row."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
     cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
     measured = []
@@ -145,7 +145,7 @@ def compare_rows(matrix: Matrix, folder: Path) -> None:
 
 
 def look_into(config: TrainConfig, profile_to: str | None) -> None:
-    """Prints the loop beside the bare step and the data alone, and writes where its time goes."""
+    """Prints the speed of the loop, the bare step and the data alone, and writes the profile."""
     with contextlib.redirect_stdout(sys.stderr):
         trainer = Trainer(config)
         trainer.run()

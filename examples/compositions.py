@@ -1,4 +1,4 @@
-"""The papers' methods and ablations, one line each, and one training step of every one of them.
+"""The methods and ablations of the papers, one line each. Runs one training step of each.
 
 python examples/compositions.py
 """
@@ -28,7 +28,7 @@ COMPOSITIONS = {
     "aligned at the last layer only (TL-Align table 8)": "tl_align(blocks=[-1])",
     "aligned at some layers (TL-Align table 8)": "tl_align(blocks=[1, 3])",
     "without normalization (TL-Align table 8)": "tl_align(normalize=False)",
-    "boxes on the token grid, as TL-Align's program": "tl_align(aligned=True)",
+    "boxes on the token grid, as in TL-Align's code": "tl_align(aligned=True)",
     "SMMix": "smmix",
     "SMMix as trained: alternating with MixUp": "mixup | smmix",
     "SMMix masks, attention labels (SMMix table 6)": "mix(mask=salient_box, share=attention) + region + consistency",
@@ -39,7 +39,7 @@ COMPOSITIONS = {
     "CutMix with consistency (SMMix table 7)": "cutmix + consistency",
     "window side fixed at one half (SMMix table 8)": "smmix(low=0.5, high=0.5)",
     "window side from U(0, 1) (SMMix table 8)": "smmix(low=0, high=1)",
-    "window sides as in SMMix's program": "smmix(sizes=discrete)",
+    "window sides as in SMMix's code": "smmix(sizes=discrete)",
     "random -> same place (SMMix table A4 i)": "smmix(source=random, destination=same)",
     "random -> max (SMMix table A4 ii)": "smmix(source=random, destination=max)",
     "random -> min (SMMix table A4 iii)": "smmix(source=random, destination=min)",
@@ -48,7 +48,7 @@ COMPOSITIONS = {
     "scores from another block (SMMix table A5)": "smmix(blocks=[1])",
     "scores averaged over all blocks (SMMix table A5)": "smmix(blocks=all)",
     "random scores (SMMix table A5)": "smmix(blocks=[])",
-    "a head of its own for the region loss": "mix(mask=salient_box) + region(head=separate) + consistency",
+    "a separate head for the region loss": "mix(mask=salient_box) + region(head=separate) + consistency",
     "HTM (TokenMixup)": "htm",
     "VTM (TokenMixup)": "vtm",
     "both, as trained on CIFAR-100": "(mixup | cutmix) + htm(block=3, tau=0.2, rho=0.005) + vtm(block=2, tokens=3)",
@@ -62,14 +62,14 @@ COMPOSITIONS = {
     "saliency rolled out, horizontal (TokenMixup supplement, algorithm 1)": "htm(rollout=2)",
     "saliency rolled out, vertical (TokenMixup supplement, algorithm 2)": "vtm(rollout=1)",
     "ImageNet fine-tuning (TokenMixup)": "htm(block=3, tau=0.1, rho=0.01, score_weight=1.0, stop_gradient=True)",
-    "what no paper has": "mix(mask=block, share=aligned, pairing=derangement) + consistency + vtm",
+    "a combination that no paper has": "mix(mask=block, share=aligned, pairing=derangement) + consistency + vtm",
 }
 
 
 def main() -> None:
     torch.manual_seed(0)
     images, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
-    maps = torch.rand(4, 32, 32)  # stands for a teacher's activation maps
+    maps = torch.rand(4, 32, 32)  # in place of a teacher's activation maps
     teacher = timm.create_model(
         "vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=48, depth=4, num_classes=10
     )
@@ -80,7 +80,7 @@ def main() -> None:
         output = vitmix.Learner(model, vitmix.create(text, num_classes=10))(images, labels, maps=maps)
         output.loss.backward()
         print(f"{name:68s} {text:88s} {output.loss:.3f}")
-    # The rows whose difference is not in the text: another model as guide, and a network without attention.
+    # Rows that differ in more than the text: another model as guide, and a network without attention.
     learner = vitmix.Learner(model, vitmix.create("smmix", num_classes=10), guide=teacher.eval())
     print(f"{'a frozen guide (SMMix table 9)':68s} {'smmix, guide=teacher':88s} {learner(images, labels).loss:.3f}")
     convnet = timm.create_model("resnet18", num_classes=10)

@@ -1,4 +1,4 @@
-"""TransMix from functions alone: every step in sight, every random number yours."""
+"""TransMix with functions only: every step is explicit, and you control every random number."""
 
 import timm
 import torch

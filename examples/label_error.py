@@ -1,6 +1,6 @@
-"""How wrong is each label rule? Train a small ViT on the built-in data, whose object masks are known, and measure.
+"""How wrong is each label rule? Trains a small ViT on the built-in data, whose object masks are known, and measures.
 
-The truth is the visible partner object over the visible objects, in pixels.
+The true share is the visible partner object divided by the visible objects, in pixels.
 
 python examples/label_error.py [--steps 1560] [--pairs 4096]
 """
@@ -31,7 +31,7 @@ def main() -> None:
     train, test = Shapes(length=20_000), Shapes(length=max(options.pairs, 128), split="test")
     settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2, weight_init="jax")
     model = timm.create_model("vit_tiny_patch16_224", num_classes=len(train.classes), **settings)
-    torch.nn.init.normal_(model.pos_embed, std=0.5)  # where the tokens are matters from the first step on
+    torch.nn.init.normal_(model.pos_embed, std=0.5)  # makes token positions matter from the first step
     learner = vitmix.Learner(model, vitmix.create("0.5*cutmix | 0.5*none", len(train.classes)), seed=options.seed)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.05, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps + 1, pct_start=0.3)

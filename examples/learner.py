@@ -1,4 +1,4 @@
-"""Model and method as one module: what DistributedDataParallel, torch.compile, autocast and EMA wrap."""
+"""Model and method as one module, for DistributedDataParallel, torch.compile, autocast and EMA."""
 
 import timm
 import torch
@@ -21,4 +21,4 @@ for _ in range(2):
 
 learner.eval()
 print("logits without labels:", tuple(learner(images).shape))
-print("the model's own keys, nothing else:", list(learner.model.state_dict())[:2], "...")
+print("the model's state-dict keys are unchanged:", list(learner.model.state_dict())[:2], "...")

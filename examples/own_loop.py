@@ -1,4 +1,4 @@
-"""A mixing method in a training loop of your own: attach it, then mix, run the model, take the loss.
+"""A mixing method in your own training loop: attach it, then mix, run the model and compute the loss.
 
 python examples/own_loop.py [--method "none | tl_align"] [--steps 1200]
 """
@@ -22,7 +22,7 @@ settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, m
 model = timm.create_model("vit_tiny_patch16_224", num_classes=12, **settings)
 mixer = vitmix.create(options.method, num_classes=12)
 
-with mixer.attach(model) as mixing:  # hooks live exactly this long
+with mixer.attach(model) as mixing:  # removes its hooks at the end
     parameters = [*model.parameters(), *mixing.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=options.steps + 1)

@@ -1,4 +1,4 @@
-"""Parts of each kind: a mask, a label rule, extra losses, a mixing inside the network; and a method made of them.
+"""Your own parts: a mask, a label rule, extra losses and a hidden mixing, and a method that combines them.
 
 python examples/own_parts.py
 vitmix --plugin examples/own_parts.py train --method "stripes | cutmix"
@@ -24,7 +24,7 @@ class StripeMask(vitmix.Mask):
 
     def draw(self, frame, generator):
         if frame.grid is None or frame.grid[0] < self.width:
-            raise ValueError(f"a stripe of {self.width} rows needs as many rows of tokens; attach it to a model")
+            raise ValueError(f"a stripe of {self.width} rows needs a token grid of as many rows; attach it to a model")
         return {"first": torch.randint(frame.grid[0] - self.width + 1, (frame.batch,), generator=generator)}
 
     def where(self, values, batch):
@@ -36,7 +36,7 @@ class StripeMask(vitmix.Mask):
 @vitmix.register
 @dataclass(frozen=True)
 class SquaredShare(vitmix.Share):
-    """The partner's label counts by the square of its area: small pieces say little."""
+    """The square of the partner's area, so small regions count less."""
 
     name: ClassVar[str] = "squared"
 
@@ -47,7 +47,7 @@ class SquaredShare(vitmix.Share):
 @vitmix.register
 @dataclass(frozen=True)
 class ConfidencePenalty(vitmix.ExtraLoss):
-    """The negative entropy of the prediction: overconfident models pay."""
+    """The negative entropy of the prediction, which penalizes overconfidence."""
 
     name: ClassVar[str] = "confidence"
     weight: float = 0.1
@@ -60,7 +60,7 @@ class ConfidencePenalty(vitmix.ExtraLoss):
 @vitmix.register
 @dataclass(frozen=True)
 class CompactTokens(vitmix.ExtraLoss):
-    """The variance of the final patch tokens of an image. It reads the model, so it says what it needs of it."""
+    """The variance of an image's final patch tokens. It reads the model, so it declares what it needs."""
 
     name: ClassVar[str] = "compact"
     weight: float = 0.01
@@ -79,7 +79,7 @@ class CompactTokens(vitmix.ExtraLoss):
 @vitmix.register
 @dataclass(frozen=True)
 class Blend(vitmix.HiddenMixing):
-    """The tokens of every sample blended with those of the next one, at the input of a block."""
+    """Blends the tokens of each sample with those of the next sample, at the input of a block."""
 
     name: ClassVar[str] = "blend"
     moves_tokens: ClassVar[bool] = True
@@ -95,7 +95,7 @@ class Blend(vitmix.HiddenMixing):
 
 
 class BlendOnce(vitmix.Actor):
-    """One batch's blending. A block may run again during backward, so the targets are mixed only the first time."""
+    """Blends one batch. A block can run again in the backward pass, so the targets are mixed only the first time."""
 
     incoming: Tensor | None = None
 
@@ -109,7 +109,7 @@ class BlendOnce(vitmix.Actor):
 
 @vitmix.register
 def stripes(num_classes: int, *, width: int = 2, **common) -> vitmix.Mixer:
-    """Stripes of the partner with squared labels, a confidence penalty and blended tokens."""
+    """Stripes of the partner with squared area labels, a confidence penalty and blended tokens."""
     parts = dict(mask=StripeMask(width), share=SquaredShare(), extra=(ConfidencePenalty(),), inner=(Blend(),))
     return vitmix.Mixer(num_classes, **parts, **common)
 

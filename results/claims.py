@@ -1,4 +1,4 @@
-"""Prints the tables of a page here on the runs of one comparison; a test compares them.
+"""Prints the tables of a results page from the runs of one comparison; a test compares them with the page.
 
 python results/claims.py tinyimagenet100     README.md
 python results/claims.py built_in            built_in.md
@@ -38,19 +38,19 @@ ORDERS = {
 
 
 class NotMeasured(Exception):
-    """What is asked of a run was not measured."""
+    """The requested number was not measured for a run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A stored training: top-1 of its last epoch in %, and what was measured of its best weights, if it was."""
+    """A stored training: top-1 of its last epoch in %, and measurements of its best weights, if there are any."""
 
     top1: float
     robustness: dict[str, float]
     studies: Mapping[str, Analysis]
 
     def number(self, study: str, column: str, **where: str) -> float:
-        """The mean in the last row with these names: where rows go along the blocks, the last block."""
+        """The mean in the last row with these names; if there is one row per block, in the last block."""
         return self.numbers(study, column, **where)[-1]
 
     def numbers(self, study: str, column: str, **where: str) -> list[float]:
@@ -76,15 +76,15 @@ Measure = Callable[[Run], float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of each row, by seed, and the row that the others are compared with."""
+    """The runs of each row, by seed, and the row with which the others are compared."""
 
     rows: Mapping[str, Mapping[int, Run]]
     baseline: str
 
     def less(self, row: str, other: str, measure: Measure, other_measure: Measure | None = None) -> Estimate | None:
-        """What is measured of a row's runs less what is of another's (or other things of the same), paired by seed.
+        """The difference between a measure of two rows (or of two measures of one row), paired by seed.
 
-        Seeds for which one of the two was not measured are left out; None if all are.
+        Seeds for which one of the two was not measured are left out; None if none is left.
         """
         pairs = []
         for seed in self.rows[row].keys() & self.rows[other].keys():
@@ -122,7 +122,7 @@ def shown(difference: Estimate, digits: int = 2) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A difference, in what it is measured, and the sign that the claim gives it."""
+    """A difference, what it is about, and the sign that the claim predicts."""
 
     about: str
     difference: Estimate
@@ -151,7 +151,7 @@ class Claim:
 
 
 def correlation(rule: str, *, last: bool) -> Measure:
-    """Of the shares by this rule with those by the tokens' similarity: last block, or mean over the blocks."""
+    """Correlation of a rule's shares with those from token similarity: last block, or mean over the blocks."""
     return lambda run: fmean(run.numbers("fluctuation", "correlation", rule=rule)[-1 if last else 0 :])
 
 
@@ -178,7 +178,7 @@ def changed(part: str) -> Measure:
 
 
 def kept(part: str) -> Measure:
-    """What is left of the clean top-1 on changed images, in %."""
+    """The remaining part of the clean top-1 on changed images, in %."""
     return lambda run: 100 * changed(part)(run) / run.on_changed("clean")["clean"]
 
 
@@ -190,7 +190,7 @@ def figures(
     claimed: int = 1,
     digits: int = 2,
 ) -> list[Figure]:
-    """The first row less the second; none if one of them was not trained."""
+    """The first row minus the second; empty if one of them was not trained."""
     pair = measures if isinstance(measures, tuple) else (measures, measures)
     difference = stored.less(*rows, *pair) if stored.has(*rows) else None
     return [] if difference is None else [Figure(about, difference, claimed, digits)]
@@ -201,7 +201,7 @@ def better(stored: Comparison, row: str, *others: str) -> list[Figure]:
 
 
 def claims(stored: Comparison) -> list[Claim]:
-    """Those about rows that were trained. Rows are compared with those that have the same mixing beside theirs."""
+    """The claims about rows that were trained. Rows are compared with rows that use the same additional mixing."""
     others = [row for row in stored.rows if row != NONE]
     found = [
         *_claims_of_smmix(stored),
@@ -210,7 +210,7 @@ def claims(stored: Comparison) -> list[Claim]:
         Claim("TransMix trains better models than CutMix (points of top-1)", better(stored, TRANSMIX, CUTMIX)),
         *_claims_of_tokenmixup(stored),
         Claim(
-            "mixing trains better models than none, which all of them take for granted (points of top-1)",
+            "mixing trains better models than no mixing, which all papers assume (points of top-1)",
             [each for row in others for each in figures(stored, row, (row, NONE), top1)],
         ),
     ]
@@ -236,31 +236,34 @@ def _claims_of_smmix(stored: Comparison) -> list[Claim]:
 
     return [
         Claim("SMMix trains better models (points of top-1)", better(stored, SMMIX, CUTMIX, TOKENMIX, NONE)),
-        Claim("... in turns with MixUp, better than CutMix in turns with it", better(stored, MIXUP_OR_SMMIX, EITHER)),
         Claim(
-            "in its models the pasted region attends to itself, the rest to the rest (tables A1, A2; × 1000, less "
-            "CutMix's models, on images mixed by SMMix for each; last block)",
+            "... alternating with MixUp, better than CutMix alternating with MixUp",
+            better(stored, MIXUP_OR_SMMIX, EITHER),
+        ),
+        Claim(
+            "in its models, the pasted region attends to itself and the rest to the rest (tables A1, A2; × 1000, "
+            "difference to CutMix's models, both on images mixed by SMMix; last block)",
             regions("smmix"),
         ),
         Claim("... mean over the blocks", regions("smmix", last=False)),
-        Claim("... on CutMix boxes, the same for both; last block", regions("cutmix")),
+        Claim("... both on the same CutMix boxes; last block", regions("cutmix")),
         Claim(
-            "... and the rest more to itself than to the pasted (× 1000, in its models; last block)",
+            "... and the rest attends more to itself than to the pasted region (× 1000, in its models; last block)",
             [
                 *figures(stored, "on its images", (SMMIX, SMMIX), own("smmix")),
                 *figures(stored, "on CutMix boxes", (SMMIX, SMMIX), own("cutmix")),
             ],
         ),
         Claim(
-            "its images are recognized better by its models than CutMix's by CutMix's (figure 5, points)",
+            "its models recognize its images better than CutMix's models recognize CutMix's (figure 5, points)",
             [
-                *figures(stored, "one of the two named", (SMMIX, CUTMIX), named("top-1"), digits=1),
+                *figures(stored, "one of the two classes", (SMMIX, CUTMIX), named("top-1"), digits=1),
                 *figures(stored, "both", (SMMIX, CUTMIX), named("top-2"), digits=1),
             ],
         ),
         Claim(
-            "its windows show more of the partner's object and hide less of the own than random ones (points of the "
-            "object, or of its box where only that is known)",
+            "its windows show more of the partner's object and hide less of the original object than random ones "
+            "(points of the object, or of its box if only that is known)",
             [
                 *figures(stored, "shown", (SMMIX, SMMIX), windows("pasted"), digits=1),
                 *figures(stored, "hidden", (SMMIX, SMMIX), windows("own hidden"), -1, digits=1),
@@ -277,11 +280,12 @@ def _claims_of_tokenmix(stored: Comparison) -> list[Claim]:
     return [
         Claim("TokenMix trains better models than CutMix (points of top-1)", better(stored, *rows)),
         Claim(
-            "... which bear occlusion better, the more so the more is dropped (figure 5, points of top-1)",
+            "... which are more robust to occlusion, increasingly so with more dropped patches (figure 5, points of "
+            "top-1)",
             [
                 *figures(stored, "half of the patches dropped", rows, occluded(50)),
                 *figures(stored, "80 %", rows, occluded(80)),
-                *figures(stored, "80 % less none", rows, drop),
+                *figures(stored, "80 % minus none", rows, drop),
             ],
         ),
     ]
@@ -300,12 +304,12 @@ def _claims_of_tl_align(stored: Comparison) -> list[Claim]:
         Claim("TL-Align trains better models (points of top-1)", better(stored, TL_ALIGN, CUTMIX, TRANSMIX)),
         Claim("... with TokenMix's masks too (table 7)", better(stored, BLOCKS_ALIGNED, TOKENMIX)),
         Claim(
-            "its labels follow the tokens more than area's (correlation with the share by the tokens' similarity to "
-            "the images' own, mean over the blocks)",
+            "its labels follow the tokens more closely than area labels (correlation with the share from the tokens' "
+            "similarity to those of the unmixed images, mean over the blocks)",
             follows("area", last=False),
         ),
-        Claim("... after the last block, more than area's", follows("area", last=True)),
-        Claim("... and than TransMix's", follows("TransMix", last=True)),
+        Claim("... after the last block, more closely than area labels", follows("area", last=True)),
+        Claim("... and than TransMix's labels", follows("TransMix", last=True)),
     ]
 
 
@@ -314,7 +318,7 @@ def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
     return [
         Claim("HTM trains better models (points of top-1)", better(stored, HTM, plain)),
         Claim(
-            "... which bear Gaussian noise better (table 8, points)",
+            "... which are more robust to Gaussian noise (table 8, points)",
             figures(stored, "top-1 kept", (HTM, plain), kept("noise")),
         ),
         Claim("VTM trains better models (points of top-1)", better(stored, VTM, plain)),
@@ -323,7 +327,7 @@ def _claims_of_tokenmixup(stored: Comparison) -> list[Claim]:
 
 
 def robustness_rows(stored: Comparison) -> list[str]:
-    """Top-1, and the part that it is of the clean top-1, less CutMix's, of the seeds that were measured."""
+    """Top-1 and its part of the clean top-1, minus CutMix's, for the seeds that were measured."""
     lines = []
     for row in stored.rows:
         for name, measure in (("top-1", changed), ("kept", kept)) if row != CUTMIX else ():
@@ -332,7 +336,7 @@ def robustness_rows(stored: Comparison) -> list[str]:
 
 
 def label_rows(stored: Comparison) -> list[str]:
-    """Error of a rule's label less area's on the same images; over the pairs where one seed was measured."""
+    """Error of a label rule minus that of area on the same images; over the pairs if one seed was measured."""
     lines = []
     for row in stored.rows:
         found = [
@@ -344,7 +348,7 @@ def label_rows(stored: Comparison) -> list[str]:
 
 
 def _line(name: str, found: Sequence[Estimate | None], digits: int = 2) -> list[str]:
-    """A row of differences with the number of seeds they are of; none if something was not measured at all."""
+    """A row of differences with their number of seeds; empty if one of them was not measured at all."""
     measured = [each for each in found if each is not None]
     if len(measured) < len(found):
         return []
@@ -365,7 +369,7 @@ def accuracy_rows(stored: Comparison) -> list[str]:
 
 
 def tables(stored: Comparison) -> list[list[str]]:
-    """The lines of each table; the last two only where CutMix, which they are about, is among the rows."""
+    """The lines of each table; the last two only if CutMix, to which they compare, is among the rows."""
     heads = f"| | seeds | top-1, % | to {stored.baseline} | 95 % interval | |"
     rules = "CutMix box, aligned | CutMix box, attention (TransMix) | blocks, aligned"
     found = [

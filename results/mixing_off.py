@@ -1,7 +1,7 @@
-"""Whether timm's loader stops mixing when a training script switches mixing off (`mixup_enabled = False`).
+"""Checks whether timm's loader stops mixing when a training script turns mixing off (`mixup_enabled = False`).
 
-It mixes in its worker processes, and they stay from epoch to epoch unless told otherwise. This program counts the
-images with two classes, of 1,280, in an epoch before the switch and in two after it.
+The loader mixes in its worker processes, which persist over epochs by default. This script counts how many of 1,280
+images have two classes, in one epoch before the switch and in two epochs after it.
 """
 
 import timm
@@ -11,8 +11,8 @@ from timm.data import FastCollateMixup, create_loader
 from torch.utils.data import Dataset
 
 
-class Pictures(Dataset):
-    """Black pictures of ten classes."""
+class BlackImages(Dataset):
+    """Black images of ten classes."""
 
     transform = None
 
@@ -25,9 +25,9 @@ class Pictures(Dataset):
 
 
 def epochs_with_mixing(persistent_workers: bool) -> list[int]:
-    """Returns how many images of an epoch are mixed: before mixing is switched off, and in the two epochs after."""
+    """Returns how many images of an epoch are mixed: before mixing is turned off, and in the two epochs after."""
     loader = create_loader(
-        Pictures(),
+        BlackImages(),
         input_size=(3, 32, 32),
         batch_size=128,
         is_training=True,

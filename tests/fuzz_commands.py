@@ -29,6 +29,7 @@ from vitmix.lab.training.engine import Trainer
 
 ERROR = "vitmix: error: "
 UPDATES, PASSES, PIXELS = 2, 6, 2_000_000  # of a command; of one batch
+LARGE = 1_000_000  # parameters: a valid model that only takes long
 CODES = {"compare": (0, 2, 75), "train": (0, 1, 2)}
 REASONS = ("Stopped: ", "could not be written: ")  # of a training that ends with 1
 _passes = 0
@@ -70,7 +71,7 @@ def prepare() -> None:
     learn = Trainer._learn
 
     def learn_twice(trainer: Trainer, *arguments: Any) -> None:
-        if trainer.update >= UPDATES:
+        if trainer.update >= UPDATES or sum(each.numel() for each in trainer.core.model.parameters()) > LARGE:
             raise Enough
         learn(trainer, *arguments)
 

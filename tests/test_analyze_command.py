@@ -151,7 +151,7 @@ def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys
     given = ["analyze", "resnet10t", "--model-args", "num_classes=12", "--size", "32", "--data", data, "--images", "16"]
     assert cli.main([*given, "--output", str(output), "--study", "accuracy", "labels", "coverage"]) == 0
     said = capsys.readouterr().out
-    assert "Left out: smmix, since salient_box needs attention, and this ResNet has none" in said
+    assert "Left out: smmix, since salient_box needs attention, which this ResNet does not have" in said
     rows = json.loads((output / "labels.json").read_text())["tables"][0]["rows"]
     assert [labels.RULES[row["rule"]] for row in rows][:3] == ["cutmix", "tl_align", "mix(mask=box, share=activation)"]
     assert cli.main([*given, "--study", "accuracy", "--method", "smmix", "--output", str(output)]) == 2

@@ -41,7 +41,10 @@ def test_every_table_and_the_figure(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--graphs", "--cpu"], "CUDA"),
         (["--methods", "cutmux"], "cutmux"),
         (["--model", "resnet18", "--parts", "kernels"], "kernels and growth need a model with timm's Attention"),
-        (["--model", "resnet18", "--methods", "cutmix", "transmix"], "needs attention, and this ResNet has none"),
+        (
+            ["--model", "resnet18", "--methods", "cutmix", "transmix"],
+            "needs attention, which this ResNet does not have",
+        ),
         (["--model", "resnet18", "--against"], "--against needs a model with timm's Attention"),
     ],
 )

@@ -292,7 +292,7 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     found = compare(ready, trainings)
     cutmix, none = found.rows
     assert (len(cutmix.runs), len(none.runs), none.planned) == (3, 2, 3) and not found.complete
-    assert none.difference == Estimate.paired(none.values(found.quantity), cutmix.values(found.quantity)[:2])
+    assert found.difference(none) == Estimate.paired(none.values(found.quantity), cutmix.values(found.quantity)[:2])
     assert compare(ready, trainings, measure="best").rows[0].values(best("accuracy"))
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--measure", "best"]) == 0
     said = capfd.readouterr().out

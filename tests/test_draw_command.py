@@ -103,7 +103,7 @@ def test_folders_name_classes(run, tmp_path, monkeypatch):
         (["attention", "--method", "cutmx"], "did you mean 'cutmix'?"),
         (["attention", "--block", "3"], "did you mean --blocks?"),
         (["attention", "--output", "figure.bmp"], ".png, .svg, .pdf"),
-        (["attention", "--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["attention", "--output", "nowhere/figure.png"], "output folder 'nowhere' does not exist"),
         (["attention", "--names", "cat"], "2 images but 1 names"),
         (["attention", "test_resnet", "--size", "32"], "needs attention"),
         (["attention", "--blocks", "77"], "block 77 is out of range"),
@@ -127,7 +127,7 @@ def test_gallery_of_a_report(run, tmp_path):
     settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
     train(tmp_path / "cnn", model="test_resnet", **settings)
     without = draw_examples(open_subject(tmp_path / "cnn"))
-    assert "No attention: a map of attention needs attention" in without.problems[0]
+    assert "No attention: an attention map needs attention" in without.problems[0]
     assert [each.what for each in without.strips] == ["label maps"]
     train(tmp_path / "unread", model="test_efficientnet", **settings)
     assert "cannot be read" in draw_examples(open_subject(tmp_path / "unread")).problems[0]
@@ -135,7 +135,7 @@ def test_gallery_of_a_report(run, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documented_figures_are_small(kind):
-    path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
+    path = Path(__file__).parents[1] / "docs" / "figures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
 
 

@@ -220,7 +220,7 @@ def test_hidden_mixing_checks_its_blocks() -> None:
         vitmix.create("htm(block=2, rollout=1)", 10).attach(swin)
     resnet = timm.create_model("resnet18")
     for name in ("htm", "vtm"):
-        with pytest.raises(ValueError, match=f"{name} needs attention, and this ResNet has none"):
+        with pytest.raises(ValueError, match=f"{name} needs attention, which this ResNet does not have"):
             vitmix.create(name, 10).attach(resnet)
 
 

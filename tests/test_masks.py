@@ -199,7 +199,7 @@ def test_every_setting_that_is_named_is_taken() -> None:
 
 def test_salient_boxes_need_images_that_divide_into_tokens() -> None:
     for frame, words in (
-        (vitmix.Frame(1, (8, 8)), "cut by a model's tokens"),
+        (vitmix.Frame(1, (8, 8)), "needs a model's token grid"),
         (vitmix.Frame(1, (8, 8), (1, 1)), "images of 8x8 give only one"),
         (vitmix.Frame(1, (9, 8), (4, 4)), "4x4 final tokens, got 9x8"),
         (vitmix.Frame(1, (8, 9), (4, 4)), "4x4 final tokens, got 8x9"),

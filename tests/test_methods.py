@@ -144,8 +144,8 @@ def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> Non
         (lambda: vitmix.Mixer(7, extra=[vitmix.RegionLoss()]), "extra must be a tuple of extra parts"),
         (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.HTM())), "extra must be a tuple of extra parts"),
         (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.RegionLoss())), "inner must be a tuple of inner parts"),
-        (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.RegionLoss(2.0))), "region is there twice"),
-        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.VTM())), "vtm is there twice"),
+        (lambda: vitmix.Mixer(7, extra=(vitmix.RegionLoss(), vitmix.RegionLoss(2.0))), "region appears twice"),
+        (lambda: vitmix.Mixer(7, inner=(vitmix.VTM(), vitmix.VTM())), "vtm appears twice"),
         (lambda: vitmix.Mixer(7, share=3), "share must be a vitmix.Share"),
         (lambda: vitmix.Mixer(7, loss="mse"), "unknown loss"),
         (lambda: vitmix.RegionLoss(head="other"), "unknown head"),
@@ -159,8 +159,8 @@ def test_which_methods_look_inside_a_model_and_which_need_none(text: str) -> Non
         (lambda: vitmix.VTM(block=0.5), "block must be an integer"),
         (lambda: vitmix.VTM(choose="all"), "unknown choose"),
         (lambda: vitmix.VTM(rollout=-1), "rollout must be an integer of at least 0"),
-        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0,)), "two mixers or more and as many weights"),
-        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0, 0.0)), "each of weights must be a positive"),
+        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0,)), "at least two mixers and as many weights"),
+        (lambda: vitmix.Switch((vitmix.none(3), vitmix.none(3)), (1.0, 0.0)), "each weight must be a positive"),
     ],
 )
 def test_bad_settings_of_parts(make, words: str) -> None:

@@ -21,7 +21,7 @@ def test_hidden_mixing_that_did_not_happen_is_told(method: str) -> None:
     with vitmix.create(method, CLASSES).attach(model) as mixing:
         batch = mixing.mix(images, labels)
         mixing.forget()  # as a compiled graph from before the hooks would
-        with pytest.raises(RuntimeError, match="tm mixed nothing: run the model on the mixed batch"):
+        with pytest.raises(RuntimeError, match="tm mixed nothing; run the model on the mixed batch"):
             mixing.loss(model(batch.images), batch)
 
 
@@ -38,7 +38,7 @@ def test_parts_of_a_mixed_batch_are_refused(method: str) -> None:
     model = tiny_vit().train()
     with vitmix.create(method, CLASSES).attach(model) as mixing:
         batch = mixing.mix(*tiny_batch(5))
-        with pytest.raises(RuntimeError, match="the model got 2 images, and the mixed batch has 5"):
+        with pytest.raises(RuntimeError, match="the model got 2 images, but the mixed batch has 5"):
             mixing.loss(model(batch.images[:2]), batch)
 
 
@@ -80,7 +80,7 @@ def test_vtm_refuses_more_tokens_than_patches_before_the_model_runs() -> None:
 
 def test_guide_of_another_size_is_refused() -> None:
     with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(img_size=32)) as mixing:
-        with pytest.raises(ValueError, match="the guide does not take these images: .* 32x32, got 16x16"):
+        with pytest.raises(ValueError, match="the guide does not support these images: .* 32x32, got 16x16"):
             mixing.mix(*tiny_batch())
 
 
@@ -151,7 +151,7 @@ def test_parts_of_a_switch_have_score_nets_of_their_own_where_they_read_other_to
 def test_block_mask_says_that_the_image_size_is_wrong() -> None:
     with vitmix.create("tokenmix", CLASSES).attach(tiny_vit()) as mixing:
         with pytest.raises(
-            ValueError, match="a block mask is drawn on the model's tokens: this model takes images of 16x16"
+            ValueError, match="a block mask is drawn on the model's tokens: this model expects images of 16x16"
         ):
             mixing.mix(*tiny_batch(size=(24, 24)))
 
@@ -178,7 +178,7 @@ def test_an_image_that_is_not_finite_reaches_the_loss() -> None:
 def test_what_is_no_tensor_is_told() -> None:
     images, labels = tiny_batch()
     for given in ((images.numpy(), labels), (images, labels.tolist())):
-        with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list); torch.as_tensor makes one"):
+        with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list); use torch.as_tensor"):
             vitmix.cutmix(CLASSES)(*given)  # pyright: ignore
         with pytest.raises(ValueError, match="must be a tensor, got (ndarray|list)"):
             vitmix.Learner(tiny_vit(), vitmix.cutmix(CLASSES))(*given)  # pyright: ignore
@@ -186,13 +186,13 @@ def test_what_is_no_tensor_is_told() -> None:
 
 def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
     with vitmix.create("tokenmix(label=activation)", CLASSES).attach(tiny_vit()) as mixing:
-        with pytest.raises(ValueError, match="maps of 14x14 cannot be laid over a mask of 4x4 cells; resize"):
+        with pytest.raises(ValueError, match="maps of 14x14 do not fit a mask of 4x4 cells; resize"):
             mixing.mix(*tiny_batch(5), maps=torch.rand(5, 14, 14))
 
 
 def test_model_without_attention_may_have_a_guide() -> None:
     model = timm.create_model("resnet18", num_classes=CLASSES).train()
-    with pytest.raises(ValueError, match="this ResNet has none; give a guide that has it"):
+    with pytest.raises(ValueError, match="this ResNet does not have; use a guide with attention"):
         vitmix.create("smmix", CLASSES).attach(model)
     with vitmix.create("smmix", CLASSES).attach(model, guide=tiny_vit(img_size=64, patch_size=16)) as mixing:
         batch = mixing.mix(*tiny_batch(size=(64, 64)))

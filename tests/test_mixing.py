@@ -343,3 +343,11 @@ def test_scores_of_another_grid_are_resampled() -> None:
     scores = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))  # as many images as the grid has rows
     same(_fit_scores(scores, (2, 3)), scores)
     same(_fit_scores(scores, (4, 3)), scores.repeat_interleave(2, dim=1))
+
+
+def test_images_of_another_size_are_refused_where_attention_is_read() -> None:
+    images = torch.zeros(2, 3, 24, 24)
+    with vitmix.transmix(10).attach(tiny_vit()) as mixing, pytest.raises(ValueError, match="24"):
+        mixing.frame(images)
+    with vitmix.cutmix(10).attach(tiny_vit()) as mixing:
+        assert mixing.frame(images).grid is None

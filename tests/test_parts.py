@@ -15,6 +15,7 @@ import reference
 import vitmix
 from support import close, same, tiny_vit, unmixed
 from vitmix import functional as F
+from vitmix._mix import check_label_rows
 from vitmix._sampling import pack, unpack
 from vitmix.parts.hidden import HorizontalMix, ScoreNet
 
@@ -352,6 +353,22 @@ def test_uniform_attention_gives_area() -> None:
 
 
 # Losses
+
+
+def test_a_region_of_one_token_counts_and_an_empty_one_does_not() -> None:
+    logits, rows, partner = torch.randn(1, 3, generator=gen(0)), torch.eye(3)[:1], torch.tensor([0])
+    whole = F.sample_cross_entropy(logits, rows).mean()
+    for tokens, sides in ((0, 1), (1, 2), (3, 2), (4, 1)):  # of four, the partner's
+        mask = (torch.arange(4) < tokens).unsqueeze(0)
+        close(F.region_loss(logits, logits, rows, partner, mask), sides * whole / 2, 1e-6)
+
+
+def test_label_rows_may_leave_the_range_by_four_roundings() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        eps = max(torch.finfo(dtype).eps, 1e-3 / 4)
+        check_label_rows(torch.tensor([[1 + 4 * eps]]).to(dtype))
+        with pytest.raises(ValueError, match="must lie in 0..1"):
+            check_label_rows(torch.tensor([[1 + 5 * eps]]).to(dtype))
 
 
 def test_predictions_are_averaged_as_logits_or_as_probabilities() -> None:

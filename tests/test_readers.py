@@ -83,8 +83,8 @@ def test_methods_without_a_model_need_no_geometry() -> None:
 def test_refused_variants_say_why() -> None:
     for name, settings, words in (
         ("convnext_tiny", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), output_stride=16), "dilated"),
-        ("resnet18", dict(global_pool="max"), "pools by 'max'"),
-        ("convnext_tiny", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), global_pool="max"), "pools by 'max'"),
+        ("resnet18", dict(global_pool="max"), "with 'max' pooling"),
+        ("convnext_tiny", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), global_pool="max"), "with 'max' pooling"),
         ("resnet18", dict(output_stride=8), "dilated"),
     ):
         with pytest.raises(ValueError, match=words):

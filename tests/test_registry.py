@@ -124,10 +124,10 @@ def test_a_plugin_trains_by_the_command(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (type("Odd", (), {"kind": "mask", "name": "two words"}), "a name that is one word"),
+        (type("Odd", (), {"kind": "mask", "name": "two words"}), "an identifier as its name"),
         (type("Plain", (), {"kind": None, "name": None}), "derive it from vitmix.Mask"),
         (type("Loose", (vitmix.Mask,), {"name": "loose"}), "must be a frozen dataclass"),
-        (lambda classes: None, "a name that is one word"),
+        (lambda classes: None, "an identifier as its name"),
     ],
 )
 def test_what_cannot_be_registered_says_why(thing: object, words: str) -> None:
@@ -234,10 +234,10 @@ def frozen(base: type, name: str) -> type:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(extra=(Odd(),)), "the loss odd must be a single number, got shape"),
+        (dict(extra=(Odd(),)), "the loss odd must be a scalar, got shape"),
         (dict(mask=LooseMask()), "must return a vitmix.Paste, got Tensor"),
         (dict(share=LooseShare()), "must return vitmix.Weights, got Tensor"),
-        (dict(share=vitmix.AlignedShare(), inner=(Mover(),)), "aligned shares follow tokens.*mover moves them"),
+        (dict(share=vitmix.AlignedShare(), inner=(Mover(),)), "aligned shares follow the tokens.*mover moves tokens"),
         (dict(mask=vitmix.SalientMask(), extra=(Asking(),)), "different blocks"),
         (dict(extra=(frozen(Odd, "main")(),)), "'main' is the name of a loss"),
         (dict(extra=(frozen(Odd, "loss")(),)), "'loss' is the name of a loss"),
@@ -251,9 +251,9 @@ def test_a_part_that_is_wrong_says_how(settings: dict, words: str) -> None:
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (frozen(vitmix.Mask, "box"), "another one"),
-        (frozen(vitmix.ExtraLoss, "htm"), "another one"),
-        (frozen(vitmix.ExtraLoss, "main"), "a meaning of its own"),
+        (frozen(vitmix.Mask, "box"), "another part or method has the name"),
+        (frozen(vitmix.ExtraLoss, "htm"), "another part or method has the name"),
+        (frozen(vitmix.ExtraLoss, "main"), "is reserved"),
         (vitmix.BoxMask(), "register the class or the function itself"),
     ],
 )

@@ -295,7 +295,7 @@ def test_saliency_of_a_model_without_attention_is_refused_only_when_asked_for() 
     settings = Robustness(parts=("occlusion",), dropped=(0.5,))
     suite = Suite(subject, gray_images(side=32), Running(), settings)
     assert [each.name for each in suite] == ["occlusion random 50 %"] and "not by saliency" in suite.remarks[0]
-    with pytest.raises(ValueError, match="needs attention, and this ResNet has none"):
+    with pytest.raises(ValueError, match="needs attention, which this ResNet does not have"):
         Suite(subject, gray_images(side=32), Running(), Robustness(parts=("occlusion",), orders=("salient-last",)))
 
 
@@ -465,7 +465,7 @@ def test_results_belong_to_the_weights_that_were_read(
         (["--suite", "attacks", "--steps", "0"], "steps must be"),
         (["--suite", "occlusion", "--orders", "salient"], "unknown order"),
         (["--suite", "noise", "--limit", "0"], "limit must be"),
-        (["--suite", "noise", "--output", "no/such/folder.json"], "no folder"),
+        (["--suite", "noise", "--output", "no/such/folder.json"], "does not exist"),
     ],
 )
 def test_wrong_input(run: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_activation_maps_in_half_precision_and_without_mass() -> None:
     tiny = torch.full((2, 4, 4), 1e-7)  # so little that the guard against zero shows
     assert abs(float(sum(each[0] for each in F.activation_weights(tiny, mix))) - 1) < 0.02
     for source in (None, torch.arange(16).repeat(2, 1)):
-        with pytest.raises(ValueError, match="maps of 3x4 cannot be laid over a mask of 4x4"):
+        with pytest.raises(ValueError, match="maps of 3x4 do not fit a mask of 4x4"):
             F.activation_weights(torch.rand(2, 3, 4), vitmix.Mix(mix.partner, mix.mask, source))
 
 

@@ -261,7 +261,7 @@ def test_sideways_photographs_stand_upright(tmp_path):
         (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
         (["--method", "cutmx"], "did you mean 'cutmix'?"),
         (["--output", "figure.bmp"], ".png, .svg, .pdf"),
-        (["--output", "nowhere/figure.png"], "no folder 'nowhere'"),
+        (["--output", "nowhere/figure.png"], "output folder 'nowhere' does not exist"),
         (["--model", "nowhere/run"], "no run folder"),
         (["--model", "resnet18", "--weights", "beste"], "did you mean 'best'?"),
         (["--model", "deit_smal"], "unknown model"),

@@ -297,7 +297,7 @@ def test_unreadable_variants_of_the_family() -> None:
     registers = tiny_vit(class_token=False, reg_tokens=2, global_pool="avg")
     with pytest.raises(ValueError, match="block 2 of this VisionTransformer has no class token; use column_mean"):
         vitmix.AttentionTap(registers, class_row=[-1])
-    with pytest.raises(ValueError, match="a map of attention needs attention, and this ResNet has none"):
+    with pytest.raises(ValueError, match="an attention map needs attention, which this ResNet does not have"):
         vitmix.AttentionTap(timm.create_model("resnet18"), attention=[-1])
 
 
@@ -483,3 +483,11 @@ def test_a_brief_tape_gives_the_same_targets(settings: dict, text: str) -> None:
             rows = batch.tape.token_share[2].shape[1]
         assert rows == ((2 if "name" in settings else 1) if brief else 16 + model.num_prefix_tokens)
     close(targets[1], targets[0], 1e-12)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_saliency_is_the_class_row_or_the_column_mean(pool: str) -> None:
+    model, (images, _) = tiny_vit(global_pool=pool, class_token=pool == "token").eval(), tiny_batch(2)
+    with vitmix.AttentionTap(model, class_row=[1] if pool == "token" else [], column_mean=[1], saliency=[1]) as tap:
+        model(images)
+        same(tap.saliency(1), tap.class_row(1) if pool == "token" else tap.column_mean(1))

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: a model that takes pixel_values and labels, and gives loss and logits. [--steps 600]
+"""Hugging Face Trainer: a module that takes pixel_values and labels and returns loss and logits. [--steps 600]
 
 Needs transformers.
 """

@@ -1,4 +1,4 @@
-"""A Lightning module around the learner; its checkpoints keep the count of draws, so a resumed fit goes on as it would.
+"""A Lightning module around the learner. Its checkpoints store the number of draws, so a resumed fit is identical.
 
 [--steps 600]; needs lightning.
 """

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop: three more lines (mixer, attach, mix) and another loss. [--steps 600]"""
+"""A plain PyTorch loop with three more lines (mixer, attach, mix) and another loss. [--steps 600]"""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The way of timm's own train.py: its loaders, optimizer, schedule and averaged weights; the loss is the learner's.
+"""A loop like timm's train.py: its loaders, optimizer, schedule and EMA, with the learner's loss.
 
 [--epochs 6] [--images 6400]
 """
@@ -29,7 +29,7 @@ data = dict(
 train_loader = create_loader(Shapes(length=options.images), is_training=True, scale=(0.8, 1.0), **data)
 eval_loader = create_loader(Shapes(length=640, split="test"), is_training=False, crop_pct=1.0, **data)
 
-# In train.py: mixup_fn and train_loss_fn. The learner is both, and knows the model.
+# The learner replaces mixup_fn and train_loss_fn of train.py.
 learner = vitmix.Learner(model, vitmix.create("none | tl_align", num_classes=12))
 optimizer = create_optimizer_v2(learner, opt="adamw", lr=2e-3, weight_decay=0.05)
 per_epoch = len(train_loader)
@@ -53,4 +53,4 @@ for epoch in range(epochs):
     with torch.no_grad():
         for images, labels in eval_loader:
             top1.update(accuracy(model_ema.module.eval()(images), labels)[0].item(), len(labels))
-    print(f"epoch {epoch}  loss {losses.avg:.3f}  accuracy of the averaged weights {top1.avg:.1f} %")
+    print(f"epoch {epoch}  loss {losses.avg:.3f}  accuracy of the EMA weights {top1.avg:.1f} %")

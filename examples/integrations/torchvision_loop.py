@@ -1,5 +1,6 @@
-"""The way of torchvision's classification reference: v2 transforms, mixing in the loader's collate function, warm-up,
-averaged weights. Methods that need no attention are drop-in calls, for any model. [--epochs 6] [--images 6400]
+"""A loop like torchvision's classification reference: v2 transforms, mixing in the collate function, warm-up and EMA.
+
+Methods that read no attention work like torchvision's mixers, for any model. [--epochs 6] [--images 6400]
 """
 
 import argparse
@@ -53,4 +54,4 @@ for epoch in range(options.epochs):
     averaged.eval()
     with torch.no_grad():
         right = sum(int((averaged(images).argmax(1) == labels).sum()) for images, labels in test_loader)
-    print(f"epoch {epoch}  loss {loss:.3f}  accuracy of the averaged weights {right / 500:.1%}")
+    print(f"epoch {epoch}  loss {loss:.3f}  accuracy of the EMA weights {right / 500:.1%}")

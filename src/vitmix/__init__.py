@@ -1,6 +1,6 @@
 """Mixing augmentation for vision transformers: any mask x any label rule x any extra loss x mixing inside the network.
 
-Names are imported when they are first used, so that `import vitmix` costs nothing.
+Names are imported on first use, so `import vitmix` is fast.
 """
 
 import warnings
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-_HOMES = {  # module: the public names it has
+_HOMES = {  # module: its public names
     "attention.tap": ("AttentionTap", "Plan"),
     "_learner": ("Learner", "Output"),
     "methods.basic": ("cutmix", "mixup", "none"),

@@ -1,4 +1,4 @@
-"""Input checks that say what was expected, what came and what to do."""
+"""Input checks. Errors say what was expected, what was given and what to do."""
 
 import difflib
 import math
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MOST_WORKERS = 1024
-TOO_MANY = 2**63  # what torch and numpy count with ends here
+TOO_MANY = 2**63  # int64, the integers of torch and numpy, ends here
 
 
 def check_positive(name: str, value: float) -> None:
@@ -51,7 +51,7 @@ def check_count(name: str, value: int, *, least: int = 1) -> None:
 
 def check_workers(value: int) -> None:
     check_count("workers", value, least=0)
-    if value > MOST_WORKERS:  # each is a process: with too many the machine stands still
+    if value > MOST_WORKERS:  # each is a process: too many of them stall the machine
         raise ValueError(f"workers may be at most {MOST_WORKERS:,}, got {value}; about one for each core is enough")
 
 
@@ -66,7 +66,7 @@ def check_switch(name: str, value: bool) -> None:
 
 
 def as_blocks(name: str, blocks: Sequence[int] | Literal["all"]) -> tuple[int, ...] | Literal["all"]:
-    """Block numbers as a tuple; a list of them is one too."""
+    """Returns block numbers as a tuple; a list is accepted too."""
     if blocks == "all":
         return "all"
     if not isinstance(blocks, list | tuple) or any(
@@ -90,28 +90,28 @@ def check_grid(name: str, grid: tuple[int, int] | None) -> None:
 
 
 def check_output_name(path: str | Path) -> None:
-    """Refuses a name that is not valid UTF-8: safetensors could neither write nor read a file there."""
+    """Raises an error for a name that is not valid UTF-8, with which safetensors can neither write nor read."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"the output's name must be valid UTF-8, got {str(path)!a}: safetensors cannot use it; name another output"
+            f"the output name must be valid UTF-8, got {str(path)!a}; safetensors needs it, so choose another output"
         ) from None
 
 
 def check_output_file(path: str | Path) -> None:
-    """Refuses a file that could not be written, before long work that would end there."""
+    """Raises an error if the file cannot be written, before long work is done in vain."""
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"the output {str(path)!r} is a folder; name a file")
+        raise ValueError(f"the output {str(path)!r} is a folder; give a file name")
     if path.exists() and not path.is_file():
-        raise ValueError(f"the output {str(path)!r} is not a regular file; name another")
+        raise ValueError(f"the output {str(path)!r} is not a regular file; give another file name")
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {str(path.parent)!r} for the output; make it first")
+        raise ValueError(f"the output folder {str(path.parent)!r} does not exist; create it first")
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()  # permissions alone say little of network and virtual disks
+        tempfile.TemporaryFile(dir=path.parent).close()  # permissions alone say little about network and virtual disks
     except OSError as problem:
-        raise ValueError(f"cannot write to {str(path.parent)!r}: {problem.strerror}; name another output") from None
+        raise ValueError(f"cannot write to {str(path.parent)!r}: {problem.strerror}; choose another output") from None
 
 
 def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:
@@ -127,7 +127,7 @@ def unknown_name(kind: str, value: object, known: Iterable[str]) -> ValueError:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 

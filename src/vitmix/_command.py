@@ -1,4 +1,4 @@
-"""The command `vitmix`. It needs the laboratory's packages, which the library alone does not install."""
+"""The command `vitmix`. It needs the packages of the laboratory, which the library alone does not install."""
 
 import sys
 from importlib.util import find_spec

@@ -1,6 +1,6 @@
-"""The grammar of method texts, without what the names in them stand for; it needs no torch.
+"""The grammar of method texts. It does not know what the names mean, and does not import torch.
 
-spec := term ("|" term)*                  equal odds unless weighted
+spec := term ("|" term)*                  equal probabilities unless weighted
 term := [number "*"] part ("+" addition)*
 part := name ["(" key "=" value, ... ")"] | "(" spec ")"
 """
@@ -11,21 +11,21 @@ from typing import Any
 
 from vitmix._registry import METHODS
 
-MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # of a text, within each other, of a whole number
+MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # in a text, nested, in an integer
 
 __all__ = ["Call", "Either", "Plus", "parse", "spelled"]
 
 
 def spelled(method: str) -> str:
-    """The text with blanks as the documentation has them: `"mixup|smmix"` as `"mixup | smmix"`."""
+    """The text with the spacing of the documentation: `"mixup|smmix"` becomes `"mixup | smmix"`."""
     _check_length(method)
     text = re.sub(r"\s*([()\[\],=*|])\s*", r"\1", method.strip()).replace("|", " | ").replace(",", ", ")
-    # A '+' before a name adds something; one before a digit belongs to the number.
+    # A '+' before a name is an addition; a '+' before a digit belongs to the number.
     return re.sub(r"\s*\+\s*(?=[A-Za-z_])", " + ", text)
 
 
 def parse(text: str) -> Any:
-    """The tree of a text: a `Call`, a `Plus` or an `Either`."""
+    """The syntax tree of a text: a `Call`, a `Plus` or an `Either`."""
     return _Parser(text).parse()
 
 
@@ -47,7 +47,7 @@ class Plus:
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """Methods that are switched, each with its weight."""
+    """Alternative methods, each with its weight."""
 
     terms: list[tuple[float, Any]]
 
@@ -61,7 +61,8 @@ _WORDS = {"True": True, "False": False, "true": True, "false": False, "None": No
 def _check_length(text: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
-            f"a method may have {MOST_CHARACTERS:,} characters, got {len(text):,} that begin {text[:40]!r}; shorten it"
+            f"a method may have {MOST_CHARACTERS:,} characters, got {len(text):,}, beginning with {text[:40]!r}; "
+            "shorten it"
         )
 
 
@@ -75,19 +76,19 @@ class _Parser:
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
-                raise ValueError(f"cannot read {text!r} from {text[at:].strip()!r} on{_underscore_hint(text)}")
+                raise ValueError(f"cannot parse {text!r} at {text[at:].strip()!r}{_underscore_hint(text)}")
             self.tokens.append((match.lastgroup, match[match.lastgroup or 0]))
             at = match.end()
             inside += {"(": 1, "[": 1, ")": -1, "]": -1}.get(self.tokens[-1][1], 0)
-            if inside > MOST_BRACKETS:  # each is a call of the parser within another
+            if inside > MOST_BRACKETS:  # the parser recurses once per bracket
                 raise ValueError(
-                    f"a method may have {MOST_BRACKETS} brackets within each other, {text[:40]!r}... has more"
+                    f"a method may have {MOST_BRACKETS} nested brackets, got more in {text[:40]!r}...; simplify it"
                 )
 
     def parse(self) -> Any:
         tree = self.spec()
         if self.position < len(self.tokens):
-            raise self.error("the end")
+            raise self.error("'|', '+' or the end of the text")
         return tree
 
     def spec(self) -> Any:
@@ -95,7 +96,10 @@ class _Parser:
         while self.take("|"):
             terms.append(self.term())
         if len(terms) == 1 and terms[0][0] is not None:
-            raise ValueError(f"a weight is for one of several methods, and {self.text!r} has nothing to switch with")
+            raise ValueError(
+                f"a weight needs several methods to choose from, got {self.text!r}; remove the weight, or add another "
+                "method with '|'"
+            )
         return terms[0][1] if len(terms) == 1 else Either([(1.0 if w is None else w, term) for w, term in terms])
 
     def term(self) -> tuple[float | None, Any]:
@@ -103,11 +107,11 @@ class _Parser:
         if self.peek()[0] == "number":
             weight = float(self.next()[1])
             if not self.take("*"):
-                raise self.error("'*' after a weight")
-        base = self.spec_in_brackets() if self.take("(") else self.call()
+                raise self.error("'*'")
+        base = self.spec_in_brackets() if self.take("(") else self.call("a method")
         additions = []
         while self.take("+"):
-            additions.append(self.call())
+            additions.append(self.call("a part to add"))
         return weight, Plus(base, additions) if additions else base
 
     def spec_in_brackets(self) -> Any:
@@ -115,16 +119,17 @@ class _Parser:
         self.expect(")")
         return inner
 
-    def call(self) -> Call:
-        kind, name = self.next()
-        if kind != "name":
-            self.position -= 1
-            raise self.error("a name")
+    def call(self, wanted: str) -> Call:
+        if self.peek()[0] != "name":
+            raise self.error(wanted)
+        _, name = self.next()
         settings: dict[str, Any] = {}
         if self.take("("):
             while not self.take(")"):
-                if settings:
-                    self.expect(",")
+                if settings and not self.take(","):
+                    raise self.error("',' or ')'")
+                if self.peek()[0] != "name":
+                    raise self.error("a setting")
                 key = self.next()[1]
                 self.expect("=")
                 if key in settings:
@@ -136,8 +141,8 @@ class _Parser:
         if self.take("["):
             items = []
             while not self.take("]"):
-                if items:
-                    self.expect(",")
+                if items and not self.take(","):
+                    raise self.error("',' or ']'")
                 items.append(self.value())
             return tuple(items)
         kind, token = self.peek()
@@ -145,7 +150,7 @@ class _Parser:
             self.next()
             whole = re.fullmatch(r"[+-]?(\d+)", token)
             if whole and len(whole[1]) > MOST_DIGITS:
-                raise ValueError(f"a whole number may have {MOST_DIGITS} digits, got {len(whole[1])}: {token[:24]}...")
+                raise ValueError(f"an integer may have {MOST_DIGITS} digits, got {len(whole[1])}: {token[:24]}...")
             return int(token) if whole else float(token)
         if token in _WORDS:
             self.next()
@@ -153,10 +158,10 @@ class _Parser:
         if token in ("nan", "inf"):
             self.next()
             return float(token)
-        return self.call()
+        return self.call("a value")
 
     def peek(self) -> tuple[str | None, str]:
-        return self.tokens[self.position] if self.position < len(self.tokens) else (None, "the end")
+        return self.tokens[self.position] if self.position < len(self.tokens) else (None, "")
 
     def next(self) -> tuple[str | None, str]:
         token = self.peek()
@@ -174,11 +179,14 @@ class _Parser:
             raise self.error(repr(mark))
 
     def error(self, wanted: str) -> ValueError:
-        return ValueError(f"expected {wanted} but found {self.peek()[1]!r} in {self.text!r}")
+        after = f" after {self.tokens[self.position - 1][1]!r}" if self.position else ""
+        kind, token = self.peek()
+        found = "the end of the text" if kind is None else repr(token)
+        return ValueError(f"expected {wanted}{after}, found {found} in {self.text!r}")
 
 
 def _underscore_hint(text: str) -> str:
-    """For those who write TL-Align as its paper does."""
+    """Suggests `tl_align` to those who write TL-Align as in its paper."""
     words = (each.replace("-", "_").lower() for each in re.findall(r"[A-Za-z]\w*(?:-\w+)+", text))
     meant = next((word for word in words if word in METHODS), None)
     return f"; did you mean {meant!r}?" if meant else ""

@@ -1,4 +1,4 @@
-"""A model and a mixer as one module: what is compiled, and what data parallelism and accumulation wrap."""
+"""A model and a mixer as one module, for compilation, data parallelism and gradient accumulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +21,7 @@ __all__ = ["Learner", "Output"]
 
 @dataclass(frozen=True)
 class Output:
-    """What a training step needs: the loss, the logits of the mixed images, their targets, and the loss's parts.
+    """The result of a training step: the loss, logits and targets of the mixed images, and the parts of the loss.
 
     `counts` says how much was mixed inside the network, see `Mixing.counts`.
     """
@@ -37,7 +37,7 @@ def _named_parts(output: Output) -> tuple[list[tuple[Any, Any]], None]:
     return [(_pytree.GetAttrKey(each.name), getattr(output, each.name)) for each in fields(Output)], None
 
 
-# Or data parallelism with a static graph would find no tensors in it, and leave gradients as each process has them.
+# Otherwise, DDP with a static graph finds no tensors in it and does not average the gradients.
 _pytree.register_pytree_node(
     Output,
     lambda output: ([value for _, value in _named_parts(output)[0]], None),
@@ -48,15 +48,15 @@ _pytree.register_pytree_node(
 
 
 class Learner(nn.Module):
-    """`learner(images, labels)` is a training step's forward pass; `learner(images)` is the plain model.
+    """`learner(images, labels)` is the forward pass of a training step; `learner(images)` is the plain model.
 
-    In evaluation mode nothing is mixed: the loss is the method's main loss of the unmixed batch. `learner.model` is the
-    model that was given, with the state-dict keys it had; parameters that the method adds are in `learner.added`.
+    In evaluation mode nothing is mixed: the loss is the method's main loss on the unmixed batch. `learner.model` is the
+    given model, with its state-dict keys; `learner.added` has the parameters that the method adds.
 
     Args:
         mixer: the method.
-        guide: another model for the guide pass of SMMix; the default is the model itself.
-        seed: with `step`, which counts training batches, and the process rank it determines every draw.
+        guide: another model for the guide pass, SMMix's forward pass on the unmixed images (default: the model itself).
+        seed: together with `step`, which counts training batches, and the process rank, it determines every draw.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Learner(nn.Module):
 
     @property
     def step(self) -> int:
-        """How many training batches were drawn; set it to resume."""
+        """Number of training batches drawn so far; set it to resume."""
         return self.mixing.step
 
     @step.setter
@@ -91,7 +91,7 @@ class Learner(nn.Module):
     def compile(self, **settings: Any) -> None:
         """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph.
 
-        Prefer it to `torch.compile(learner)`, which does not know that attention can carry shares in its own kernel.
+        Prefer this to `torch.compile(learner)`, which cannot carry shares inside the attention kernel.
         """
         if self.mixing.carries_shares:
             settings = kernels.compile_settings(settings)
@@ -101,19 +101,19 @@ class Learner(nn.Module):
         if self._compile_settings is None:
             return self._forward_mixed(choice, *inputs)
         if choice not in self._compiled:
-            # Torch counts recompilations by code object and gives up after a few: every method of every learner has
-            # its own.
+            # Torch counts recompilations per code object and gives up after a few, so every method of every learner
+            # gets a separate code object.
             whole = type(self)._forward_mixed
             own = FunctionType(whole.__code__.replace(), whole.__globals__, whole.__name__, whole.__defaults__)
             self._compiled[choice] = torch.compile(MethodType(own, self), **self._compile_settings)
         return self._compiled[choice](choice, *inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled function is bound to this learner's weights; a copy compiles its own.
+        # A compiled function is bound to the weights of this learner; a copy compiles again.
         return self.__dict__ | {"_compiled": {}}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Learner":
-        # The guide moves with the learner, but is no submodule: it is neither trained nor saved with it.
+        # The guide moves with the learner but is not a submodule: it is neither trained nor saved.
         if self.mixing.guide is not self.model:
             self.mixing.guide._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -145,17 +145,17 @@ class Learner(nn.Module):
         draw: Draw | None = None,
         erase: tuple[Tensor, Tensor] | None = None,
     ) -> Output | Tensor:
-        """An `Output` with labels, the model's logits without.
+        """Returns an `Output` if labels are given, otherwise the model's logits.
 
         Args:
             maps: `(B, h, w)` activation map of each image's label, for activation shares.
-            draw: this batch's choices, instead of those of (seed, step, rank).
-            erase: random erasing after mixing: boxes `(B, 4)` as `functional.box_mask` takes them, and the pixels to
-                put there, `(B, C, H, W)` or what broadcasts to it.
+            draw: the choices for this batch (default: drawn from seed, step and rank).
+            erase: random erasing after mixing: boxes `(B, 4)` as in `functional.box_mask`, and the fill pixels,
+                broadcastable to `(B, C, H, W)`.
         """
         if labels is None:
             return logits_of(self.model(images))
-        # Before anything is drawn, and before a compiled step, whose graph cannot look at values.
+        # Before drawing, and before a compiled step, because a graph cannot check values.
         self.mixer.check_labels(labels)
         if not self.training:
             return self._forward_plain(images, labels)
@@ -167,11 +167,11 @@ class Learner(nn.Module):
             draw = self.mixing.draw(frame)
         draw = draw.to(images.device)
         try:
-            # A graph reads the frame off the images, or another number of them would be another graph.
+            # A compiled step computes the frame from the images; otherwise each batch size would be another graph.
             inputs = (images, labels, maps, draw.values, erase, None if compiled else frame)
             output = self._step(draw.choice, *inputs)
         except BaseException:
-            self.mixing.forget()  # or the hooks would take the next plain pass for this batch
+            self.mixing.forget()  # otherwise the hooks would record the next plain pass as this batch
             raise
         return replace(output, parts={name: _to_read(part) for name, part in output.parts.items()})
 
@@ -191,14 +191,15 @@ class Learner(nn.Module):
         targets, parts = mixing.finish(logits, batch)
         loss = parts.pop("loss")
         if torch.compiler.is_compiling():
-            mixing.forget()  # or the graph would return all that was recorded, which then stays in memory
+            mixing.forget()  # otherwise the graph would return everything recorded and keep it in memory
         return Output(loss, logits, targets, parts, mixing.counts(batch))
 
     def _forward_plain(self, images: Tensor, labels: Tensor) -> Output:
         logits = logits_of(self.model(images))
         targets = label_rows(labels, self.mixer.num_classes, dtype=self.mixing.frame(images).dtype).to(images.device)
         if logits.shape != targets.shape:
-            raise ValueError(f"logits are {tuple(logits.shape)} and labels {tuple(targets.shape)}; they must agree")
+            shapes = f"{tuple(logits.shape)} and {tuple(targets.shape)}"
+            raise ValueError(f"logits and labels must have the same shape, got {shapes}; check num_classes")
         loss = main_loss(self.mixer.loss)(logits, targets)
         return Output(loss, logits, targets, {"main": _to_read(loss)})
 
@@ -206,8 +207,8 @@ class Learner(nn.Module):
 def _to_read(part: Tensor) -> Tensor:
     """Part of a loss, without gradient.
 
-    Inductor would take a loss of one part and that part detached for one tensor, and leave it without gradient; the
-    maximum is another one of the same value.
+    If a loss has a single part, Inductor would treat the loss and the detached part as one tensor without gradient. The
+    maximum creates another tensor of the same value.
     """
     part = part.detach()
     return torch.maximum(part, part) if torch.compiler.is_compiling() else part

@@ -1,4 +1,4 @@
-"""The value that travels: who is mixed with whom, where, and how it is applied to pixels, tokens and targets."""
+"""A mixing decision (partner, mask, source) and how to apply it to pixels, tokens and targets."""
 
 from dataclasses import dataclass
 
@@ -29,14 +29,14 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Frame:
-    """What a mask must know of a batch.
+    """What a mask needs to know about a batch.
 
     Attributes:
         size: height and width in pixels.
-        grid: rows and columns on which token masks are drawn, if there is a model that has tokens.
-        dtype: in which shares and targets are computed.
-        grids: rows and columns of the tokens in each of the model's blocks that have patches as queries.
-        no_grid: why a model that has tokens gives no grid for images of this size.
+        grid: rows and columns on which token masks are drawn, if the model has tokens.
+        dtype: of shares and targets.
+        grids: rows and columns of the tokens in each block whose queries are patches.
+        no_grid: why a model with tokens has no grid for images of this size.
     """
 
     batch: int
@@ -54,13 +54,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Mix:
-    """One batch's mixing decision.
+    """The mixing decision of one batch.
 
     Attributes:
-        partner: `(B,)` long, the batch row each sample is mixed with.
-        mask: `(B or 1, h, w)`, the partner's part of each cell: bool where cells are taken whole, float in 0..1 where
-            they are blended. `(h, w)` may be pixels, tokens or `(1, 1)`; a leading 1 holds for the whole batch.
-        source: `(B, h * w)` long, which of the partner's cells lands here; None is the same cell.
+        partner: `(B,)` long, the batch index of the sample that each sample is mixed with.
+        mask: `(B or 1, h, w)`, the partner's part of each cell: bool if cells are pasted whole, float in 0..1 if they
+            are blended. `(h, w)` may be pixels, tokens or `(1, 1)`; a leading 1 applies to the whole batch.
+        source: `(B, h * w)` long, which of the partner's cells is pasted here; None means the same cell.
     """
 
     partner: Tensor
@@ -69,7 +69,7 @@ class Mix:
 
 
 def mix_images(images: Tensor, mask: Tensor, partner: Tensor, source: Tensor | None = None) -> Tensor:
-    """Mixed images `(B, C, H, W)`; the input is left as it was."""
+    """Mixed images `(B, C, H, W)`; the input is not modified."""
     other = _take_rows(images, partner)
     if source is not None:
         other = _move_cells(other, source, (mask.shape[-2], mask.shape[-1]))
@@ -77,21 +77,21 @@ def mix_images(images: Tensor, mask: Tensor, partner: Tensor, source: Tensor | N
     if mask.dtype == torch.bool:
         if images.requires_grad or torch.compiler.is_compiling():
             return torch.where(weight, other, images)
-        return torch.where(weight, other, images, out=other)  # `other` is ours: no third copy of the batch
+        return torch.where(weight, other, images, out=other)  # reuses `other`: no third copy of the batch
     if not images.is_floating_point():
         raise ValueError(f"blending images needs floating-point pixels, got {images.dtype}; convert them first")
     return torch.lerp(images, other, weight.to(images.dtype))
 
 
 def mix_tokens(tokens: Tensor, mask: Tensor, partner: Tensor, *, prefix: int = 0) -> Tensor:
-    """Tokens `(B, N, d)` with the patches under `mask` `(B, n)` taken from the partner; prefix tokens stay."""
+    """Tokens `(B, N, d)` with the patches in `mask` `(B, n)` taken from the partner; prefix tokens do not change."""
     if prefix:
         mask = torch.cat([mask.new_zeros(mask.shape[0], prefix), mask], dim=1)
     return torch.where(mask.unsqueeze(-1), tokens[partner], tokens)
 
 
 def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or `(B, K)` rows as they are."""
+    """Targets `(B, K)` of unmixed labels: one-hot rows of `(B,)` integers, or unchanged `(B, K)` rows."""
     check_tensor("labels", labels)
     if labels.ndim == 2 and labels.shape[1] == num_classes and labels.is_floating_point():
         return labels.to(dtype)
@@ -113,12 +113,14 @@ def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.f
 
 def check_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}; torch.as_tensor makes one")
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor")
 
 
 def check_label_range(labels: Tensor, num_classes: int) -> None:
-    """Refuses integers outside 0..num_classes - 1. Not on a GPU, which looking at values would stall: there a bad
-    label ends in a device-side assertion."""
+    """Raises an error for integers outside 0..num_classes - 1, except on a GPU.
+
+    Checking values would stall a GPU; a bad label ends in a device-side assertion there.
+    """
     if labels.device.type != "cpu" or labels.is_floating_point() or torch.compiler.is_compiling() or not labels.numel():
         return
     low, high = int(labels.min()), int(labels.max())
@@ -128,7 +130,7 @@ def check_label_range(labels: Tensor, num_classes: int) -> None:
 
 
 def check_label_rows(labels: Tensor, one_label_for: str | None = None, hint: str = "") -> None:
-    """Refuses label rows `(B, K)` outside 0..1, and for what needs one label per image rows that do not sum to one."""
+    """Checks that label rows `(B, K)` lie in 0..1 and, if `one_label_for` names a part, that they sum to one."""
     spare = max(1e-3, 4 * torch.finfo(labels.dtype).eps)
     rows = labels.detach().double()
     outside = rows[~((rows >= -spare) & (rows <= 1 + spare))]
@@ -141,7 +143,7 @@ def check_label_rows(labels: Tensor, one_label_for: str | None = None, hint: str
 
 
 def smooth_rows(rows: Tensor, smoothing: float) -> Tensor:
-    """Label smoothing: `1 - s + s/K` on the class and `s/K` off it."""
+    """Label smoothing: `1 - s + s/K` for the class and `s/K` for the others."""
     return rows * (1 - smoothing) + smoothing / rows.shape[1] if smoothing else rows
 
 
@@ -156,7 +158,7 @@ def area_share(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def expand_mask(mask: Tensor, size: Grid) -> Tensor:
-    """A coarse mask repeated up to `size`, whole cells at a time; `(1, 1)` stays, since it broadcasts."""
+    """A coarse mask enlarged to `size` by repeating cells; `(1, 1)` stays, because it broadcasts."""
     rows, columns = mask.shape[-2:]
     if (rows, columns) == size or (rows, columns) == (1, 1):
         return mask
@@ -169,7 +171,7 @@ def resample_mask(mask: Tensor, grid: Grid, *, rule: str, dtype: torch.dtype = t
     """A mask on another grid, `(B or 1, rows, columns)`.
 
     Args:
-        rule: "area" gives each cell the partner's fraction of it; "nearest" what its top-left corner is.
+        rule: "area" averages over each cell; "nearest" takes the value at its top-left corner.
     """
     rows, columns = mask.shape[-2:]
     if (rows, columns) == (1, 1):
@@ -202,7 +204,7 @@ def _take_rows(images: Tensor, partner: Tensor) -> Tensor:
 
 
 def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
-    """Images whose every cell shows what cell `source` of the same image showed."""
+    """Images in which each cell shows cell `source` of the same image."""
     batch, channels, height, width = images.shape
     tall, wide = _cell((height, width), grid)
     source = source.view(batch, *grid)
@@ -218,5 +220,5 @@ def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
 
 
 def initial_token_share(patch_share: Tensor, share: Tensor, *, prefix: int) -> Tensor:
-    """Token shares `(B, prefix + n)` before the first block: prefix tokens hold the image's share."""
+    """Token shares `(B, prefix + n)` before the first block: prefix tokens get the image's share."""
     return torch.cat([share.unsqueeze(1).expand(-1, prefix), patch_share], dim=1)

@@ -1,4 +1,4 @@
-"""A method as one value: a `Mixer`, or a `Switch` between several."""
+"""A method as a value: a `Mixer`, or a `Switch` between several mixers."""
 
 import warnings
 from collections.abc import Callable
@@ -23,12 +23,12 @@ __all__ = ["AnyMixer", "Mixer", "Switch"]
 
 
 class _Method:
-    """What can be done with a mixer and with a switch alike."""
+    """What a mixer and a switch have in common."""
 
     def attach(
         self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
     ) -> "Mixing":
-        """The method at work on a model; hooks live until the returned object is closed or its `with` block ends."""
+        """Attaches the method to a model. Closing the result, or leaving its `with` block, removes the hooks."""
         from vitmix._mixing import Mixing
 
         assert isinstance(self, Mixer | Switch)
@@ -43,16 +43,16 @@ class _Method:
         generator: torch.Generator | None = None,
         draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images and soft targets `(B, K)`, for methods that need no model."""
+        """Mixed images and soft targets `(B, K)`, for methods that do not read the model."""
         from vitmix._mixing import mix_without_model
 
         assert isinstance(self, Mixer | Switch)
         return mix_without_model(self, images, labels, maps, generator, draw)
 
     def check_labels(self, labels: Tensor) -> None:
-        """Refuses label rows `(B, K)` that the method cannot take, whichever mixer is drawn.
+        """Raises an error for label rows `(B, K)` that one of the mixers does not support.
 
-        Not on a GPU, which looking at values would stall.
+        Does nothing on a GPU, where checking values would stall the step.
         """
         check_tensor("labels", labels)
         if torch.compiler.is_compiling() or labels.device.type != "cpu":
@@ -71,18 +71,18 @@ class _Method:
 
 @dataclass(frozen=True)
 class Mixer(_Method):
-    """One mixing method: where (mask), what label (share), extra losses, and mixing inside the network.
+    """One mixing method: a mask, a share (label rule), extra losses, and mixing inside the network.
 
     Attributes:
-        num_classes: of the classifier.
-        mask: which cells come from the partner; none, unless given.
-        share: how much of the label is the partner's; by area, unless given.
-        extra: losses that are added to the main one.
+        num_classes: number of classes of the classifier.
+        mask: which cells come from the partner (default: none).
+        share: the partner's part of the label (default: by area).
+        extra: losses added to the main loss.
         inner: mixing inside the network.
-        pairing: who is mixed with whom; the reversed batch, unless given.
+        pairing: which samples are mixed with each other (default: the reversed batch).
         smoothing: label smoothing, applied before mixing.
-        loss: the main loss: soft cross-entropy ("ce") or binary cross-entropy per class ("bce"). None is cross-entropy,
-            or in a switch the loss that the other mixers state.
+        loss: the main loss: soft cross-entropy ("ce") or binary cross-entropy per class ("bce"). None means
+            cross-entropy, or in a switch the loss of the other mixers.
     """
 
     num_classes: int
@@ -102,7 +102,7 @@ class Mixer(_Method):
         for name, kind in (("mask", Mask), ("share", Share), ("pairing", Pairing)):
             part = getattr(self, name)
             if not isinstance(part, kind):
-                raise ValueError(f"{name} must be a vitmix.{kind.__name__}, the library's or your own, got {part!r}")
+                raise ValueError(f"{name} must be a vitmix.{kind.__name__}, of the library or your own, got {part!r}")
         for name, kind in (("extra", ExtraLoss), ("inner", HiddenMixing)):
             parts = getattr(self, name)
             if not isinstance(parts, tuple) or any(not isinstance(each, kind) for each in parts):
@@ -112,11 +112,11 @@ class Mixer(_Method):
                 )
         names = [part.name for part in self.extra]
         if taken := {"main", "loss"} & set(names):
-            raise ValueError(f"{taken.pop()!r} is the name of a loss that every method has; give the extra one another")
-        _ = self.needs  # two parts may ask for what cannot be had together
+            raise ValueError(f"{taken.pop()!r} is the name of a loss that every method has; rename the extra loss")
+        _ = self.needs  # raises an error if the needs of two parts contradict
         for part in (*self.extra, *self.inner):
             if names.count(part.name) > 1 or self.inner.count(part) > 1:
-                raise ValueError(f"{part.name} is there twice; a method has each addition once")
+                raise ValueError(f"{part.name} appears twice; a method may have each addition once")
         for part in self.parts:
             if (reason := part.conflict(self)) is not None:
                 raise ValueError(reason)
@@ -128,15 +128,15 @@ class Mixer(_Method):
 
     @property
     def needs(self) -> Needs:
-        """What any of its parts needs besides mixed images and labels."""
+        """What its parts need besides mixed images and labels."""
         needs = Needs()
         for part in self.parts:
             needs = needs | part.needs
         return needs
 
     def check_label_rows(self, labels: Tensor) -> None:
-        """Refuses label rows `(B, K)` that the loss or a part cannot take."""
-        # The guide's gradient is that of a cross-entropy.
+        """Raises an error for label rows `(B, K)` that the loss or a part does not support."""
+        # The guide's gradient is the gradient of a cross-entropy.
         parts = [part.name for part in self.parts if part.needs.one_label or part.needs.guide_gradient]
         if self.loss != "bce":
             check_label_rows(labels, "cross-entropy", "several labels per image need loss=bce")
@@ -146,22 +146,22 @@ class Mixer(_Method):
             check_label_rows(labels)
 
     def each(self, change: "Callable[[Mixer], Mixer]") -> "Mixer":
-        """The same method, its mixers changed by a function."""
+        """The same method with its mixers changed by a function."""
         return change(self)
 
     @property
     def mixers(self) -> tuple["Mixer", ...]:
-        """Itself, as the only choice."""
+        """The mixer itself, as the only choice."""
         return (self,)
 
     @property
     def looks_inside(self) -> bool:
-        """Whether the method looks at tokens or attention, so that the model must be one that can be read."""
+        """Whether the method reads tokens or attention, so that the model needs a reader."""
         return self.needs.model
 
     @property
     def input_only(self) -> bool:
-        """Whether the method needs nothing but images and labels, so that it can be called without a model."""
+        """Whether the method needs only images and labels, so that it can be called without a model."""
         return not (self.extra or self.inner or self.needs.model or self.needs.guide)
 
     def draw(
@@ -171,7 +171,7 @@ class Mixer(_Method):
         *,
         shared: torch.Generator | None = None,
     ) -> Draw:
-        """The choices for one batch; None draws from torch's global CPU generator. `shared` is for switches."""
+        """Draws the choices for one batch. None uses torch's global CPU generator; `shared` is for switches."""
         with on_host():
             values = {"partner": self.pairing.draw(frame.batch, generator)}
             for place, part in self._drawing():
@@ -179,7 +179,7 @@ class Mixer(_Method):
         return Draw(0, values)
 
     def _drawing(self) -> list[tuple[str, Part]]:
-        """The parts in the order in which they draw, under the names their numbers are kept by."""
+        """The parts in the order in which they draw, with the names under which their numbers are stored."""
         return [
             ("mask", self.mask),
             *((f"inner{number}", part) for number, part in enumerate(self.inner)),
@@ -190,10 +190,10 @@ class Mixer(_Method):
 
 @dataclass(frozen=True)
 class Switch(_Method):
-    """One of several mixers, `choices`, for each batch, drawn with odds proportional to `weights`.
+    """Draws one of several mixers, `choices`, for each batch, with probabilities proportional to `weights`.
 
-    All of them are trained with one main loss: a mixer that states none takes that of the others, so MixUp switched
-    with TokenMix has binary cross-entropy as in TokenMix's paper. Two different stated losses are refused.
+    All mixers use the same main loss. A mixer without a loss takes the loss of the others, so MixUp alternating with
+    TokenMix uses binary cross-entropy, as in TokenMix's paper. Two different explicit losses are an error.
     """
 
     choices: tuple[Mixer, ...]
@@ -202,27 +202,27 @@ class Switch(_Method):
     def __post_init__(self) -> None:
         if len(self.choices) < 2 or len(self.choices) != len(self.weights):
             raise ValueError(
-                "a switch needs two mixers or more and as many weights, "
+                "a switch needs at least two mixers and as many weights, "
                 f"got {len(self.choices)} and {len(self.weights)}"
             )
         for weight in self.weights:
-            check_positive("each of weights", weight)
+            check_positive("each weight", weight)
         classes = {mixer.num_classes for mixer in self.choices}
         if len(classes) > 1:
             raise ValueError(f"the mixers of a switch must have the same num_classes, got {sorted(classes)}")
         stated = {mixer.loss: mixer for mixer in self.choices if mixer.loss is not None}
         if len(stated) > 1:
             raise ValueError(
-                "the mixers of a switch must have one loss, since the two kinds differ in scale: "
+                "the mixers of a switch must have the same loss, because the losses differ in scale: "
                 + ", ".join(f"{mixer} has {loss}" for loss, mixer in stated.items())
-                + "; give all of them loss=ce or all of them loss=bce"
+                + "; give all of them loss=ce or loss=bce"
             )
         if stated:
             (loss,) = stated
             if loss == "bce" and (silent := [str(mixer) for mixer in self.choices if mixer.loss is None]):
                 warnings.warn(
                     f"{', '.join(silent)} will be trained with binary cross-entropy, the loss of {stated[loss]}; "
-                    "write loss=bce beside its settings to say so",
+                    "add loss=bce to its settings to make this explicit",
                     stacklevel=3,
                 )
             object.__setattr__(self, "choices", tuple(replace(mixer, loss=loss) for mixer in self.choices))
@@ -241,7 +241,7 @@ class Switch(_Method):
         return self.choices[0].loss
 
     def each(self, change: Callable[[Mixer], Mixer]) -> "Switch":
-        """The same switch, its mixers changed by a function."""
+        """The same switch with its mixers changed by a function."""
         return Switch(tuple(map(change, self.choices)), self.weights)
 
     @property
@@ -259,7 +259,7 @@ class Switch(_Method):
         *,
         shared: torch.Generator | None = None,
     ) -> Draw:
-        """The choices for one batch. `shared` draws which mixer, so that every rank can draw the same one."""
+        """Draws the choices for one batch. `shared` selects the mixer, so that every rank can select the same one."""
         with on_host():
             odds = torch.tensor(self.weights, dtype=torch.float64).cumsum(0)
             uniform = torch.rand((), generator=shared or generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A method at work on a model: mix, then the model runs, then targets and losses."""
+"""A method attached to a model: it mixes a batch, the model runs, then it computes targets and losses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,18 +21,18 @@ __all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """A mixed batch and what is needed to finish it after the forward pass.
+    """A mixed batch, and what targets and loss need after the forward pass.
 
     Attributes:
-        images: the mixed images to give to the model.
+        images: the mixed images, the input of the model.
         mix: partner, mask and source.
-        mixer: which mixer of a switch it was.
+        mixer: the mixer; for a switch, the one that was drawn.
         frame: batch size, image size and token grids.
         tape: what is recorded while the model runs.
         draw: the random choices.
-        maps: the activation maps that were given with the batch.
+        maps: the activation maps given with the batch.
         rows: unmixed targets `(B, K)`, without smoothing.
-        guidance: what the guide pass found on the unmixed images, as far as a part asked for it.
+        guidance: results of the guide pass on the unmixed images, if a part needs them.
     """
 
     images: Tensor
@@ -47,27 +47,27 @@ class MixedBatch:
 
     @property
     def clean_logits(self) -> Tensor | None:
-        """The guide's logits of the unmixed images, where a loss asks for them."""
+        """The guide's logits of the unmixed images, if a loss needs them."""
         return self.guidance.logits
 
     @property
     def scores(self) -> Tensor | None:
-        """The guide's attention to the unmixed images, where the mask asks for it."""
+        """The guide's attention on the unmixed images, if the mask needs it."""
         return self.guidance.scores
 
 
 class Mixing:
-    """A mixer at work on a model. Three verbs: `mix`, then the model runs, then `targets` or `loss`.
+    """A mixer attached to a model. Call `mix`, run the model on the mixed images, then call `targets` or `loss`.
 
-    A batch is run through the model once; after its targets are taken the hooks leave the model alone, until the next
-    batch is mixed. Under activation checkpointing, backward must come before the next batch is mixed.
+    Run each mixed batch through the model once. After `targets` or `loss`, the hooks are inactive until the next `mix`.
+    With activation checkpointing, call backward before the next `mix`.
 
-    Parameters that a method adds (a score net, a token head) are in `modules`, and `parameters()` lists them for the
-    optimizer; the model's own state is never touched.
+    `modules` holds the parameters that a method adds (a score net, a token head), and `parameters()` lists them for the
+    optimizer. The model's state never changes.
 
     Args:
-        guide: another model for the guide pass; the model itself, unless given.
-        seed, rank: with `step`, which counts batches, they determine every draw; the process's rank, unless given.
+        guide: another model for the guide pass on the unmixed images (default: the model itself).
+        seed, rank: together with `step`, which counts batches, they determine every draw (default rank: the process's).
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Mixing:
         self.close()
 
     def forget(self) -> None:
-        """Leaves the model alone until the next batch is mixed, as after a step that failed half-way."""
+        """Deactivates the hooks until the next batch is mixed, for example after a step that failed."""
         for recorder in (self._recorder, self._guide_recorder):
             if recorder is not None:
                 recorder.tape = None
@@ -133,7 +133,7 @@ class Mixing:
                 recorder.remove()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters the method adds, to be given to the optimizer with the model's."""
+        """The parameters that the method adds. Pass them to the optimizer with the model's parameters."""
         return self.modules.parameters()
 
     def frame(self, images: Tensor) -> Frame:
@@ -142,18 +142,18 @@ class Mixing:
         except ValueError as problem:
             if self.mixer.looks_inside:
                 raise
-            return replace(frame_of(images, None), no_grid=str(problem))  # which block masks alone would need
+            return replace(frame_of(images, None), no_grid=str(problem))  # only token masks need the grid
 
     def check_guide(self, size: Grid) -> None:
-        """Refuses images of a size that a guide cannot look at."""
+        """Raises an error if the guide does not support the image size."""
         if self.guide is not self.model and self._guide_reader is not None:
             try:
                 self._guide_reader.grids(size)
             except ValueError as problem:
-                raise ValueError(f"the guide does not take these images: {problem}") from None
+                raise ValueError(f"the guide does not support these images: {problem}") from None
 
     def draw(self, frame: Frame) -> Draw:
-        """The choices of the next batch, a function of (seed, step, rank); the switch's of (seed, step)."""
+        """Draws the choices of the next batch from (seed, step, rank), and those of a switch from (seed, step)."""
         rank = self.rank if self.rank is not None else _process_rank()
         own = generator_for(self.seed, self.step, 1 + rank)
         drawn = self.mixer.draw(frame, own, shared=generator_for(self.seed, self.step, 0))
@@ -169,11 +169,11 @@ class Mixing:
         generator: torch.Generator | None = None,
         draw: Draw | None = None,
     ) -> MixedBatch:
-        """The mixed batch; runs the guide pass of methods that have one.
+        """Mixes a batch. Runs the guide pass if the method has one.
 
         Args:
             maps: `(B, h, w)` activation map of each image's label, for activation shares.
-            generator: draws this batch's choices instead of (seed, step, rank).
+            generator: draws the choices for this batch (default: a generator seeded with seed, step and rank).
             draw: the choices themselves.
         """
         frame = self.frame(images)
@@ -193,12 +193,12 @@ class Mixing:
         erase: tuple[Tensor, Tensor] | None = None,
         brief: bool = False,
     ) -> MixedBatch:
-        """The mixed batch of given choices, which must be on the images' device.
+        """Mixes a batch with given choices, which must be on the images' device.
 
-        `erase` is that of `Learner.forward`, `brief` that of `Tape`.
+        For `erase` see `Learner.forward`, for `brief` see `Tape`.
         """
         if self.closed:
-            raise RuntimeError("this mixing is closed, its hooks are removed; attach the mixer to the model again")
+            raise RuntimeError("this mixing is closed and its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
         rows = _rows(labels, mixer, images, frame)
@@ -233,26 +233,26 @@ class Mixing:
         self._check_acted([actor for actor in tape.actors if actor.settings.sets_targets])
         if tape.targets is None:
             tape.targets = _share_targets(batch.mixer, self.evidence(batch))
-        if tape.ran:  # targets by area may be asked for before the model runs
+        if tape.ran:  # area targets are available before the model runs
             tape.close()
         return tape.targets
 
     def loss(self, logits: Tensor, batch: MixedBatch) -> Tensor:
-        """The method's whole loss."""
+        """The total loss of the method."""
         return self.losses(logits, batch)["loss"]
 
     def losses(self, logits: Tensor, batch: MixedBatch) -> dict[str, Tensor]:
-        """The method's whole loss under "loss", and its weighted parts: "main", "region", "consistency", "score"..."""
+        """The total loss under "loss", and its weighted parts: "main", "region", "consistency", "score"..."""
         return self.finish(logits, batch)[1]
 
     def finish(self, logits: Tensor, batch: MixedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The targets of a mixed batch after the model ran on it, and its `losses`."""
+        """The targets of a mixed batch and its `losses`, after the model ran on it."""
         logits = logits_of(logits)
         if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
-                f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}; of several outputs, pass "
-                "the logits that this loss is for"
+                f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}; if it has several "
+                "outputs, pass the logits for this loss"
             )
         targets = self.targets(batch)
         self._check_acted([actor for actor in batch.tape.actors if not actor.settings.sets_targets])
@@ -261,7 +261,7 @@ class Mixing:
             value = part.value(logits, targets, self.evidence(batch, f"extra{number}", part))
             if value.ndim:
                 raise ValueError(
-                    f"the loss {part.name} must be a single number, got shape {tuple(value.shape)}; take its mean"
+                    f"the loss {part.name} must be a scalar, got shape {tuple(value.shape)}; take its mean"
                 )
             parts[part.name] = part.weight * value
         for actor in batch.tape.actors:
@@ -269,7 +269,7 @@ class Mixing:
                 parts[name] = parts.get(name, 0) + value
         total = sum(parts.values())
         assert isinstance(total, Tensor)
-        # Data-parallel training stops on parameters that got no gradient: idle ones enter with weight zero.
+        # DDP fails on parameters without gradient, so idle ones enter with weight zero.
         idle = [parameter.sum() for parameter in self.modules.parameters()]
         if idle:
             total = total + 0.0 * torch.stack(idle).sum()
@@ -279,19 +279,19 @@ class Mixing:
         for actor in actors:
             if not actor.acted and actor.reader.block(actor.block).module.training:
                 raise RuntimeError(
-                    f"{actor.settings.name} mixed nothing: run the model on the mixed batch before asking for its "
-                    "targets or loss, and attach before torch.compile's first call"
+                    f"{actor.settings.name} mixed nothing; run the model on the mixed batch before asking for its "
+                    "targets or loss, and attach before the first call of a compiled model"
                 )
 
     def counts(self, batch: MixedBatch) -> dict[str, Tensor]:
-        """What hidden mixing did to a batch, see `HiddenMixing.count_names`."""
+        """How much hidden mixing changed in a batch, see `HiddenMixing.count_names`."""
         found: dict[str, Tensor] = {}
         for actor in batch.tape.actors:
             found |= actor.counts()
         return found
 
     def evidence(self, batch: MixedBatch, place: str = "share", part: Part | None = None) -> Evidence:
-        """What the share may look at of a mixed batch, or another part at a place such as `extra0`."""
+        """What the share can use of a mixed batch, or another part, whose `place` is for example `extra0`."""
         return Evidence(
             mix=batch.mix,
             frame=batch.frame,
@@ -309,7 +309,7 @@ class Mixing:
         return self.modules[part.module_name] if part.module_name in self.modules else None
 
     def _run_guide(self, images: Tensor, rows: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame) -> Guidance:
-        """What the mixer asks of the unmixed images."""
+        """What the mixer needs to know about the unmixed images."""
         if plan is None:
             return Guidance()
         self.check_guide(frame.size)
@@ -329,7 +329,7 @@ class Mixing:
         tape.close()
         if logits is not None and self.guide is not self.model and logits.shape[-1] != mixer.num_classes:
             raise ValueError(
-                f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; give a guide of the "
+                f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; use a guide with the "
                 "same classes"
             )
         if not plan.column_mean:
@@ -365,7 +365,7 @@ def mix_without_model(
 ) -> tuple[Tensor, Tensor]:
     if not mixer.input_only:
         raise ValueError(
-            f"{mixer} looks into the model, so it cannot be called on images alone; use mixer.attach(model) or Learner"
+            f"{mixer} reads the model, so it cannot be called on images alone; use mixer.attach(model) or Learner"
         )
     frame = frame_of(images, None)
     mixer.check_labels(labels)
@@ -381,7 +381,7 @@ def mix_without_model(
 def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
     rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
     if len(rows) != frame.batch:
-        raise ValueError(f"there are {frame.batch} images but {len(rows)} labels")
+        raise ValueError(f"there must be one label per image, got {frame.batch} images and {len(rows)} labels")
     return rows
 
 
@@ -405,7 +405,7 @@ def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
 
 
 def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the root mean square `(B, H, W)` over the channels of the cross-entropy's gradient at each pixel."""
+    """Logits, and the gradient of the cross-entropy per pixel `(B, H, W)`, as the root mean square over channels."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = logits_of(model(images))
@@ -414,7 +414,7 @@ def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tupl
 
 
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
-    """The model's reader, whose grid masks may use; None if it cannot be read and `needed` is False."""
+    """The model's reader, whose grid masks can use; None if there is no reader and `needed` is False."""
     try:
         return read_model(model)
     except ValueError:
@@ -440,7 +440,7 @@ def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
     if reader is None or blocks is None:
         return Plan()
     asking = next(part.name for part in mixer.parts if part.needs.guide_blocks is not None)
-    reader.need_attention(asking, "give a guide that has it, attach(model, guide=...)")
+    reader.need_attention(asking, "use a guide with attention, attach(model, guide=...)")
     if blocks == "all":
         blocks = tuple(range(reader.patch_depth))
     return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))
@@ -461,9 +461,9 @@ def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:
 
 
 class Evaluating:
-    """Evaluation mode for a while; every module gets its own mode back, frozen ones included.
+    """A context of evaluation mode. Afterwards every module gets its previous mode back, also frozen ones.
 
-    A class rather than a generator, which older versions of `torch.compile` cannot trace.
+    This is a class, because older versions of `torch.compile` cannot trace a generator.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,6 +1,6 @@
-"""Methods and parts by name: the library's own, and those that `register` adds.
+"""Methods and parts by name: those of the library, and those that `register` adds.
 
-This module imports nothing heavy: the names of methods are known before torch is.
+This module imports nothing heavy, so the names of methods are known without torch.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ KINDS = ("mask", "share", "extra", "inner", "pairing")
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method's factory, or where it is found.
+    """The factory of a method, or the module that contains it.
 
     Attributes:
-        small: a text that fits tiny models, for trying the method out; its name, if it fits them as it is.
-        bench: a text by which its cost is measured; its name, if it is measured alone.
+        small: a text that works on tiny models (default: the method's name).
+        bench: a text to measure the method's cost (default: the method's name).
     """
 
     factory: Callable[..., Any] | str
@@ -36,7 +36,7 @@ class Method:
 
 
 class _Methods(Mapping[str, Callable[..., Any]]):
-    """The factories by name; iterating over the names imports none of them."""
+    """The factories by name. Iterating over the names imports nothing."""
 
     def __init__(self, entries: dict[str, Method]) -> None:
         self.entries = entries
@@ -56,11 +56,11 @@ class _Methods(Mapping[str, Callable[..., Any]]):
         return len(self.entries)
 
     def small(self) -> dict[str, str]:
-        """A text for each method that fits tiny models."""
+        """For each method, a text that works on tiny models."""
         return {name: entry.small or name for name, entry in self.entries.items()}
 
     def bench(self) -> dict[str, str]:
-        """A text for each method by which its cost is measured."""
+        """For each method, a text to measure its cost."""
         return {name: entry.bench or name for name, entry in self.entries.items()}
 
 
@@ -87,7 +87,7 @@ def parts(kind: str) -> dict[str, type]:
 
 
 def additions() -> dict[str, type]:
-    """The parts that a text may add with '+': hidden mixings and extra losses."""
+    """The parts that a text can add with '+': hidden mixings and extra losses."""
     return {**parts("inner"), **parts("extra")}
 
 
@@ -100,22 +100,22 @@ def register(*, small: str | None = None, bench: str | None = None) -> Callable[
 
 
 def register(thing: Any = None, *, small: str | None = None, bench: str | None = None) -> Any:
-    """Makes a part or a method known by its name: in texts, listings, figures and benchmarks. Also a decorator.
+    """Makes a part or a method available by name in texts, listings, figures and benchmarks. Also a decorator.
 
     Args:
         thing: a frozen dataclass that derives from `Mask`, `Share`, `ExtraLoss`, `HiddenMixing` or `Pairing`, or a
             function `(num_classes, *, ...settings, **common)` that returns a `Mixer`.
-        small: of a method: a text that fits tiny models, if its defaults do not.
-        bench: of a method: a text by which its cost is measured, if not alone.
+        small: for a method: a text that works on tiny models, if its defaults do not.
+        bench: for a method: a text to measure its cost, if not by itself.
     """
     if thing is None:
         return partial(register, small=small, bench=bench)
     kind = getattr(thing, "kind", None)
     name = getattr(thing, "name", None) if kind is not None else getattr(thing, "__name__", None)
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a part or method needs a name that is one word, got {name!r}; set its `name`")
+        raise ValueError(f"a part or method needs an identifier as its name, got {name!r}; set its `name`")
     if name in ("mix", "main", "loss"):
-        raise ValueError(f"{name!r} has a meaning of its own; choose another name")
+        raise ValueError(f"the name {name!r} is reserved; choose another name")
     if isinstance(thing, type):
         _add_part(thing, kind, name)
     else:
@@ -130,7 +130,7 @@ def _add_method(method: Any, name: str, small: str | None, bench: str | None) ->
     if next(iter(parameters), None) != "num_classes":
         raise ValueError(f"the method {name} must take num_classes as its first argument")
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        raise ValueError(f"the method {name} must take **common, smoothing for example, and give it to its Mixer")
+        raise ValueError(f"the method {name} must take **common (smoothing and others) and pass it to its Mixer")
     _check_free(name, method, {key: entry.factory for key, entry in METHODS.entries.items()})
     METHODS.entries[name] = Method(method, small, bench)
 
@@ -138,33 +138,33 @@ def _add_method(method: Any, name: str, small: str | None, bench: str | None) ->
 def _add_part(part: type, kind: Any, name: str) -> None:
     if kind not in KINDS:
         raise ValueError(
-            f"{part.__name__} is no part; derive it from vitmix.Mask, Share, ExtraLoss, HiddenMixing or Pairing"
+            f"{part.__name__} is not a part; derive it from vitmix.Mask, Share, ExtraLoss, HiddenMixing or Pairing"
         )
     if not dataclasses.is_dataclass(part) or not part.__dataclass_params__.frozen:  # pyright: ignore
         raise ValueError(
-            f"{part.__name__} must be a frozen dataclass, so that its settings can be written in a text; put "
-            "@dataclass(frozen=True) above it"
+            f"{part.__name__} must be a frozen dataclass, so that a text can contain its settings; add "
+            "@dataclass(frozen=True)"
         )
-    beside = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' adds either
-    _check_free(name, part, {key: each for other in beside for key, each in _PARTS[other].items()})
+    kinds = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' can add both kinds
+    _check_free(name, part, {key: each for other in kinds for key, each in _PARTS[other].items()})
     _PARTS[kind][name] = part
 
 
 def _check_free(name: str, thing: Any, taken: Mapping[str, Any]) -> None:
-    """A name may be taken again by its own definition, as a notebook does that runs a cell twice."""
+    """Raises an error if another definition has the name. The same one may return, as when a notebook cell reruns."""
     before = taken.get(name, thing)
     if getattr(before, "__qualname__", None) != thing.__qualname__ or before.__module__ != thing.__module__:
-        raise ValueError(f"{name!r} is the name of another part or method; choose another one")
+        raise ValueError(f"another part or method has the name {name!r}; choose another name")
 
 
 def load_plugins() -> None:
-    """Imports what registers parts and methods of others: entry points of the group `vitmix`, and `VITMIX_PLUGINS`."""
+    """Imports plugins, which register parts and methods: entry points of the group `vitmix`, and `VITMIX_PLUGINS`."""
     for entry in metadata.entry_points(group="vitmix"):
         entry.load()
     for name in filter(None, (each.strip() for each in os.environ.get(PLUGINS, "").split(","))):
         try:
             _import_plugin(name)
-        except Exception as error:  # a plugin is anybody's program
+        except Exception as error:  # a plugin can raise anything
             raise ValueError(f"the plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -173,14 +173,14 @@ def _import_plugin(name: str) -> None:
         import_module(name)
         return
     path = Path(name).resolve()
-    module_name = f"vitmix_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"  # files of one name may differ
+    module_name = f"vitmix_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"  # file names can repeat
     if module_name in sys.modules:
         return
     found = util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None:
         raise ImportError("it is not a Python file")
     module = util.module_from_spec(found)
-    sys.modules[module_name] = module  # dataclasses look their module up
+    sys.modules[module_name] = module  # dataclasses look up their module
     try:
         found.loader.exec_module(module)
     except BaseException:

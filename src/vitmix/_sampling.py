@@ -1,4 +1,4 @@
-"""Randomness: a batch's choices as a function of (seed, step, rank), drawn on the host before anything is computed."""
+"""Randomness: the choices of a batch are a function of (seed, step, rank), drawn on the host before any computation."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ __all__ = ["ALIGNMENT", "Draw", "generator_for", "on_host", "pack", "unpack"]
 
 
 def generator_for(*numbers: int) -> torch.Generator:
-    """A CPU generator that is a function of some whole numbers, such as (seed, step, rank)."""
+    """A CPU generator seeded with integers, such as (seed, step, rank)."""
     state = np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
 
 
 def on_host() -> AbstractContextManager[object]:
-    """Makes new tensors on the host, whatever `torch.set_default_device` says: generators are there."""
+    """Creates new tensors on the host, whatever `torch.set_default_device` is, because the generators are there."""
     return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
-ALIGNMENT = 16  # bytes at which each of several packed tensors starts
+ALIGNMENT = 16  # in bytes, of each packed tensor
 
 
 def pack(tensors: list[Tensor]) -> Tensor:
-    """Tensors as the bytes of one."""
+    """Packs tensors into the bytes of one tensor."""
     parts = []
     for tensor in tensors:
         part = tensor.contiguous().view(-1).view(torch.uint8)
@@ -34,7 +34,7 @@ def pack(tensors: list[Tensor]) -> Tensor:
 
 
 def unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """The tensors that `pack` was given, as views of its bytes, which may have moved to another device."""
+    """Unpacks the tensors given to `pack`, as views of its bytes, which may have moved to another device."""
     tensors, start = [], 0
     for tensor in like:
         length = tensor.numel() * tensor.element_size()
@@ -45,13 +45,13 @@ def unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices of one batch: `choice`, the mixer of a switch, and `values`, the numbers its parts drew."""
+    """The random choices of one batch: `choice`, which mixer of a switch, and `values`, the numbers of its parts."""
 
     choice: int = 0
     values: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> "Draw":
-        """The same numbers on a device; from pinned memory and without waiting where that is a GPU."""
+        """The same numbers on a device. The copy to a GPU uses pinned memory and does not wait."""
         if all(value.device == device for value in self.values.values()):
             return self
         if device.type != "cuda" or any(value.is_cuda for value in self.values.values()):
@@ -60,6 +60,6 @@ class Draw:
         return Draw(self.choice, dict(zip(self.values, unpack(packed, list(self.values.values())), strict=True)))
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The numbers of one part, which are stored under `name.`."""
+        """The numbers of one part, stored under `name.`."""
         start = name + "."
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}

@@ -1,4 +1,4 @@
-"""Mixers as text: `"mixup(alpha=0.8) | tl_align"`, parsed without `eval`, and back.
+"""Converts texts such as `"mixup(alpha=0.8) | tl_align"` to mixers, without `eval`, and mixers to texts.
 
 A name is a method (`cutmix`), or `mix` with any parts: `mix(mask=block(share=0.3), share=aligned, extra=[region])`.
 An addition is hidden mixing (`htm`, `vtm`) or an extra loss (`region`, `consistency`).
@@ -17,7 +17,7 @@ from vitmix._registry import KINDS, METHODS, additions, parts
 
 __all__ = ["COMMON", "create", "list_methods", "same_method", "to_text"]
 
-COMMON = ("pairing", "smoothing", "loss")  # settings that every method has
+COMMON = ("pairing", "smoothing", "loss")  # settings of every method
 
 
 def list_methods() -> list[str]:
@@ -29,30 +29,30 @@ def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None 
     """The mixer that a name or a text describes.
 
     Args:
-        defaults: settings that every mixer has (`pairing`, `smoothing`, `loss`), where the text does not give them.
-        settings: of the method, when `method` is a bare name: `create("cutmix", num_classes=100, alpha=0.5)`; beside
-            any other text, defaults.
+        defaults: common settings (`pairing`, `smoothing`, `loss`) for mixers whose text does not give them.
+        settings: settings of the method, if `method` is only a name: `create("cutmix", num_classes=100, alpha=0.5)`.
+            With any other text, only common settings are allowed, as defaults.
     """
     tree = parse(method)
     if isinstance(tree, Call) and not tree.settings:
         return _build(Call(tree.name, settings), num_classes, defaults or {})
     if own := sorted(set(settings) - set(COMMON)):
-        raise ValueError(f"{own[0]} goes beside a bare method name only, got {method!r}; write it into the text")
+        raise ValueError(f"the setting {own[0]} needs a plain method name, got {method!r}; write it into the text")
     return _build(tree, num_classes, {**(defaults or {}), **settings})
 
 
 def same_method(first: str, second: str, *, smoothing: float) -> bool:
-    """Whether the texts make the same mixer, as `mixup` and `mixup(alpha=0.8)` do; `smoothing` where they give none."""
+    """Whether two texts describe the same mixer, such as `mixup` and `mixup(alpha=0.8)`; `smoothing` is the default."""
     try:
         with warnings.catch_warnings(action="ignore"):
             one, two = (create(text, 2, defaults={"smoothing": smoothing}) for text in (first, second))
-    except ValueError:  # of a version that knew other methods
+    except ValueError:  # from a version with other methods
         return first == second
     return one == two
 
 
 def to_text(mixer: AnyMixer) -> str:
-    """The text that `create` turns into an equal mixer."""
+    """A text from which `create` makes an equal mixer."""
     if isinstance(mixer, Switch):
         equal = len(set(mixer.weights)) == 1 and mixer.weights[0] == 1.0
         terms = [to_text(each) for each in mixer.choices]
@@ -63,7 +63,7 @@ def to_text(mixer: AnyMixer) -> str:
     if whole is not None:
         return whole
     bare = dataclasses.replace(mixer, inner=(), extra=())
-    for kept in (mixer.extra, ()):  # smmix is a method with its losses; other losses are additions
+    for kept in (mixer.extra, ()):  # smmix includes its losses; other losses are additions
         base = dataclasses.replace(bare, extra=kept)
         text = _method_text(base)
         if text is not None:
@@ -75,7 +75,7 @@ def to_text(mixer: AnyMixer) -> str:
 
 
 def _method_text(mixer: Mixer) -> str | None:
-    """The text of the first method that makes this mixer: its settings are looked up by name among the parts."""
+    """The text of the first method that makes this mixer. Its settings are found by name among the parts."""
     places = (mixer.mask, mixer.share, *mixer.extra, *mixer.inner, mixer)
     for name, method in METHODS.items():
         defaults = {
@@ -158,7 +158,7 @@ def _addition(call: Call) -> Any:
     known = additions()
     if call.name in METHODS and call.name not in known:
         raise ValueError(
-            f"{call.name} is a whole method, which cannot be added to another; '|' switches between methods"
+            f"{call.name} is a method and cannot be added to another; use '|' to alternate between methods"
         )
     if call.name not in known:
         raise unknown_name("addition", call.name, known)
@@ -183,7 +183,7 @@ def _checked(name: str, settings: Mapping[str, Any], known: list[str]) -> dict[s
 
 
 def _resolve(key: str, value: Any) -> Any:
-    """A parsed value: a nested part for the settings that hold parts, else a plain word, number or tuple."""
+    """A parsed value: a part if the setting holds parts, otherwise a word, number or tuple."""
     kinds = parts(key) if key in KINDS else None
     if isinstance(value, tuple):
         return tuple(_resolve(key, each) for each in value)
@@ -197,7 +197,7 @@ def _resolve(key: str, value: Any) -> Any:
         if value.settings:
             raise ValueError(f"setting {key!r} takes a word or a number, got {value.name}(...)")
         return value.name
-    if key == "mask" and value.name == "nothing":  # as version 0.1 called it
+    if key == "mask" and value.name == "nothing":  # its name in version 0.1
         value = Call("none", value.settings)
     if value.name not in kinds:
         raise unknown_name(key, value.name, kinds)

@@ -1,4 +1,4 @@
-"""How a model is read while it runs: attention, shares and tokens of its blocks, from outside."""
+"""Reads attention, shares and tokens of a model's blocks from outside, while the model runs."""
 
 from vitmix.attention.flow import ClassOnly, Flow, Given, Matrix, Pooled, Products, Reduced, Steps, Windows
 from vitmix.attention.readers import BlockReader, FusedBlock, Reader, read_model, register_reader

@@ -1,7 +1,7 @@
-"""How one block moves information between its tokens: attention of every shape, or fixed spatial weights.
+"""How one block mixes its tokens: attention of any kind, or fixed spatial weights.
 
-A `Flow` acts on one number per token, `(B, N)` in the block's own token order, prefix tokens first. It stands for a
-matrix A `(B, N, N)` whose rows sum to one, which is never built: `carry` is A times a column, `pull` a row times A.
+A `Flow` acts on one number per token, `(B, N)` in the block's token order, prefix tokens first. It represents a matrix
+A `(B, N, N)` whose rows sum to one and which is never built: `carry` is A times a column, `pull` a row times A.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ __all__ = [
 
 
 class Flow:
-    """Base of all flows. Those without attention have `carry` alone.
+    """Base of all flows. Flows without attention only have `carry`.
 
     Attributes:
-        prefix: how many tokens precede the patches.
-        tokens: how many there are, N.
+        prefix: number of tokens before the patches.
+        tokens: number of tokens, N.
         like: any tensor of the block, for device and precision.
     """
 
@@ -46,28 +46,28 @@ class Flow:
         raise NotImplementedError
 
     def shortcut(self, share: Tensor) -> Tensor:
-        """What the residual connection brings, `(B, N)`."""
+        """The shares that the residual connection carries, `(B, N)`."""
         return share
 
     def update(self, share: Tensor, *, residual: bool = True, rows: int | None = None) -> Tensor:
-        """The shares after the block, of all tokens or the first `rows`: the mean of what is carried and what stays."""
+        """The shares after the block, of all tokens or the first `rows`: the mean of carried and residual shares."""
         carried = self.carry(share)
         return ((carried + self.shortcut(share)) / 2 if residual else carried)[:, :rows]
 
     def pull(self, weight: Tensor) -> Tensor:
-        """`weight @ A`: where a weight on the tokens comes from, `(B or 1, N) -> (B, N)`."""
+        """`weight @ A`: moves weights on the output tokens back to the input tokens, `(B or 1, N) -> (B, N)`."""
         raise NotImplementedError
 
     def mass(self) -> Tensor:
-        """How much `(B or 1, N)` of what each token takes comes from tokens: all of it, where nothing is padded."""
+        """The part `(B or 1, N)` of each row of A that is not on padding: 1 without padding."""
         return self.like.new_ones((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
 
     def with_bank(self, length: int, share: Tensor | None) -> "Flow":
-        """This flow without the last `length` tokens as queries: they are a bank of keys, with these shares."""
+        """This flow without the last `length` tokens as queries: they are a bank of keys with these shares."""
         raise NotImplementedError
 
     def asked(self, *, class_token: bool) -> Tensor:
-        """The weight `(1, N)` on the tokens whose attention is asked about: the class token, or all patches alike."""
+        """The weight `(1, N)` on the tokens whose attention is read: the class token, or all patches equally."""
         weight = self.like.new_zeros((1, self.tokens), dtype=torch.promote_types(self.like.dtype, torch.float32))
         if class_token:
             weight[:, 0] = 1
@@ -80,27 +80,27 @@ class Flow:
         return self.pull(self.asked(class_token=True))[:, self.prefix :]
 
     def column_mean(self) -> Tensor:
-        """How much each patch is looked at by the patches, `(B, n)`."""
+        """Mean attention `(B, n)` that each patch receives from the patches."""
         return self.pull(self.asked(class_token=False))[:, self.prefix :]
 
     def saliency(self, *, class_token: bool) -> Tensor:
-        """Saliency `(B, n)` of the patches: the class token's row where there is one, else the column mean."""
+        """Saliency `(B, n)` of the patches: the class token's row if there is one, otherwise the column mean."""
         return self.class_row() if class_token else self.column_mean()
 
     def head_saliency(self, *, class_token: bool) -> Tensor:
-        """The same `(B, H, n)` of each head, from the materialized attention: for analysis."""
+        """The same for each head, `(B, H, n)`, from materialized attention, for analysis."""
         maps = self.maps()
         return (maps[:, :, 0] if class_token else maps[:, :, self.prefix :].mean(2))[..., self.prefix :]
 
     def maps(self) -> Tensor:
-        """The softmaxed attention `(B, H, N, N)` itself, for analysis."""
+        """The attention matrix `(B, H, N, N)` after softmax, for analysis."""
         raise NotImplementedError
 
 
 class Products(Flow):
-    """Attention as queries `(B, H, N, d)` and keys `(B, H, M, d)`; see `vitmix.attention.summaries`.
+    """Attention given as queries `(B, H, N, d)` and keys `(B, H, M, d)`; see `vitmix.attention.summaries`.
 
-    Keys beyond the first N are tokens of a bank, whose shares are `bank_share`.
+    Keys after the first N are tokens of a bank, with the shares `bank_share`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Products(Flow):
 
 
 class Given(Flow):
-    """Attention that the model has materialized anyway, `(B, H, N, M)`, softmaxed; see `Products` for M > N."""
+    """Attention that the model materializes anyway, `(B, H, N, M)` after softmax; see `Products` for M > N."""
 
     def __init__(self, attention: Tensor, *, prefix: int = 0, bank_share: Tensor | None = None) -> None:
         self.attention, self.prefix, self.bank_share = attention.detach(), prefix, bank_share
@@ -178,7 +178,7 @@ class Given(Flow):
 
 
 class ClassOnly(Flow):
-    """Class attention: the class token, the first of the N, is the only query; the patches pass unchanged."""
+    """Class attention: the class token, the first of the N, is the only query; the patches do not change."""
 
     prefix = 1
 
@@ -199,7 +199,7 @@ class ClassOnly(Flow):
 
 
 class Pooled(Flow):
-    """Attention pooling: latent queries that read the tokens and take their place; there is no residual."""
+    """Attention pooling: latent queries read the tokens and replace them; there is no residual."""
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
         self.query, self.key = query.detach(), key.detach()
@@ -215,8 +215,8 @@ class Pooled(Flow):
 class Windows(Flow):
     """Attention within windows of a grid, cyclically shifted or not; `products` has one batch row per window.
 
-    Windows of an image follow each other row by row. Where the grid does not divide, it is padded at the bottom and the
-    right, before the shift (`pad_first`) or after it. Padding carries no share, and no weight starts there.
+    Windows of an image are ordered row by row. If the grid does not divide, it is padded at the bottom and the right,
+    before the shift (`pad_first`) or after it. Padding has no share and no weight.
     """
 
     def __init__(self, products: Products, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False) -> None:
@@ -241,7 +241,7 @@ class Windows(Flow):
         return self.products.query.shape[0] // count
 
     def maps(self) -> Tensor:
-        """Dense maps over the whole grid, zero between windows; attention to padding is left out."""
+        """Dense maps over the whole grid, zero between windows, without attention to padding."""
         batch_windows, heads, cells, _ = self.products.query.shape
         tokens = self.tokens
         place = self._split(torch.arange(1, tokens + 1, device=self.products.query.device).view(1, -1)) - 1
@@ -289,8 +289,8 @@ def join_windows(windows: Tensor, grid: Grid, window: Grid, shift: Grid, *, pad_
 class Reduced(Flow):
     """Attention to spatially reduced keys: each key is the mean over a cell of tokens.
 
-    `rows` `(m, H)` and `columns` `(k, W)` are the averaging weights of the cells along either side, so the matrix is
-    that of the m * k keys times theirs.
+    `rows` `(m, H)` and `columns` `(k, W)` are the averaging weights of the cells along each side. The matrix is the
+    attention to the m * k keys times these weights.
     """
 
     def __init__(self, products: Products, rows: Tensor, columns: Tensor) -> None:
@@ -331,10 +331,10 @@ class Matrix(Flow):
 
 
 class Steps(Flow):
-    """A chain of spatial steps on the grid of shares, beside a shortcut that is one as well: a convolutional block."""
+    """A chain of spatial steps on the grid of shares, with a shortcut that is also a chain: a convolutional block."""
 
     def __init__(self, grid: Grid, steps: Sequence[Callable[[Tensor], Tensor]], shortcut: Callable[[Tensor], Tensor]):
-        self.grid, self.steps, self.beside = grid, steps, shortcut
+        self.grid, self.steps, self.branch = grid, steps, shortcut
 
     def carry(self, share: Tensor) -> Tensor:
         grid = share.view(len(share), 1, *self.grid)
@@ -343,11 +343,11 @@ class Steps(Flow):
         return grid.flatten(1)
 
     def shortcut(self, share: Tensor) -> Tensor:
-        return self.beside(share.view(len(share), 1, *self.grid)).flatten(1)
+        return self.branch(share.view(len(share), 1, *self.grid)).flatten(1)
 
 
 def rollout_saliency(flows: Sequence[Flow], *, class_token: bool) -> Tensor:
-    """Saliency `(B, n)` of the patches: the last flow's, rolled out through earlier ones.
+    """Saliency `(B, n)` of the patches: that of the last flow, rolled out through the earlier ones.
 
     Each earlier flow acts as `(A + I) / 2`.
     """

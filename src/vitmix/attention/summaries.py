@@ -1,16 +1,16 @@
 """Attention statistics from queries and keys: class row, column mean, carried share.
 
-All are taken from the softmaxed attention before dropout, averaged over heads, without gradient. Queries are
-`(B, H, N, d)`; keys `(B, H, M, d)`, where keys beyond the first N may be tokens of a bank (vertical TokenMixup). The
-first `prefix` tokens are class, distillation and register tokens.
+All use attention after softmax and before dropout, averaged over heads, without gradient. Queries are `(B, H, N, d)`,
+keys `(B, H, M, d)`. Keys after the first N are tokens of a bank (vertical TokenMixup). The first `prefix` tokens are
+class, distillation and register tokens.
 
-Every function takes what attention itself may add to the products: `bias` `(G, H or 1, N, M)`, of which row b of the
-batch gets `bias[b % G]` (relative positions; the masks of shifted windows, which follow each other within an image),
-and `scale`, by default `d ** -0.5`.
+Every function takes the terms that attention can add to the products: `bias` `(G, H or 1, N, M)`, where sample b of the
+batch uses `bias[b % G]` (relative positions, or the masks of the shifted windows of an image), and `scale`, by default
+`d ** -0.5`.
 
-Everything after the queries and keys is computed in float32 at least, so half-precision training sees the same
-statistics as float32 up to the rounding of its queries and keys. On a GPU they come from the kernels, which never hold
-more than a tile of attention. Elsewhere, and in float64, attention exists for one head at a time: the reference path.
+Everything after the queries and keys is computed in at least float32, so half-precision training sees the same
+statistics as float32 up to the rounding of queries and keys. On a GPU, kernels compute them and never hold more than a
+tile of attention. On other devices and in float64, the reference path holds the attention of one head at a time.
 """
 
 import functools
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 
 
 def exact(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
-    """Runs `function` without gradient and without autocast, which would round float32 products to half precision."""
+    """Runs `function` without gradient and without autocast, which would round products to half precision."""
 
     @functools.wraps(function)
     def wrapped(query: Tensor, *args: P.args, **settings: P.kwargs) -> Tensor:
@@ -48,10 +48,10 @@ def exact(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concat
 
 
 def forget_casts() -> None:
-    """Drops autocast's copies of parameters, to be called after a pass without gradient.
+    """Drops autocast's copies of parameters. Call it after a pass without gradient.
 
-    Older versions of torch keep the half-precision copies that autocast made without gradient and hand them to the
-    training pass, whose parameters then get none.
+    Older versions of torch reuse the half-precision copies that autocast made without gradient in the training pass,
+    whose parameters then get no gradient.
     """
     if not torch.compiler.is_compiling():
         torch.clear_autocast_cache()
@@ -59,7 +59,7 @@ def forget_casts() -> None:
 
 @exact
 def attention_maps(query: Tensor, key: Tensor, *, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
-    """Softmaxed attention `(B, H, N, M)`, materialized: for analysis and tests."""
+    """Attention `(B, H, N, M)` after softmax, materialized, for analysis and tests."""
     return _softmaxed(query, key, bias, scale)
 
 
@@ -77,7 +77,7 @@ def class_row(
 def column_mean(
     query: Tensor, key: Tensor, *, prefix: int, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """How much each patch is looked at by the patches, `(B, n)`; prefix tokens dropped as query and as key."""
+    """Mean attention `(B, n)` that each patch receives from the patches, without prefix tokens."""
     patches = query.shape[2] - prefix
     weight = query.new_full((1, patches), 1 / patches, dtype=_compute_dtype(query))
     bias = None if bias is None else bias[:, :, prefix:]
@@ -100,7 +100,7 @@ def carried_share(
 def pulled_weight(
     query: Tensor, key: Tensor, weight: Tensor, *, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Where a weight on the query tokens comes from: `weight @ mean_h A_h`, `(B or 1, N) -> (B, M)`."""
+    """Moves weights on the queries back to the keys: `weight @ mean_h A_h`, `(B or 1, N) -> (B, M)`."""
     if kernels.fit(query, key, scale):
         return kernels.pulled_weight(query.detach(), key.detach(), weight, bias, _scale(query, scale))
     weight = weight.to(_compute_dtype(query)).unsqueeze(1)
@@ -110,7 +110,7 @@ def pulled_weight(
 def _head_mean(
     query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None, statistic: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    # One head at a time: the peak is B*N*M numbers instead of B*H*N*M.
+    # One head at a time: peak memory is B*N*M numbers instead of B*H*N*M.
     heads = query.shape[1]
     total: Tensor | None = None
     for head in range(heads):

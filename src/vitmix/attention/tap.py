@@ -1,7 +1,7 @@
-"""Attention statistics from chosen blocks, read from outside while fused attention keeps running.
+"""Attention statistics of selected blocks, read from outside while fused attention keeps running.
 
-The readers of `vitmix.attention.readers` find each block's flow while it runs. What is recorded of it lands in the
-slots of a `Tape`, one tape per batch. Nothing happens unless a tape is in place.
+The readers of `vitmix.attention.readers` find each block's flow while it runs. The recorded statistics go to the slots
+of a `Tape`, one per batch. Without a tape, the hooks do nothing.
 """
 
 from collections.abc import Iterable
@@ -26,12 +26,12 @@ class Plan:
     """What to record in a forward pass, by block.
 
     Attributes:
-        class_row, column_mean: blocks whose statistic is kept.
-        saliency: blocks whose saliency is kept: the class row, or the column mean where no class token is read.
-        carry: blocks whose attention carries the token shares; `residual` averages with the shares that came in.
-        layers: blocks whose flow is kept, for roll-out.
-        tokens: blocks whose input tokens are kept.
-        final: whether the tokens after the final norm are kept.
+        class_row, column_mean: blocks whose statistic is stored.
+        saliency: blocks whose saliency is stored: the class row, or the column mean if no class token is read.
+        carry: blocks whose attention carries the token shares; `residual` averages them with the incoming shares.
+        layers: blocks whose flow is stored, for rollout.
+        tokens: blocks whose input tokens are stored.
+        final: whether the tokens after the final norm are stored.
         bank: blocks at which extra keys and values may be appended (vertical TokenMixup).
         mixed: blocks whose input tokens may be replaced (horizontal TokenMixup).
     """
@@ -53,17 +53,17 @@ class Plan:
 
     @property
     def attention(self) -> BlockSet:
-        """The blocks whose flow is needed at all."""
+        """The blocks whose flow is needed."""
         return self.class_row | self.column_mean | self.saliency | self.carry | self.layers
 
 
 class Phase(Enum):
-    """Where a tape is in its life.
+    """The phase of a tape.
 
-    OPEN: it records the batch's forward pass.
-    PASSING: other images run through the model in evaluation mode; it waits until the batch's pass begins.
-    CLOSED: nothing is recorded any more. Activation checkpointing runs the blocks a second time during backward, and
-    then only the decisions already taken are applied again.
+    OPEN: it records the forward pass of the batch.
+    PASSING: other images run through the model in evaluation mode; the tape waits for the batch.
+    CLOSED: it records nothing more. If activation checkpointing runs the blocks again in the backward pass, the stored
+    decisions are applied again.
     """
 
     OPEN = 0
@@ -73,12 +73,12 @@ class Phase(Enum):
 
 @dataclass
 class Tape:
-    """What one forward pass leaves behind. Slots are overwritten, never appended to.
+    """The record of one forward pass. Slots are overwritten, never appended to.
 
-    `token_share[-1]` is the share of each token at the input; `token_share[i]` after block i; `image_share` that of the
-    whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A `brief` tape keeps of the
-    last block's shares only what the classifier reads. A `one_pass` tape refuses a second pass and
-    a pass with another number of images than `batch`; `entered` is the last block that ran.
+    `token_share[-1]` is the share of each token at the input, `token_share[i]` the share after block i. `image_share`
+    is the share of the whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A
+    `brief` tape stores only those shares of the last block that the classifier reads. A `one_pass` tape raises an error
+    for a second pass and for a number of images other than `batch`. `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -96,7 +96,7 @@ class Tape:
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
     one_pass: bool = False
-    batch: int = 0  # not looked at in a compiled model, which would be compiled for each number of images
+    batch: int = 0  # ignored in compiled models, which would recompile for each batch size
     entered: int = -1
     phase: Phase = Phase.OPEN
 
@@ -109,21 +109,21 @@ class Tape:
 
     @property
     def ran(self) -> bool:
-        """Whether the model ran, as far as anything was to be recorded of it."""
+        """Whether the model ran; False if nothing was to be recorded."""
         return self.entered >= 0 or self.final is not None
 
     @property
     def asks(self) -> bool:
-        """Whether anything is wanted of the pass."""
-        # By length: torch.compile up to 2.11 does not ask a tuple whether it is empty.
+        """Whether the pass has to be recorded or changed."""
+        # By length: torch.compile up to 2.11 cannot evaluate the truth value of a tuple.
         return len(self.actors) > 0 or len(self.plan.attention | self.plan.tokens) > 0 or self.plan.final
 
     def is_other(self, images: int | None) -> bool:
-        """Whether a pass cannot be the batch's by its number of images, where that is known."""
+        """Whether the number of images, if known, shows that a pass is not the batch."""
         return self.one_pass and images is not None and images != self.batch
 
     def takes(self, index: int, images: int | None, training: bool) -> bool:
-        """Whether the pass that enters a block is the batch's; in evaluation mode other images pass by."""
+        """Whether the pass that enters a block is the batch; other images may pass in evaluation mode."""
         other = self.is_other(images)
         self.phase = Phase.PASSING if other and not training else Phase.OPEN
         if self.phase is Phase.PASSING:
@@ -133,23 +133,23 @@ class Tape:
             return False
         if other:
             raise RuntimeError(
-                f"the model got {images} images, and the mixed batch has {self.batch}; run it on the whole mixed batch "
+                f"the model got {images} images, but the mixed batch has {self.batch}; run it on the whole mixed batch "
                 "at once, or mix smaller batches"
             )
         self.entered = index
         return True
 
     def refuse_second_pass(self, training: bool) -> None:
-        """Closes the tape before a pass in evaluation mode; one in training mode may be the mixed batch's, or not."""
+        """Closes the tape before a pass in evaluation mode. In training mode, the pass is ambiguous: an error."""
         if training:
             raise RuntimeError(
-                "the model ran twice between mixing a batch and its loss, and only one of the passes is of that batch; "
-                "take the loss before running other images, or run them before mixing"
+                "the model ran twice between mixing a batch and its loss, so the pass of the mixed batch is ambiguous; "
+                "run other images after the loss or before mixing"
             )
         self.close()
 
     def share_before(self, block: int, reader: Reader) -> Tensor:
-        """The token shares `(B, N)` that enter a block; the number of blocks asks for those that leave the last."""
+        """The token shares `(B, N)` at the input of a block; `block` = number of blocks means after the last."""
         last = block - 1
         while last >= 0 and last not in self.plan.carry:
             last -= 1
@@ -162,12 +162,12 @@ class Tape:
         return share
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A tape belongs to one batch; its tensors carry graphs, which cannot be copied.
+        # A tape belongs to one batch. Its tensors have autograd graphs, which cannot be copied.
         return Tape, (Plan(),)
 
 
 class Recorder:
-    """The hooks on one model for the union of some plans, and the tape they currently write to."""
+    """The hooks on one model for a plan, and the tape they currently write to."""
 
     def __init__(self, reader: Reader, plan: Plan) -> None:
         self.reader = reader
@@ -203,7 +203,7 @@ class Recorder:
         self.tape = None
 
     def active(self) -> Tape | None:
-        """The tape hooks should serve now: an open one, or a closed one whose blocks are run again in backward."""
+        """The tape that hooks use now: an open one, or a closed one whose blocks run again in the backward pass."""
         tape = self.tape
         if tape is None or not tape.closed:
             return tape
@@ -224,7 +224,7 @@ class Recorder:
 
 
 class BlockHooks:
-    """The hooks of one block. Methods rather than closures, so that a deep copy of the model is wired to itself."""
+    """The hooks of one block. They are methods, not closures, so that a deep copy of the model uses its own hooks."""
 
     def __init__(self, recorder: Recorder, block: BlockReader, index: int) -> None:
         self.recorder, self.block, self.index = recorder, block, index
@@ -241,7 +241,7 @@ class BlockHooks:
             if not tape.takes(self.index, _count(args), self.training):
                 return None
         if not (tape.actors or self.index in tape.plan.tokens):
-            return None  # nothing to do here: the tokens keep their memory layout
+            return None  # unchanged, to keep the memory layout of the tokens
         tokens = args[0].flatten(1, -2)
         if self.training:
             for actor in tape.actors:
@@ -269,7 +269,7 @@ class BlockHooks:
         extra = self._extra(tape)
         if not extra:
             return None
-        tokens = output[0] if isinstance(output, tuple) else output  # with attention weights, or alone
+        tokens = output[0] if isinstance(output, tuple) else output  # with or without attention weights
         tokens = tokens[:, : tokens.shape[1] - extra]
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
@@ -304,18 +304,18 @@ class BlockHooks:
 
 
 class AttentionTap:
-    """Attention statistics of chosen blocks for as long as a `with` block lasts.
+    """Records attention statistics of selected blocks inside a `with` block.
 
         with AttentionTap(model, class_row=[-1]) as tap:
             logits = model(images)
         tap.class_row(-1)  # (B, n)
 
-    Each forward pass overwrites what the previous one left; what was recorded stays readable after the block.
+    Each forward pass overwrites the previous one. The statistics stay readable after the block.
 
     Args:
-        class_row, column_mean: blocks whose statistic is wanted.
-        saliency: blocks whose class row is wanted or, where no class token is read, whose column mean.
-        attention: blocks whose whole softmaxed maps, or flow, are wanted, for analysis; computed when asked for.
+        class_row, column_mean: blocks whose statistic is recorded.
+        saliency: blocks whose class row is recorded, or the column mean if the classifier reads no class token.
+        attention: blocks whose attention matrix or flow is available, for analysis; computed on request.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class AttentionTap:
         attention: Iterable[int] = (),
     ) -> None:
         self.reader = read_model(model)
-        self.reader.need_attention("a map of attention")
+        self.reader.need_attention("an attention map")
         self._plan = Plan(
             class_row=frozenset(map(self.reader.resolve, class_row)),
             column_mean=frozenset(map(self.reader.resolve_patches, column_mean)),
@@ -357,19 +357,19 @@ class AttentionTap:
         return self._slot(self._tape.class_row, "class row", block)
 
     def column_mean(self, block: int) -> Tensor:
-        """How much each patch is looked at, `(B, n)`."""
+        """Mean attention `(B, n)` that each patch receives."""
         return recorded(self._tape.column_mean, "column mean", self.reader.resolve_patches(block))
 
     def saliency(self, block: int) -> Tensor:
-        """The block's saliency `(B, n)`: its class row or its column mean."""
+        """Saliency `(B, n)` of the patches: the class row or the column mean."""
         return self._slot(self._tape.saliency, "saliency", block)
 
     def attention(self, block: int) -> Tensor:
-        """Softmaxed attention `(B, H, N, N)`."""
+        """Attention `(B, H, N, N)` after softmax."""
         return self.flow(block).maps()
 
     def flow(self, block: int) -> Flow:
-        """The attention of a block as something that acts on one number per token, for roll-out."""
+        """The flow of a block, which acts on one number per token, for rollout."""
         return self._slot(self._tape.layers, "attention", block)
 
     def _slot(self, slots: dict[int, Any], what: str, block: int) -> Any:
@@ -377,15 +377,15 @@ class AttentionTap:
 
 
 def _count(args: tuple[Any, ...]) -> int | None:
-    """How many images enter a block; not in a compiled model, which would be compiled for each number of them."""
+    """Number of images that enter a block; None in a compiled model, which would recompile for each number."""
     return len(args[0]) if args and not torch.compiler.is_compiling() else None
 
 
 def recorded(slots: dict[int, Any], what: str, block: int) -> Any:
-    """A slot's value; an error where the forward pass did not write it."""
+    """The value of a slot. Raises an error if the forward pass did not write it."""
     if block not in slots:
         raise RuntimeError(
-            f"the {what} of block {block} was not recorded: it must be asked for when attaching, attaching must come "
-            "before torch.compile's first call, and the model must run on the mixed batch before this"
+            f"the {what} of block {block} was not recorded; request it when attaching, attach before the first call of "
+            "a compiled model, and run the model on the mixed batch first"
         )
     return slots[block]

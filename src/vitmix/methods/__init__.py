@@ -1,4 +1,4 @@
-"""One file per paper: its citation, its deviations from the paper, and a factory that returns a `Mixer`.
+"""One file per paper: citation, deviations from the paper, and a factory that returns a `Mixer`.
 
 `vitmix._registry.METHODS` has one line for each method.
 """

@@ -8,13 +8,13 @@ __all__ = ["Common", "CommonWithLoss"]
 
 
 class Common(TypedDict, total=False):
-    """Label smoothing (0 unless given; the papers use 0.1) and who is mixed with whom (the reversed batch)."""
+    """Label smoothing (default 0; the papers use 0.1) and pairing (default: the reversed batch)."""
 
     smoothing: float
     pairing: Pairing
 
 
 class CommonWithLoss(Common, total=False):
-    """The same for methods without a main loss of their own: cross-entropy, or that of the switch they stand in."""
+    """The same for methods without a fixed main loss: cross-entropy, or the loss of their switch."""
 
     loss: Literal["ce", "bce"] | None

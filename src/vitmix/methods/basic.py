@@ -20,11 +20,11 @@ def none(num_classes: int, **common: Unpack[CommonWithLoss]) -> Mixer:
 
 
 def mixup(num_classes: int, *, alpha: float = 0.8, per: Per = "batch", **common: Unpack[CommonWithLoss]) -> Mixer:
-    """MixUp: images and labels blended with a share from Beta(alpha, alpha).
+    """MixUp: blends images and labels with a share from Beta(alpha, alpha).
 
     Args:
-        alpha: of the Beta distribution; small values blend less.
-        per: "batch" draws once for the whole batch, "sample" for each image.
+        alpha: parameter of the Beta distribution; small values blend less.
+        per: "batch" draws once per batch, "sample" once per image.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, mask=ConstantMask(alpha, per), **common)
@@ -39,13 +39,13 @@ def cutmix(
     grid: Grid | None = None,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """CutMix: a box of the partner, labels by its area.
+    """CutMix: pastes a box of the partner; labels by area.
 
     Args:
-        alpha: of the Beta distribution that the area follows; 1 is uniform.
-        per: "batch" draws once for the whole batch, "sample" for each image.
+        alpha: parameter of the Beta distribution of the area; 1 is uniform.
+        per: "batch" draws once per batch, "sample" once per image.
         aligned: draws the box on the token grid instead of on pixels.
-        grid: rows and columns of that grid; the attached model's, unless given.
+        grid: rows and columns of that grid (default: the attached model's).
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, mask=BoxMask(alpha, per, aligned, grid), **common)

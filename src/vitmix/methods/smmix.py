@@ -1,7 +1,7 @@
 """SMMix: Self-Motivated Image Mixing for Vision Transformers (Chen et al., ICCV 2023).
 
-Deviations: window sides are clamped to [1, side - 1], since an empty region has no mean; the consistency target
-averages logits, as the released program does, where the paper says probabilities (`ConsistencyLoss(average=...)`).
+Deviations: window sides are clamped to [1, side - 1], because an empty region has no mean. The consistency target
+averages logits, as the released code does; the paper says probabilities (`ConsistencyLoss(average=...)`).
 """
 
 from typing import Literal, Unpack
@@ -26,15 +26,15 @@ def smmix(
     per: Per = "batch",
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """SMMix: the partner's most attended window over the least attended one, with region and consistency losses.
+    """SMMix: pastes the most attended window over the least attended one; adds region and consistency losses.
 
     Args:
-        source: where the window is cut from the partner: "max", "min" or "random".
-        destination: where it lands: "max", "min", "random" or "same".
-        low, high: range of the window's sides, as parts of the grid's.
-        sizes: "paper" draws the side from the range, "discrete" one of its integer heights.
+        source: which window of the partner is cut out: "max", "min" or "random".
+        destination: where it is pasted: "max", "min", "random" or "same".
+        low, high: range of the window's sides, as fractions of the grid's sides.
+        sizes: "paper" draws the side from the range, "discrete" draws one of its integer heights.
         blocks: whose attention scores are averaged, numbers or "all".
-        per: "batch" draws once for the whole batch, "sample" for each image.
+        per: "batch" draws once per batch, "sample" once per image.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     mask = SalientMask(source, destination, low, high, sizes, blocks, per)

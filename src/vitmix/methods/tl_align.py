@@ -1,8 +1,8 @@
 """TL-Align: Token-Label Alignment for Vision Transformers (Xiao et al., ICCV 2023).
 
 Deviation: boxes are drawn on pixels, as the paper describes CutMix; `aligned=True` draws them on the token grid, as the
-released program does. One number per token is carried instead of a row of K classes; the two are equal because
-attention rows sum to one.
+released code does. Each token carries one number instead of a row of K classes, which is equivalent because attention
+rows sum to one.
 """
 
 from typing import Literal, Unpack
@@ -25,14 +25,14 @@ def tl_align(
     normalize: bool = True,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TL-Align: a CutMix box, labels carried through every block by its attention.
+    """TL-Align: pastes a CutMix box; the attention of every block carries the labels.
 
     Args:
-        alpha: of the Beta distribution that the box's area follows.
-        per: "batch" draws once for the whole batch, "sample" for each image.
-        aligned: draws the box on the token grid, as the released program does, instead of on pixels.
-        blocks: limits the alignment to these blocks; the others pass shares on unchanged.
-        normalize: averages carried shares with those of the residual connection.
+        alpha: parameter of the Beta distribution of the box's area.
+        per: "batch" draws once per batch, "sample" once per image.
+        aligned: draws the box on the token grid, as the released code does, instead of on pixels.
+        blocks: aligns at these blocks only; the others do not change shares.
+        normalize: averages the shares that attention carries with those of the residual connection.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, mask=BoxMask(alpha, per, aligned), share=AlignedShare(blocks, normalize), **common)

@@ -1,8 +1,8 @@
 """TokenMix: Rethinking Image Mixing for Data Augmentation in Vision Transformers (Liu et al., ECCV 2022).
 
-Deviations: blocks may be as small as one token and nothing is added to the wanted count, which keeps the share honest
-and the blocks apart (`preset` has the paper's and the released settings). Labels are by area unless
-`label="activation"`, which needs a teacher's maps with every batch; targets below zero are then set to zero.
+Deviations: blocks have at least one token and nothing is added to the count, which keeps the share exact and the blocks
+separate (`preset` has the paper's and the released settings). Labels are by area unless `label="activation"`, which
+needs a teacher's maps with every batch; negative targets are then set to zero.
 """
 
 from typing import Literal, Unpack
@@ -28,15 +28,15 @@ def tokenmix(
     loss: Literal["ce", "bce"] = "bce",
     **common: Unpack[Common],
 ) -> Mixer:
-    """TokenMix: several blocks of the partner's tokens, labels by area or by what a teacher's maps show of each.
+    """TokenMix: pastes several blocks of the partner's tokens; labels by area or by a teacher's activation maps.
 
     Args:
-        share: part of the tokens that comes from the partner.
+        share: fraction of the tokens to take from the partner.
         alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
         preset: how blocks are drawn: "separate", "paper" or "released", see `BlockMask`.
-        label: "area", or "activation" for a teacher's maps, which come with every batch.
-        per: "batch" draws once for the whole batch, "sample" for each image.
-        grid: rows and columns of tokens; the attached model's, unless given.
+        label: "area", or "activation" for a teacher's maps, given with every batch.
+        per: "batch" draws once per batch, "sample" once per image.
+        grid: rows and columns of tokens (default: the attached model's).
         loss: the main loss, "bce" or "ce".
         common: `smoothing` and `pairing` of `Mixer`.
     """

@@ -1,7 +1,7 @@
 """TokenMixup: Efficient Attention-guided Token-level Data Augmentation for Transformers (Choi et al., NeurIPS 2022).
 
-Deviations of the released program that are not ours: it compares every easy sample with the first one's saliency,
-reorders the batch, and with a class token picks vertical tokens one place too early.
+Errors of the released code that are corrected here: it compares every easy sample with the saliency of the first one,
+reorders the batch, and with a class token picks vertical tokens one position too early.
 """
 
 from typing import Literal, Unpack
@@ -26,16 +26,16 @@ def htm(
     rollout: int = 0,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """Horizontal TokenMixup alone: inside one block, easy samples take a partner's more salient tokens.
+    """Horizontal TokenMixup alone: inside one block, easy samples take more salient tokens from a partner.
 
     Args:
-        block: at whose input tokens are exchanged.
+        block: the block at whose input tokens are exchanged.
         tau: a sample is easy if its difficulty (a tenth of the score net's cross-entropy) is at most this.
         rho: how much more salient the partner's token must be.
-        score_weight: weight of the score net's loss; `stop_gradient` keeps it from reaching the tokens.
+        score_weight: weight of the score net's loss; `stop_gradient` keeps its gradient from the tokens.
         choose: "salient" is the method, "random_samples" and "random_tokens" are the paper's baselines.
-        score_at: "block", or "last" to judge difficulty by the last block of an extra, unmixed pass.
-        rollout: how many earlier blocks the saliency is rolled out through.
+        score_at: "block", or "last" to measure difficulty after the last block of an extra, unmixed pass.
+        rollout: number of earlier blocks through which saliency is rolled out.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     part = HTM(block, tau, rho, score_weight, stop_gradient, choose, score_at, rollout)
@@ -54,10 +54,10 @@ def vtm(
     """Vertical TokenMixup alone: one block also attends to the most salient tokens of every earlier block.
 
     Args:
-        block: whose keys and values are added to.
-        tokens: how many are taken from each earlier block (the paper's kappa).
-        choose: "salient" is the method; "random" takes tokens at random.
-        rollout: how many earlier blocks each saliency is rolled out through.
+        block: the block whose keys and values grow.
+        tokens: number of tokens from each earlier block (the paper's kappa).
+        choose: "salient" is the method; "random" takes random tokens.
+        rollout: number of earlier blocks through which each saliency is rolled out.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, inner=(VTM(block, tokens, choose, rollout),), **common)

@@ -1,6 +1,6 @@
 """TransMix: Attend to Mix for Vision Transformers (Chen et al., CVPR 2022).
 
-Deviation: on models whose classifier reads no class token, the column mean takes the place of the class row.
+Deviation: if the classifier reads no class token, the column mean replaces the class row.
 """
 
 from typing import Unpack
@@ -22,12 +22,12 @@ def transmix(
     block: int = -1,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TransMix: a CutMix box, labels half by its area and half by the class token's attention to it.
+    """TransMix: pastes a CutMix box; labels half by area, half by the class token's attention to the box.
 
     Args:
-        alpha: of the Beta distribution that the box's area follows.
-        per: "batch" draws once for the whole batch, "sample" for each image.
-        blend: weight of the attention in the label; the rest is the area's.
+        alpha: parameter of the Beta distribution of the box's area.
+        per: "batch" draws once per batch, "sample" once per image.
+        blend: weight of attention in the label; the rest is area.
         block: whose attention is read.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """

@@ -1,6 +1,6 @@
-"""CCT, CVT and ViT-Lite, the compact transformers of Hassani et al. (2021, arXiv:2104.05704), in timm's shape.
+"""CCT, CVT and ViT-Lite, the compact transformers of Hassani et al. (2021, arXiv:2104.05704), with timm's interface.
 
-The three differ in two choices only:
+They differ in two choices:
 
 | model    | tokenizer                                     | what the classifier reads  |
 |----------|-----------------------------------------------|----------------------------|
@@ -8,10 +8,10 @@ The three differ in two choices only:
 | CVT      | patches                                       | sequence pooling           |
 | ViT-Lite | patches                                       | class token                |
 
-Names read kind, depth, tokenizer, image side: `cct_7_3x1_32` is depth 7, one 3x3 convolution, 32 pixels. As with the
-authors, `_sine` after that means fixed positions, and `_c100` (CIFAR-100) or `_fl` (Flowers-102) says which data the
-default classes and normalization are for; without it that is CIFAR-10 at 32 pixels, Flowers-102 for `cct_7_7x2_224`
-and ImageNet for the others.
+Names consist of kind, depth, tokenizer and image side: `cct_7_3x1_32` has depth 7, one 3x3 convolution and 32 pixels.
+As in the authors' code, `_sine` means fixed positions, and `_c100` (CIFAR-100) or `_fl` (Flowers-102) sets the default
+classes and normalization. Without a suffix these are for CIFAR-10 at 32 pixels, for Flowers-102 with `cct_7_7x2_224`,
+and for ImageNet otherwise.
 """
 
 import math
@@ -35,20 +35,20 @@ __all__ = ["CompactBlock", "CompactTransformer", "ConvTokenizer", "checkpoint_fi
 
 
 def sine_positions(length: int, dim: int) -> Tensor:
-    """Returns the fixed (1, length, dim) table: sines in even channels, cosines in odd, the slower the later."""
+    """Returns the fixed (1, length, dim) table: sines in even channels, cosines in odd ones, with falling frequency."""
     channel = torch.arange(dim, dtype=torch.float64)
     angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (2 * (channel // 2) / dim)
-    angle = angle.float()  # released checkpoints hold a table rounded at this point
+    angle = angle.float()  # the table in released checkpoints is rounded here
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos())[None]
 
 
 class ConvTokenizer(nn.Module):
-    """Turns (B, C, H, W) images into (B, N, D) tokens by `n_conv` stages of convolution, ReLU and max-pooling.
+    """Converts (B, C, H, W) images to (B, N, D) tokens by `n_conv` stages of convolution, ReLU and max-pooling.
 
-    Has the geometry attributes of timm's `PatchEmbed`, so code that reads a model's grid works for both.
+    It has the geometry attributes of timm's `PatchEmbed`, so code that reads a model's grid works for both.
     """
 
-    inner_width = 64  # of all stages but the last, whatever the model's width
+    inner_width = 64  # of all stages except the last, independent of the model's width
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ConvTokenizer(nn.Module):
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """Returns the (rows, columns) of tokens that an image of this (height, width) gives."""
+        """Returns the (rows, columns) of tokens for an image of this (height, width)."""
         rows, columns = img_size
         for size, stride, padding in self._windows:
             rows = (rows + 2 * padding - size) // stride + 1
@@ -86,20 +86,20 @@ class ConvTokenizer(nn.Module):
         return rows, columns
 
     def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
-        """Returns the pixels between neighboring tokens, of both axes if not `as_scalar`."""
+        """Returns the pixels between neighboring tokens, for both axes if not `as_scalar`."""
         ratio = math.prod(stride for _, stride, _ in self._windows)
         return ratio if as_scalar else (ratio, ratio)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Channels last is how tokens lie in memory: no transposition, and a pooling gradient that is read in order.
+        # Tokens are channels-last: no transposition, and the pooling gradient is read in order.
         x = x.contiguous(memory_format=torch.channels_last)
         for conv in self.convs:
-            x = self.act(self.pool(conv(x)))  # ReLU and maximum commute; after pooling there is a quarter left
+            x = self.act(self.pool(conv(x)))  # ReLU and maximum commute; after pooling, a quarter is left
         return x.flatten(2).transpose(1, 2)
 
 
 class CompactBlock(nn.Module):
-    """Encoder layer; the second norm replaces the residual stream instead of feeding a branch beside it."""
+    """Encoder layer; the second norm replaces the residual stream instead of feeding a branch."""
 
     def __init__(
         self,
@@ -129,15 +129,15 @@ class CompactBlock(nn.Module):
 class CompactTransformer(nn.Module):
     """A compact transformer: tokenizer, positions, blocks, final norm, pooling, linear head.
 
-    There is no `no_weight_decay`: the authors decay positions, which start large, and the class token like weights.
+    There is no `no_weight_decay`: like the authors, it decays positions, which start large, and the class token.
 
     Args:
-        embed_layer: Makes the tokenizer from img_size, in_chans and embed_dim: `ConvTokenizer` or timm's `PatchEmbed`.
-        class_token: Read the classifier's input from a class token; otherwise pool the sequence.
-        global_pool: None gives 'token' or 'seqpool', whichever fits `class_token`; '' leaves the tokens unpooled.
+        embed_layer: Creates the tokenizer from img_size, in_chans, embed_dim: `ConvTokenizer` or timm's `PatchEmbed`.
+        class_token: Whether the classifier reads a class token; otherwise it pools the sequence.
+        global_pool: None means 'token' or 'seqpool', depending on `class_token`; '' leaves the tokens unpooled.
         positional_embedding: 'learnable', 'sine' (fixed) or 'none'. A class token has a position too.
-        drop_rate: Dropout before the head. `proj_drop_rate` acts after each projection and in the MLP,
-            `attn_drop_rate` on attention, `drop_path_rate` is the last block's (0 in the first, linear between).
+        drop_rate: Dropout before the head. `proj_drop_rate` acts after each projection and in the MLP, `attn_drop_rate`
+            on attention. `drop_path_rate` is that of the last block (0 in the first, linear between).
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CompactTransformer(nn.Module):
         self.positional_embedding = positional_embedding
         self.grad_checkpointing = False
 
-        # Any: timm types PatchEmbed's geometry as optional, and a third tokenizer only has to look like these two
+        # Any: timm types PatchEmbed's geometry as optional, and another tokenizer needs only the same attributes
         self.patch_embed: Any = embed_layer(img_size=self.img_size, in_chans=in_chans, embed_dim=embed_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         length = self.patch_embed.num_patches + self.num_prefix_tokens
@@ -196,7 +196,7 @@ class CompactTransformer(nn.Module):
         self.apply(_init_weights)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Returns the patterns by which timm groups parameters into layers."""
+        """Returns the patterns with which timm groups parameters into layers."""
         stem = r"^(?:cls_token|pos_embed|patch_embed)"  # timm reads a captured group as a layer number
         return dict(stem=stem, blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
@@ -209,13 +209,13 @@ class CompactTransformer(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Puts in a freshly initialized head (none for 0 classes); a given `global_pool` changes the pooling too."""
+        """Replaces the head by a newly initialized one (none for 0 classes) and, if given, `global_pool`."""
         weight = next(self.patch_embed.parameters())
         self.num_classes = num_classes
         if global_pool is not None:
             native = "token" if self.has_class_token else "seqpool"
             if global_pool not in (native, ""):
-                raise ValueError(f"global_pool must be {native!r} or '' (tokens as they are), got {global_pool!r}")
+                raise ValueError(f"global_pool must be {native!r} or '' (no pooling), got {global_pool!r}")
             if global_pool == "":
                 self.attention_pool = None
             elif native == "seqpool" and self.attention_pool is None:
@@ -229,7 +229,7 @@ class CompactTransformer(nn.Module):
         if tuple(x.shape[-2:]) != self.img_size:
             raise ValueError(
                 f"expected images of size {self.img_size}, got {tuple(x.shape[-2:])}; "
-                f"resize them or build the model with img_size={tuple(x.shape[-2:])}"
+                f"resize them or create the model with img_size={tuple(x.shape[-2:])}"
             )
         x = self.patch_embed(x)
         if self.cls_token is not None:
@@ -253,15 +253,15 @@ class CompactTransformer(nn.Module):
         intermediates_only: bool = False,
         output_dict: bool = False,
     ) -> Any:
-        """Returns the final features with the outputs of chosen blocks, as timm's VisionTransformer does.
+        """Returns the final features and the outputs of selected blocks, as timm's VisionTransformer does.
 
         Args:
             indices: The last n blocks (int), these blocks (list), or all (None).
-            return_prefix_tokens: Give (patch tokens, class token) pairs where there is a class token.
+            return_prefix_tokens: Return (patch tokens, class token) pairs if there is a class token.
             norm: Apply the final norm to the intermediates.
-            stop_early: Skip the blocks after the last chosen one; the final features are then that block's.
+            stop_early: Skip the blocks after the last selected one; the final features are then that block's.
             output_fmt: 'NCHW' or 'NLC'.
-            intermediates_only: Return the list alone instead of (features, list).
+            intermediates_only: Return only the list instead of (features, list).
             output_dict: Return a dict with image_features, image_intermediates and image_intermediates_prefix.
         """
         if output_fmt not in ("NCHW", "NLC"):
@@ -297,7 +297,7 @@ class CompactTransformer(nn.Module):
         return_prefix_tokens: bool = False,
         norm: bool = False,
     ) -> list[Any]:
-        """Returns the outputs of the last n (or the listed) blocks, DINO's name for `forward_intermediates`."""
+        """Returns the outputs of the last n (or the listed) blocks; DINO's name for `forward_intermediates`."""
         return self.forward_intermediates(
             x,
             n if isinstance(n, int) else list(n),
@@ -308,19 +308,19 @@ class CompactTransformer(nn.Module):
         )
 
     def sequence_pool_weights(self, tokens: Tensor) -> Tensor:
-        """Returns the (B, N) weights, rows summing to one, that sequence pooling gives to `forward_features` tokens."""
+        """Returns the (B, N) weights of sequence pooling for `forward_features` tokens; rows sum to one."""
         if self.attention_pool is None:
-            raise ValueError(f"only models with global_pool='seqpool' weigh their tokens, got {self.global_pool!r}")
+            raise ValueError(f"pooling weights need global_pool='seqpool', got {self.global_pool!r}")
         return self.attention_pool(tokens).squeeze(-1).softmax(dim=1)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Returns the (B, D) vector the head reads; with global_pool='' the tokens unchanged."""
+        """Returns the (B, D) vector that the head reads; with global_pool='', the unchanged tokens."""
         if self.global_pool == "seqpool":
             return (self.sequence_pool_weights(x).unsqueeze(1) @ x).squeeze(1)
         return x[:, 0] if self.global_pool == "token" else x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Returns logits, or with `pre_logits` the vector they are computed from."""
+        """Returns logits or, with `pre_logits`, the vector they are computed from."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
@@ -336,10 +336,10 @@ def _init_weights(module: nn.Module) -> None:
     elif isinstance(module, nn.LayerNorm):
         module.reset_parameters()
     elif isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight)  # a patch embedding's bias keeps torch's default
+        nn.init.kaiming_normal_(module.weight)  # the bias of a patch embedding keeps torch's default
 
 
-# Applied in this order, to the authors' keys only: their norm1 is our norm2, and their pre_norm our norm1.
+# Applied in this order, to the authors' keys only: their norm1 is our norm2, their pre_norm our norm1.
 _RENAMES = (
     ("classifier.class_emb", "cls_token"),
     ("classifier.positional_emb", "pos_embed"),
@@ -356,8 +356,8 @@ _RENAMES = (
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: CompactTransformer) -> dict[str, Tensor]:
     """Returns a state dict that fits `model`, from our names or those of the authors of CCT and TokenMixup.
 
-    Separate query, key and value weights are stacked, TokenMixup's score nets (`small_h_*`) are left out,
-    learned positions of another square grid are resampled, fixed ones replaced by the model's own.
+    Separate query, key and value weights are stacked. TokenMixup's score nets (`small_h_*`) are dropped. Learned
+    positions of another square grid are resampled; fixed positions are replaced by the model's.
     """
     tokenizer = r"patch_embed.convs.\1." if isinstance(model.patch_embed, ConvTokenizer) else "patch_embed.proj."
     weights: dict[str, Tensor] = {}
@@ -418,11 +418,11 @@ _names = (
 
 
 def _read_name(name: str) -> tuple[str, str, str, int, bool, str]:
-    """Returns the kind, depth, tokenizer, image side, whether positions are sines, and the data a name speaks of."""
+    """Returns kind, depth, tokenizer, image side, whether positions are sines, and the data set in a name."""
     parts = re.fullmatch(r"(cct|cvt|vit_lite)_(\d+)_(\d+(?:x\d)?)_(\d+)(_sine)?(?:_(c100|fl))?", name)
     assert parts is not None, name
     kind, depth, tokenizer, side, sine, data = parts.groups()
-    if data is None:  # of the 224 pixel models, the authors publish CCT-7 for Flowers only
+    if data is None:  # among the 224-pixel models, the authors publish CCT-7 for Flowers only
         data = "c10" if side == "32" else "fl" if depth == "7" else "in"
     return kind, depth, tokenizer, int(side), sine is not None, data
 
@@ -435,7 +435,7 @@ def _cfg(name: str) -> dict[str, Any]:
 
 
 def _entry_point(name: str) -> Callable[..., CompactTransformer]:
-    """Returns the function that timm calls for a model, whose settings its name spells out."""
+    """Returns the function that timm calls for a model; its name contains the settings."""
     kind, depth, tokenizer, _, sine, _ = _read_name(name)
     settings: dict[str, Any] = dict(embed_layer=_tokenizers[tokenizer], class_token=kind == "vit_lite")
     settings.update(_sizes[depth], positional_embedding="sine" if sine else "learnable")

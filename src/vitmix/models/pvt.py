@@ -1,7 +1,7 @@
-"""PVT v1, the Pyramid Vision Transformer of Wang et al. (2021, arXiv:2102.12122), in timm's shape.
+"""PVT v1, the Pyramid Vision Transformer of Wang et al. (2021, arXiv:2102.12122), with timm's interface.
 
-Four stages, each with patches, positions and blocks of its own; keys and values come from a grid that a strided
-convolution has made coarser (spatial reduction). A class token joins in the last stage, and the classifier reads it.
+It has four stages with separate patches, positions and blocks. Keys and values come from a grid that a strided
+convolution makes coarser (spatial reduction). A class token joins in the last stage, and the classifier reads it.
 """
 
 import math
@@ -24,15 +24,15 @@ from torch.nn import functional as F
 
 __all__ = ["PvtAttention", "PvtBlock", "PvtStage", "PyramidVisionTransformer", "checkpoint_filter_fn"]
 
-# Positions are fitted to other grids as the authors do, in the forward pass and on loading alike
+# Positions are resampled as in the authors' code, in the forward pass and on loading
 _resample: Callable[..., Tensor] = partial(resample_abs_pos_embed, interpolation="bilinear", antialias=False)
 _layer_norm = partial(nn.LayerNorm, eps=1e-6)
 
 
 class PvtAttention(nn.Module):
-    """Attention of every token over the tokens of a grid that is `sr_ratio` times coarser.
+    """Attention of every token to the tokens of a grid that is `sr_ratio` times coarser.
 
-    `sr` and `norm`, which make that grid, are None where `sr_ratio` is 1; only there may prefix tokens be present.
+    `sr` and `norm` create that grid. They are None if `sr_ratio` is 1; only then prefix tokens are allowed.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PvtBlock(nn.Module):
 
 
 class PvtStage(nn.Module):
-    """One level of the pyramid: from a (B, C, H, W) map to the tokens of a coarser grid, prefix tokens in front."""
+    """One level of the pyramid: from a (B, C, H, W) map to the tokens of a coarser grid, prefix tokens first."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class PvtStage(nn.Module):
         self.blocks = nn.ModuleList(block(dim, drop_path=rate) for rate in drop_path)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> tuple[Tensor, tuple[int, int]]:
-        """Returns the (B, N, D) tokens with the (rows, columns) of their grid."""
+        """Returns the (B, N, D) tokens and the (rows, columns) of their grid."""
         feat_size = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         x = self.patch_embed(x)
         if prefix is not None:
@@ -148,15 +148,15 @@ class PvtStage(nn.Module):
 class PyramidVisionTransformer(nn.Module):
     """PVT v1: four stages, final norm, linear head on the class token.
 
-    Images of another size than `img_size` are taken too, with positions interpolated; their sides must be multiples of
+    Other image sizes than `img_size` work too, with interpolated positions. Their sides must be multiples of
     `size_multiple`, so that no patch and no cell of a reduced grid is cut off.
 
     Args:
-        global_pool: 'token' (class token), 'avg' (mean of the patch tokens) or '' (tokens as they are).
-        depths, embed_dims, num_heads, mlp_ratios, sr_ratios: One value per stage. The last `sr_ratios` must be 1, as a
-            class token has no place in a grid.
+        global_pool: 'token' (class token), 'avg' (mean of the patch tokens) or '' (no pooling).
+        depths, embed_dims, num_heads, mlp_ratios, sr_ratios: One value per stage. The last `sr_ratios` must be 1,
+            because a class token has no position in a grid.
         drop_rate: Dropout before the head. `pos_drop_rate` acts after each stage's positions, `proj_drop_rate` after
-            each projection and in the MLP, `attn_drop_rate` on attention, `drop_path_rate` is the last block's
+            each projection and in the MLP, `attn_drop_rate` on attention. `drop_path_rate` is that of the last block
             (0 in the first, linear over the blocks of all stages).
     """
 
@@ -182,7 +182,7 @@ class PyramidVisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if sr_ratios[-1] != 1:
-            raise ValueError(f"the last stage holds a class token, so the last sr_ratios must be 1, got {sr_ratios}")
+            raise ValueError(f"the last stage has a class token, so the last sr_ratios must be 1, got {sr_ratios}")
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.has_class_token = True
@@ -196,7 +196,7 @@ class PyramidVisionTransformer(nn.Module):
         total = sum(depths)
         linear = [drop_path_rate * index / max(total - 1, 1) for index in range(total)]
         rates = [linear[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
-        self.stages: Any = nn.ModuleList()  # Any: to a type checker its items are plain modules
+        self.stages: Any = nn.ModuleList()  # Any: a type checker sees plain modules
         self.feature_info: list[dict[str, Any]] = []
         for i, dim in enumerate(embed_dims):
             before = reductions[i] // patch_sizes[i]
@@ -221,11 +221,11 @@ class PyramidVisionTransformer(nn.Module):
         self.apply(_init_weights)
 
     def no_weight_decay(self) -> set[str]:
-        """Returns the names of parameters that an optimizer should not decay; the authors do decay positions."""
+        """Returns the names of parameters without weight decay; like the authors, it decays positions."""
         return {"cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Returns the patterns by which timm groups parameters into layers: blocks, or with `coarse` stages."""
+        """Returns the patterns with which timm groups parameters into layers: blocks or, with `coarse`, stages."""
         stem = r"^stages\.0\.(?:patch_embed|pos_embed)"  # timm reads a captured group as a layer number
         last = len(self.stages) - 1
         if coarse:
@@ -248,10 +248,10 @@ class PyramidVisionTransformer(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Puts in a freshly initialized head (none for 0 classes); a given `global_pool` changes the pooling too."""
+        """Replaces the head by a newly initialized one (none for 0 classes) and, if given, `global_pool`."""
         if global_pool is not None:
             if global_pool not in ("token", "avg", ""):
-                raise ValueError(f"global_pool must be 'token', 'avg' or '' (tokens as they are), got {global_pool!r}")
+                raise ValueError(f"global_pool must be 'token', 'avg' or '' (no pooling), got {global_pool!r}")
             self.global_pool = global_pool
         self.num_classes = num_classes
         head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
@@ -264,7 +264,7 @@ class PyramidVisionTransformer(nn.Module):
             )
 
     def _run_stage(self, stage: PvtStage, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a stage's tokens (prefix included), and its (B, D, rows, columns) map, which the next stage takes."""
+        """Returns a stage's tokens (with prefix) and its (B, D, rows, columns) map, the input of the next stage."""
         tokens, feat_size = stage(x, self.cls_token if stage.num_prefix_tokens else None)
         patches = tokens[:, stage.num_prefix_tokens :]
         return tokens, patches.transpose(1, 2).reshape(len(x), -1, *feat_size)
@@ -286,14 +286,14 @@ class PyramidVisionTransformer(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Returns the final features with the maps of chosen stages (without class token), as timm's PVT v2 does.
+        """Returns the final features and the maps of selected stages (without class token), as timm's PVT v2 does.
 
         Args:
             indices: The last n stages (int), these stages (list), or all (None).
-            norm: Apply the final norm to the last stage's map; it fits no other.
-            stop_early: Skip the stages after the last chosen one; the final features are then that stage's tokens.
-            output_fmt: 'NCHW', as grids differ between stages.
-            intermediates_only: Return the list alone instead of (features, list).
+            norm: Apply the final norm to the last stage's map, the only one of its width.
+            stop_early: Skip the stages after the last selected one; the final features are then that stage's tokens.
+            output_fmt: 'NCHW', because grids differ between stages.
+            intermediates_only: Return only the list instead of (features, list).
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
@@ -307,7 +307,7 @@ class PyramidVisionTransformer(nn.Module):
             if i in take:
                 maps.append(x.contiguous())
         prefix = stages[-1].num_prefix_tokens
-        if prefix:  # the last stage of all, whose width the final norm has
+        if prefix:  # the last stage, which has the width of the final norm
             tokens = self.norm(tokens)
             if norm and len(stages) - 1 in take:
                 maps[-1] = tokens[:, prefix:].transpose(1, 2).reshape(x.shape).contiguous()
@@ -316,7 +316,7 @@ class PyramidVisionTransformer(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops what the maps of these stages do not need, and returns the stages counted from the first."""
+        """Drops modules that these stages do not need, and returns the indices of the stages."""
         take, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if not self.stages[-1].num_prefix_tokens:
@@ -328,13 +328,13 @@ class PyramidVisionTransformer(nn.Module):
         return take
 
     def pool(self, x: Tensor) -> Tensor:
-        """Returns the (B, D) vector the head reads; with global_pool='' the tokens unchanged."""
+        """Returns the (B, D) vector that the head reads; with global_pool='', the unchanged tokens."""
         if self.global_pool == "avg":
             return x[:, self.num_prefix_tokens :].mean(dim=1)
         return x[:, 0] if self.global_pool == "token" else x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Returns logits, or with `pre_logits` the vector they are computed from."""
+        """Returns logits or, with `pre_logits`, the vector they are computed from."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
@@ -350,7 +350,7 @@ def _init_weights(module: nn.Module) -> None:
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: PyramidVisionTransformer) -> dict[str, Tensor]:
-    """Returns a state dict that fits `model`, from our names or the authors', resampling positions of square grids."""
+    """Returns a state dict that fits `model`, from our names or the authors', with resampled positions."""
     for wrapper in ("model", "state_dict"):
         state_dict = state_dict.get(wrapper, state_dict)
     weights: dict[str, Tensor] = {}

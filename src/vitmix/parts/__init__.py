@@ -1,4 +1,4 @@
-"""The parts that methods are made of, and the classes that your own parts derive from."""
+"""The parts of methods, and the base classes for your own parts."""
 
 from vitmix.parts.base import (
     Actor,

@@ -1,8 +1,8 @@
 """HTM's partners: the one-to-one assignment of easy samples to samples of the batch with the largest total gain.
 
-On a GPU the whole of it is a kernel, which reads who is easy by itself: nothing waits for the host. It is exact for any
-number of easy samples; its time grows with the square of that number where many want the same partner. Elsewhere, in
-float64, and for batches above `LARGEST_BATCH`, SciPy solves it on the host.
+On a GPU, one kernel does everything and determines the easy samples itself, so nothing waits for the host. It is exact
+for any number of easy samples; its time grows with the square of that number if many want the same partner. On other
+devices, in float64, and for batches above `LARGEST_BATCH`, SciPy solves it on the host.
 """
 
 import torch
@@ -13,7 +13,7 @@ from vitmix.parts.pairing import best_assignment
 
 __all__ = ["LARGEST_BATCH", "assign_on_host", "assign_partners", "saliency_gain"]
 
-LARGEST_BATCH = 4096  # the kernel keeps a number for every sample in registers
+LARGEST_BATCH = 4096  # the kernel keeps one number per sample in registers
 
 
 def saliency_gain(easy: Tensor, candidates: Tensor, rho: float) -> Tensor:
@@ -24,9 +24,9 @@ def saliency_gain(easy: Tensor, candidates: Tensor, rho: float) -> Tensor:
 
 @torch.library.custom_op("vitmix::assign_partners", mutates_args=())
 def assign_partners(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
-    """Partner `(B,)` of every sample: the assignment with the largest total gain for easy ones, themselves for others.
+    """Partner `(B,)` of every sample: by the assignment with the largest total gain if easy, otherwise itself.
 
-    An operator of its own, which `torch.compile` does not look into: SciPy works on the host.
+    This is a custom operator, so `torch.compile` does not trace it: SciPy runs on the host.
     """
     if HAS_TRITON and saliency.is_cuda and saliency.dtype == torch.float32 and 0 < len(saliency) <= LARGEST_BATCH:
         from vitmix.attention._kernels import assignment
@@ -42,11 +42,11 @@ def _(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
 
 
 def assign_on_host(saliency: Tensor, easy: Tensor, rho: float) -> Tensor:
-    """What `assign_partners` returns, solved by SciPy: the reference, and the way where there is no kernel."""
+    """`assign_partners` with SciPy: the reference, and the fallback without a kernel."""
     partner = torch.arange(len(easy), device=saliency.device)
     rows = easy.nonzero().squeeze(1)
     if len(rows):
         gain = saliency_gain(saliency[rows], saliency, rho)
-        # As in the kernel: a sample that is not finite must reach the loss, where it is told.
+        # As in the kernel: NaN and Inf must reach the loss, where they are reported.
         partner[rows] = best_assignment(torch.where(gain < 1e30, gain, 0))
     return partner

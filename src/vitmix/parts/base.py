@@ -1,8 +1,9 @@
-"""What every part of a method answers, so that mixer, mixing and laboratory never ask for its class.
+"""The interface of the parts of a method. Because of it, no other code checks the class of a part.
 
-A part is a frozen dataclass with a `name`. It says what it needs, draws its random numbers, computes its contribution,
-names what it cannot be combined with, and can be shown. Your own part derives from `Mask`, `Share`, `ExtraLoss` or
-`HiddenMixing` and overrides what differs from the defaults here; `vitmix.register` puts it into texts and listings.
+A part is a frozen dataclass with a `name`. It declares what it needs, draws its random numbers, computes its
+contribution, names the parts it cannot be combined with, and can be shown in figures. To write your own, derive from
+`Mask`, `Share`, `ExtraLoss` or `HiddenMixing` and override what differs from the defaults; `vitmix.register` makes it
+available in texts and listings.
 """
 
 from collections.abc import Mapping
@@ -45,16 +46,18 @@ Blocks = tuple[int, ...] | Literal["all"]  # as a setting
 
 @dataclass(frozen=True)
 class Needs:
-    """What a part needs besides mixed images and labels. What it needs of each block is its `plan`.
+    """What a part needs besides mixed images and labels. Its `plan` says what it needs from each block.
+
+    The guide is the model that runs on the unmixed images before mixing.
 
     Attributes:
         model: a model whose tokens or attention can be read.
         maps: an activation map of each image's label, given with the batch.
-        guide_blocks: blocks of the guide whose attention to the unmixed images is wanted, averaged; None for none.
+        guide_blocks: blocks of the guide whose attention on the unmixed images is averaged; None for no attention.
         guide_logits: the guide's logits of the unmixed images.
         guide_gradient: the gradient of the guide's loss with respect to the unmixed images.
-        preview: the final tokens of a pass without hidden mixing, ahead of the pass with it.
-        one_label: label rows that sum to one; its formula has no meaning for images with several labels.
+        preview: the final tokens of a pass without hidden mixing, before the pass with it.
+        one_label: label rows that sum to one, because the formula is undefined for several labels per image.
     """
 
     model: bool = False
@@ -69,25 +72,25 @@ class Needs:
         asked = [each.guide_blocks for each in (self, other) if each.guide_blocks is not None]
         if len(set(asked)) > 1:
             raise ValueError(
-                f"two parts ask the guide for the attention of different blocks, {asked[0]} and {asked[1]}; "
+                f"two parts need the guide's attention in different blocks, {asked[0]} and {asked[1]}; "
                 "give both the same blocks"
             )
         return Needs(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
 
     @property
     def guide(self) -> bool:
-        """Whether a pass over the unmixed images is needed."""
+        """Whether a pass on the unmixed images is needed."""
         return self.guide_blocks is not None or self.guide_logits or self.guide_gradient
 
 
 @dataclass(frozen=True)
 class Guidance:
-    """What the guide pass found on the unmixed images, as far as a part asked for it.
+    """Results of the guide pass on the unmixed images, if a part needs them.
 
     Attributes:
         scores: `(B, rows, columns)` attention that each final token receives.
         logits: `(B, K)`.
-        gradient: `(B, H, W)` root mean square over the channels of the loss's gradient at each pixel.
+        gradient: `(B, H, W)` gradient of the loss at each pixel, as the root mean square over channels.
     """
 
     scores: Tensor | None = None
@@ -97,15 +100,15 @@ class Guidance:
 
 @dataclass(frozen=True)
 class Unmixed:
-    """A batch before it is mixed, as masks see it.
+    """A batch before mixing, as masks see it.
 
     Attributes:
         images: `(B, C, H, W)`.
         frame: batch size, image size and token grids.
-        guidance: what the guide pass found, as far as a part needs it.
+        guidance: results of the guide pass, if a part needs them.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
-        partner: `(B,)` the batch row each image will be mixed with.
-        module: what the mask's `module` returned.
+        partner: `(B,)` the batch index of the image that each image will be mixed with.
+        module: the result of the mask's `module`.
     """
 
     images: Tensor
@@ -123,14 +126,14 @@ class Evidence:
     Attributes:
         mix: partner, mask and source.
         frame: batch size, image size and token grids.
-        smoothing: of the labels.
-        reader: of the model; None where it cannot be read.
-        guidance: what the guide pass found, as far as a part needs it.
+        smoothing: label smoothing.
+        reader: the reader of the model; None if it has none.
+        guidance: results of the guide pass, if a part needs them.
         tape: what was recorded while the model ran on the mixed images.
-        maps: `(B, h, w)` activation map of each image's label, where given.
+        maps: `(B, h, w)` activation map of each image's label, if given.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         values: the random numbers that the part drew.
-        module: what the part's `module` returned.
+        module: the result of the part's `module`.
     """
 
     mix: Mix
@@ -157,22 +160,22 @@ class Evidence:
 
     @property
     def smooth_rows(self) -> Tensor:
-        """Targets `(B, K)` of the unmixed images, smoothed."""
+        """Targets `(B, K)` of the unmixed images, with smoothing."""
         return smooth_rows(self.rows, self.smoothing)
 
     @property
     def final_tokens(self) -> Tensor:
-        """The tokens `(B, N, d)` after the final norm, for parts whose plan asks for them."""
+        """The tokens `(B, N, d)` after the final norm, for parts whose plan contains them."""
         if self.tape.final is None:
             raise RuntimeError(
-                "the final tokens were not recorded: a part that reads them returns Plan(final=True) from `plan` and "
-                "Needs(model=True) from `needs`, and the model must run on the mixed batch before its loss"
+                "the final tokens were not recorded; return Plan(final=True) from the part's `plan` and "
+                "Needs(model=True) from its `needs`, and run the model on the mixed batch before its loss"
             )
         return self.tape.final
 
     @property
     def final_share(self) -> Tensor:
-        """The partner's part `(B or 1, n)` of each final patch token, by the input mask."""
+        """The partner's part `(B or 1, n)` of each final patch token, according to the input mask."""
         return self.model.patch_share(self.mix.mask, self.area, self.frame.size)
 
 
@@ -186,7 +189,7 @@ class Shown:
 
 
 class Part:
-    """What all kinds of parts answer."""
+    """The interface of all kinds of parts."""
 
     kind: ClassVar[str]
     name: ClassVar[str]
@@ -197,33 +200,33 @@ class Part:
         return Needs()
 
     def plan(self, reader: "Reader") -> Plan:
-        """What to record while the model runs on the mixed images; refuses models that do not have it."""
+        """What to record while the model runs on the mixed images. Raises an error if the model does not have it."""
         return Plan()
 
     @property
     def module_name(self) -> str:
-        """Under which name the part's module is kept; parts of a switch with one name share one module."""
+        """The name of the part's module. Parts of a switch with the same name share one module."""
         return f"{self.kind}_{self.name}"
 
     def module(self, reader: "Reader | None", num_classes: int) -> nn.Module | None:
-        """Parameters and buffers of the part's own: they are trained, saved and moved with the model."""
+        """Parameters and buffers of the part. They are trained, saved and moved with the model."""
         return None
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """The random numbers for one batch, on the host."""
+        """Draws the random numbers for one batch, on the host."""
         return {}
 
     def conflict(self, mixer: "Mixer") -> str | None:
-        """Why the part cannot be combined with the others of a mixer; None if it can."""
+        """Why the part cannot be combined with the other parts of a mixer; None if it can."""
         return None
 
     def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
-        """What the part looked at, for the first image of a batch."""
+        """What the part read, for the first image of a batch."""
         return ()
 
 
 class Paste(NamedTuple):
-    """Where the partner is pasted: `mask` and `source` as in `Mix`; without source, cells stay in their place."""
+    """Where the partner is pasted: `mask` and `source` as in `Mix`. Without `source`, cells keep their position."""
 
     mask: Tensor
     source: Tensor | None = None
@@ -233,28 +236,28 @@ class Mask(Part):
     """Which cells come from the partner."""
 
     kind: ClassVar[str] = "mask"
-    mixes: ClassVar[bool] = True  # whether images change at all
+    mixes: ClassVar[bool] = True  # whether images change
 
     def where(self, values: Values, batch: Unmixed) -> Paste:
-        """Where the partner is pasted, from the drawn numbers."""
+        """Computes where the partner is pasted, from the drawn numbers."""
         raise NotImplementedError
 
 
 class Weights(NamedTuple):
-    """The weights `(B,)` of the own and of the partner's label; they add up to one, except by activation shares."""
+    """The weights `(B,)` of the original and of the partner's label. They sum to one, except for activation shares."""
 
     own: Tensor
     partner: Tensor
 
 
 class Share(Part):
-    """How much of the target is the partner's. `before_forward`: whether that is known before the model runs."""
+    """The partner's part of the target. `before_forward`: whether it is known before the model runs."""
 
     kind: ClassVar[str] = "share"
     before_forward: ClassVar[bool] = True
 
     def start(self, evidence: Evidence) -> None:
-        """Called before the model runs, for rules that put something on the tape."""
+        """Called before the model runs, for rules that write to the tape."""
 
     def weights(self, evidence: Evidence) -> Weights:
         """The weights of the two labels of each sample."""
@@ -265,23 +268,23 @@ class Share(Part):
         if self.before_forward or not movers:
             return None
         return (
-            f"{self.name} shares follow tokens from where the mask put them, and {movers[0]} moves them inside the "
-            "network; use area or activation shares"
+            f"{self.name} shares follow the tokens of the mask, but {movers[0]} moves tokens inside the network; "
+            "use area or activation shares"
         )
 
     def targets(self, rows: Tensor, partner: Tensor, weights: Weights, smoothing: float) -> Tensor:
-        """Soft targets `(B, K)` of rows `(B, K)`; this one is for weights that add up to one."""
+        """Soft targets `(B, K)` from rows `(B, K)`, for weights that sum to one."""
         return mix_targets(smooth_rows(rows, smoothing), partner, weights.partner)
 
 
 class ExtraLoss(Part):
-    """A loss that is added to the main one, times its `weight`; a part that declares the field makes it a setting."""
+    """A loss added to the main loss, times its `weight`. Declare the field `weight` to make it a setting."""
 
     kind: ClassVar[str] = "extra"
     weight: float = 1.0
 
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
-        """The loss, a scalar, of the logits of the mixed images and their targets, both `(B, K)`."""
+        """The loss, a scalar, from the logits and targets of the mixed images, both `(B, K)`."""
         raise NotImplementedError
 
 
@@ -289,10 +292,10 @@ class HiddenMixing(Part):
     """Mixing inside the network, at the input of one block, in training only.
 
     Attributes:
-        moves_tokens: tokens change places, so that the input mask no longer says whose they are.
-        adds_tokens: keys and values are added, which have no place in the image.
-        sets_targets: it changes the targets during the forward pass, so the share must be known before it.
-        count_names: what its actors count, for the log.
+        moves_tokens: it moves tokens between samples, so the input mask no longer says where they come from.
+        adds_tokens: it adds keys and values that have no position in the image.
+        sets_targets: it changes the targets during the forward pass, so the share must be known before.
+        count_names: names of the counts of its actors, for the log.
     """
 
     kind: ClassVar[str] = "inner"
@@ -308,7 +311,7 @@ class HiddenMixing(Part):
 
     @property
     def loss_weights(self) -> Mapping[str, float]:
-        """The names of the losses that its actors add, with their weights."""
+        """The losses that its actors add: weight by name."""
         return {}
 
     @property
@@ -316,7 +319,7 @@ class HiddenMixing(Part):
         return f"{self.name}_{self.block}".replace("-", "last")
 
     def plan(self, reader: "Reader") -> Plan:
-        """Its block's input may change and, if it adds tokens, its keys and values grow."""
+        """By default: the input of its block may change and, if it adds tokens, so may the keys and values."""
         block = reader.resolve_patches(self.block)
         if self.adds_tokens and (reason := reader.block(block).no_bank) is not None:
             raise ValueError(f"{self.name} cannot act at block {block} of this {reader.name}: {reason}")
@@ -326,35 +329,35 @@ class HiddenMixing(Part):
     def conflict(self, mixer: "Mixer") -> str | None:
         if self.sets_targets and not mixer.share.before_forward:
             return (
-                f"{self.name} needs its incoming labels before the forward pass, and {mixer.share.name} shares are "
-                "known only after it; use area or activation shares"
+                f"{self.name} needs the labels before the forward pass, but {mixer.share.name} shares are known only "
+                "after it; use area or activation shares"
             )
         return None
 
     def actor(self, reader: "Reader", values: Values, module: nn.Module | None) -> "Actor":
-        """What carries the mixing out on one batch."""
+        """The object that performs the mixing on one batch."""
         raise NotImplementedError
 
     def demonstrated(self) -> "HiddenMixing":
-        """The same mixing, so that it acts on every image: for figures, where nothing is trained."""
+        """The same mixing with settings that mix every image, for figures."""
         return self
 
 
 class Exchange(NamedTuple):
-    """Tokens that changed places: from whom `(B,)`, and which `(B, n)`."""
+    """Exchanged tokens: the partner `(B,)` they come from, and which tokens are taken `(B, n)`."""
 
     partner: Tensor
     take: Tensor
 
 
 class Actor:
-    """One hidden mixing on one batch. It remembers its decision: activation checkpointing runs a block twice.
+    """Performs one hidden mixing on one batch. It stores its decision, because checkpointing runs a block twice.
 
     Args:
-        settings: the `HiddenMixing` it carries out.
-        reader: of the model.
+        settings: the `HiddenMixing` that it performs.
+        reader: the reader of the model.
         values: the numbers that `settings` drew for this batch, on the device.
-        module: what `settings.module` returned.
+        module: the result of `settings.module`.
     """
 
     def __init__(self, settings: Any, reader: "Reader", values: Values, module: nn.Module | None = None) -> None:
@@ -364,23 +367,23 @@ class Actor:
         self.acted = False
 
     def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The tokens `(B, N, d)` that a block gets; `args` and `kwargs` are its arguments as they were."""
+        """The input tokens `(B, N, d)` of a block; `args` and `kwargs` are its original arguments."""
         return self.change(tokens, tape) if index == self.block else tokens
 
     def change(self, tokens: Tensor, tape: Tape) -> Tensor:
-        """The changed tokens `(B, N, d)` of the mixing's block; may set `tape.targets`."""
+        """The changed input tokens `(B, N, d)` of its block; may set `tape.targets`."""
         return tokens
 
     def bank(self, index: int, tape: Tape) -> Tensor | None:
-        """Tokens `(B, k, d)` that a block's keys and values also see; `bank_length` says how many, k."""
+        """Tokens `(B, k, d)` to add to the keys and values of a block; k is `bank_length`."""
         return None
 
     def bank_length(self, index: int, tape: Tape) -> int:
-        """How many tokens `bank` returns for a block."""
+        """Number of tokens that `bank` returns for a block."""
         return 0
 
     def losses(self) -> dict[str, Tensor]:
-        """Losses to add, by name, already times their weight."""
+        """Losses to add, by name, including their weight."""
         return {}
 
     def counts(self) -> dict[str, Tensor]:
@@ -389,7 +392,7 @@ class Actor:
 
     @property
     def exchange(self) -> Exchange | None:
-        """The tokens that changed places, if any could."""
+        """The exchanged tokens, if the mixing exchanges any."""
         return None
 
     @property
@@ -398,25 +401,25 @@ class Actor:
         return None
 
     def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
-        """What the mixing looked at, for the first image of a batch."""
+        """What the mixing read, for the first image of a batch."""
         return ()
 
     def at_rate(self, rate: float) -> HiddenMixing:
-        """The settings that would mix this part of the batch, after a pass; for measuring what mixing costs."""
+        """After a pass: the settings that would mix this fraction of the batch, for benchmarks."""
         return self.settings
 
 
 class Pairing:
-    """Who is mixed with whom: a partner in the batch for each sample; a lone sample is its own."""
+    """Chooses a partner in the batch for each sample. A single sample is its own partner."""
 
     kind: ClassVar[str] = "pairing"
     name: ClassVar[str]
 
     def draw(self, batch: int, generator: torch.Generator | None) -> Tensor:
-        """Partners `(B,)`, batch rows."""
+        """Draws partners `(B,)`, as batch indices."""
         raise NotImplementedError
 
 
 def on_grid(values: Tensor, grid: Grid) -> Tensor:
-    """One number per patch as a grid; tokens before the patches are left out."""
+    """One number per patch as a grid, without the tokens before the patches."""
     return values[len(values) - grid[0] * grid[1] :].view(grid).float()

@@ -1,7 +1,7 @@
 """Mixing inside the network: horizontal TokenMixup (HTM) and vertical TokenMixup (VTM). Both act in training only.
 
-Settings are frozen; the `actor` of a batch carries out one mixing and remembers its decision, so that a block which
-activation checkpointing runs twice is mixed the same way twice.
+Settings are frozen. The `actor` of a batch performs the mixing and stores its decision, so that a block that activation
+checkpointing runs twice is mixed in the same way twice.
 """
 
 import math
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 ALWAYS_EASY = 1e9  # as tau
-RANDOM_SAMPLES = 5  # how many samples a batch the random baseline of TokenMixup's supplement, table 5, mixes
+RANDOM_SAMPLES = 5  # per batch, in the random baseline of TokenMixup's supplement, table 5
 
 # Formulas
 
 
 class HorizontalMix(NamedTuple):
-    """What HTM decides: who is easy `(B,)`, their partner `(B,)`, tokens taken `(B, n)`, the own label's weight `(B,)`.
+    """HTM's decision: easy samples `(B,)`, partners `(B,)`, tokens taken `(B, n)`, weight of the original label `(B,)`.
 
-    A sample that is not easy is its own partner, takes nothing and keeps weight 1.
+    A sample that is not easy is its own partner, takes no tokens and has weight 1.
     """
 
     easy: Tensor
@@ -69,26 +69,26 @@ def sample_difficulty(score_logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def take_salient(saliency: Tensor, partner: Tensor, easy: Tensor, rho: float) -> Tensor:
-    """Tokens `(B, n)` an easy sample takes: those where the partner is more salient by more than rho."""
+    """Tokens `(B, n)` that easy samples take: those where the partner is more salient by more than rho."""
     return (saliency[partner] - saliency > rho) & easy.unsqueeze(1)
 
 
 def own_weight(saliency: Tensor, partner: Tensor, take: Tensor) -> Tensor:
-    """The own label's weight `(B,)`: own saliency kept over own kept plus partner's taken."""
+    """Weight of the original label `(B,)`: (own saliency kept) / (own saliency kept + partner's saliency taken)."""
     kept = saliency.masked_fill(take, 0).sum(1)
     taken = saliency[partner].masked_fill(~take, 0).sum(1)
     return kept / (kept + taken)
 
 
 def horizontal_mix(saliency: Tensor, easy: Tensor, *, rho: float) -> HorizontalMix:
-    """HTM's decision from the saliency `(B, n)` of the unmixed tokens and who is easy `(B,)`."""
+    """HTM's decision from the saliency `(B, n)` of the unmixed tokens and the easy samples `(B,)`."""
     partner = assign_partners(saliency, easy, rho)
     take = take_salient(saliency, partner, easy, rho)
     return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
 
 
 class _Exchange(torch.autograd.Function):
-    """`mix_tokens` for partners that nobody shares: its gradient is a look-up as well, and needs no adding up."""
+    """`mix_tokens` for partners that are all different: its gradient is a look-up too, without atomic additions."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, take: Tensor, partner: Tensor, taker: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange_tokens(tokens: Tensor, mix: HorizontalMix, *, prefix: int = 0) -> Tensor:
-    """Tokens `(B, N, d)` with the patches that easy samples take put in; each sample gives to one other at most."""
+    """Tokens `(B, N, d)` after easy samples took patches from their partners; each sample gives to at most one."""
     take = torch.cat([mix.take.new_zeros(len(mix.take), prefix), mix.take], dim=1) if prefix else mix.take
     rows = torch.arange(len(tokens), device=tokens.device)
-    # Who takes from each sample: the easy ones write their number at their partner, the others nowhere (one row more).
+    # The sample that takes from each sample: easy samples write their index at their partner, others to an extra row.
     places = torch.where(mix.easy, mix.partner, torch.full_like(rows, len(rows)))
     taker = torch.cat([rows, rows[:1]]).scatter(0, places, rows)[: len(rows)]
     return _Exchange.apply(tokens, take.unsqueeze(-1), mix.partner, taker)
@@ -125,7 +125,7 @@ def pick_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 class ScoreNet(nn.Module):
-    """The small classifier of HTM: on the class token, or on patches pooled by one learned linear score."""
+    """HTM's small classifier, on the class token or on patches pooled with one learned linear score."""
 
     def __init__(self, width: int, num_classes: int, *, class_token: bool, prefix: int = 0) -> None:
         super().__init__()
@@ -156,11 +156,11 @@ class HTM(HiddenMixing):
     Args:
         tau: a sample is easy if its difficulty (a tenth of the cross-entropy) is at most this.
         rho: how much more salient the partner's token must be.
-        score_weight: weight of the score net's loss; `stop_gradient` keeps it from reaching the tokens.
-        choose: "salient" is the method; "random_samples" mixes five random samples instead of the easy ones,
-            "random_tokens" pairs at random and takes as many random tokens as are salient on average.
-        score_at: "block", or "last" to judge difficulty by the last block of an extra, unmixed pass.
-        rollout: how many earlier blocks the saliency is rolled out through.
+        score_weight: weight of the score net's loss; `stop_gradient` keeps its gradient from the tokens.
+        choose: "salient" is the method. "random_samples" mixes five random samples instead of the easy ones.
+            "random_tokens" pairs at random and takes random tokens, as many as are salient on average.
+        score_at: "block", or "last" to measure difficulty after the last block of an extra, unmixed pass.
+        rollout: number of earlier blocks through which saliency is rolled out.
     """
 
     name: ClassVar[str] = "htm"
@@ -233,12 +233,12 @@ class HTM(HiddenMixing):
 @register
 @dataclass(frozen=True)
 class VTM(HiddenMixing):
-    """Vertical TokenMixup at one block: its keys and values also see the most salient tokens of every earlier block.
+    """Vertical TokenMixup: adds the most salient tokens of every earlier block to the keys and values of one block.
 
     Args:
-        tokens: how many tokens are taken from each earlier block (the paper's kappa).
-        choose: "salient" is the method; "random" takes tokens at random.
-        rollout: how many earlier blocks each saliency is rolled out through, as far as there are any.
+        tokens: number of tokens from each earlier block (the paper's kappa).
+        choose: "salient" is the method; "random" takes random tokens.
+        rollout: number of earlier blocks through which each saliency is rolled out, at most as many as there are.
     """
 
     name: ClassVar[str] = "vtm"
@@ -259,15 +259,15 @@ class VTM(HiddenMixing):
         block = reader.resolve_patches(self.block)
         if block == 0:
             raise ValueError(
-                "vertical mixing at block 0 has no earlier block to take tokens from; choose block 1 or later"
+                "vertical mixing at block 0 has no earlier block to take tokens from; use block 1 or later"
             )
         at = reader.block(block)
         if at.no_bank is not None:
             raise ValueError(f"vertical mixing cannot act at block {block} of this {reader.name}: {at.no_bank}")
         if reader.block(0).stage != at.stage:
             raise ValueError(
-                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages of another "
-                "width; it works within the first stage alone"
+                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages with another "
+                "width; use a block of the first stage"
             )
         earlier = frozenset(range(block))
         plan = Plan(bank=frozenset([block]), tokens=earlier)
@@ -294,7 +294,7 @@ class VTM(HiddenMixing):
 
 
 class Horizontal(Actor):
-    """Carries out HTM on one batch. Difficulty is judged by `preview` where there is one."""
+    """Performs HTM on one batch. If there is a `preview`, difficulty is measured on it."""
 
     settings: HTM
     module: nn.Module
@@ -308,7 +308,7 @@ class Horizontal(Actor):
         self.entered: Tensor | None = None
 
     def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The mixed tokens `(B, N, C)` of a block whose arguments were `args` and `kwargs`."""
+        """The mixed tokens `(B, N, C)` of a block that was called with `args` and `kwargs`."""
         if index != self.block:
             return tokens
         if self.decision is None:
@@ -350,16 +350,16 @@ class Horizontal(Actor):
         return HorizontalMix(easy, partner, take, own_weight(saliency, partner, take))
 
     def losses(self) -> dict[str, Tensor]:
-        """The score net's loss, outside the blocks so that checkpointing does not run it twice."""
+        """The score net's loss, computed outside the blocks so that checkpointing does not run it twice."""
         if self.scored is None or self.incoming is None:
             return {}
         tokens = self.scored.detach() if self.settings.stop_gradient else self.scored
         return {"score": self.settings.score_weight * soft_cross_entropy(self.module(tokens), self.incoming)}
 
     def counts(self) -> dict[str, Tensor]:
-        """The part of the samples that were easy, and the part of all tokens that was taken.
+        """The fraction of easy samples, and the fraction of all tokens that was taken.
 
-        Fractions, so that means over batches and processes keep their meaning.
+        Fractions can be averaged over batches and processes.
         """
         if self.decision is None:
             return {}
@@ -382,7 +382,7 @@ class Horizontal(Actor):
 
 
 class Vertical(Actor):
-    """Carries out VTM on one batch."""
+    """Performs VTM on one batch."""
 
     settings: VTM
 
@@ -409,7 +409,7 @@ class Vertical(Actor):
                 ]
                 if index in tape.plan.carry:
                     shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in enumerate(self.positions)]
-                    others = [tape.bank_share[index]] if index in tape.bank_share else []  # of another VTM here
+                    others = [tape.bank_share[index]] if index in tape.bank_share else []  # from another VTM
                     tape.bank_share[index] = torch.cat([*others, *shares], dim=1)
         return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in enumerate(self.positions)], dim=1)
 
@@ -443,7 +443,7 @@ class Vertical(Actor):
 
 
 def check_replay(tokens: Tensor, entered: Tensor | None) -> None:
-    """Refuses to apply one batch's decision to another: activation checkpointing reruns blocks of whatever is next."""
+    """Raises an error if checkpointing reruns a block of another batch, to which the decision does not apply."""
     if torch.compiler.is_compiling() or entered is None or tokens.data_ptr() == entered.data_ptr():
         return
     if tokens.shape != entered.shape or not torch.allclose(tokens, entered, rtol=1e-2, atol=1e-2):
@@ -462,5 +462,5 @@ def _check_rollout(rollout: int, block: int, reader: "Reader") -> None:
     if rollout > block or reader.block(block - rollout).stage != reader.block(block).stage:
         raise ValueError(
             f"saliency at block {block} cannot be rolled out through {rollout} earlier blocks of the same stage; "
-            "lower rollout"
+            "reduce rollout"
         )

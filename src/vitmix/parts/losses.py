@@ -1,6 +1,6 @@
-"""Losses, pure functions of tensors, and the settings of the extra ones.
+"""Losses as pure functions of tensors, and the extra losses with their settings.
 
-Losses are computed in float32 at least, and average over the batch.
+Losses are computed in at least float32 and averaged over the batch.
 """
 
 from collections.abc import Callable
@@ -46,20 +46,20 @@ def sample_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def soft_bce(logits: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of each class with its soft target, mean over batch and classes.
 
-    Targets above one count as one: by activation shares, two images of one class may add up to more, and the loss of
-    such a target has no lowest value.
+    Targets are clipped at one: with activation shares, two images of the same class can add up to more than one, and
+    the loss of such a target has no minimum.
     """
     logits = _at_least_float(logits)
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype).clamp_max(1))
 
 
 def main_loss(kind: Literal["ce", "bce"] | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of logits and targets that `Mixer.loss` names."""
+    """The loss function of logits and targets that `Mixer.loss` names."""
     return soft_bce if kind == "bce" else soft_cross_entropy
 
 
 def region_means(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the patch tokens `(B, n, d)` outside and inside the mask `(B or 1, n)`; zeros where a side is empty."""
+    """Mean of the patch tokens `(B, n, d)` outside and inside the mask `(B or 1, n)`; zeros if a region is empty."""
     inside = mask.to(tokens.dtype)
 
     def mean(weight: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ def region_means(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def region_loss(own_logits: Tensor, partner_logits: Tensor, rows: Tensor, partner: Tensor, mask: Tensor) -> Tensor:
-    """SMMix's fine-grained loss: half the cross-entropies of the own region and of the partner's region.
+    """SMMix's fine-grained loss: half the sum of the cross-entropies of the original and the partner's region.
 
-    A side without tokens (`mask` `(B or 1, n)` full or empty) has nothing to be right about and adds zero.
+    A region without tokens (`mask` `(B or 1, n)` full or empty) contributes zero.
     """
     inside = mask.to(_at_least_float(own_logits).dtype)
     own = sample_cross_entropy(own_logits, rows) * ((1 - inside).sum(1) > 0)
@@ -85,8 +85,8 @@ def consistency_loss(
 ) -> Tensor:
     """SMMix's consistency: KL from the mixed prediction to the averaged predictions on the unmixed images.
 
-    `clean_logits` are constants. `average`: their logits are averaged before the softmax (the authors' program) or
-    their probabilities after it (the paper's words).
+    `clean_logits` are constants. `average`: average the "logits" before the softmax (the authors' code) or the
+    "probabilities" after it (the paper's text).
     """
     check_choice("average", average, ("logits", "probabilities"))
     logits = _at_least_float(logits)
@@ -110,9 +110,9 @@ class RegionLoss(ExtraLoss):
     """The fine-grained loss of SMMix: the tokens of each region predict that region's class.
 
     Args:
-        weight: of the loss beside the main one.
-        head: "shared" sends the regions' mean tokens through the model's classifier, "separate" through a linear layer
-            that is added.
+        weight: weight relative to the main loss.
+        head: "shared" classifies the mean tokens of the regions with the model's classifier, "separate" with an added
+            linear layer.
     """
 
     name: ClassVar[str] = "region"
@@ -142,7 +142,7 @@ class RegionLoss(ExtraLoss):
         movers = [part.name for part in mixer.inner if part.moves_tokens]
         if not movers:
             return None
-        return f"the region loss labels tokens by the input mask, which {movers[0]} changes; use one or the other"
+        return f"the region loss labels tokens by the input mask, but {movers[0]} moves tokens; use one or the other"
 
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
         reader, mask = evidence.model, evidence.final_share
@@ -155,11 +155,11 @@ class RegionLoss(ExtraLoss):
 @register
 @dataclass(frozen=True)
 class ConsistencyLoss(ExtraLoss):
-    """The consistency loss of SMMix: KL to the averaged predictions of a pass over the unmixed images.
+    """The consistency loss of SMMix: KL to the averaged predictions on the unmixed images.
 
     Args:
-        weight: of the loss beside the main one.
-        average: whether "logits" are averaged, as in the authors' program, or "probabilities", as in the paper's words.
+        weight: weight relative to the main loss.
+        average: average "logits", as in the authors' code, or "probabilities", as in the paper's text.
     """
 
     name: ClassVar[str] = "consistency"

@@ -1,4 +1,4 @@
-"""Activation maps of a teacher, for TokenMix's targets: selecting the label's channel and following a crop."""
+"""A teacher's activation maps, for TokenMix's targets: selecting the label's channel and cropping."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ __all__ = ["class_maps", "crop_maps"]
 
 
 def class_maps(values: Tensor, indices: Tensor, labels: Tensor) -> Tensor:
-    """The label's map `(B, h, w)` from the k best classes of each location `(B, k, h, w)`; absent classes count 0."""
+    """The label's map `(B, h, w)` from the top k classes of each location `(B, k, h, w)`; 0 if the label is missing."""
     return (values * (indices == labels.view(-1, 1, 1, 1))).sum(1)
 
 
@@ -23,7 +23,7 @@ def crop_maps(maps: Tensor, crops: Tensor, grid: Grid) -> Tensor:
 
     rows, columns = maps.shape[-2:]
     top, left, height, width = crops.to(maps.dtype).unbind(1)
-    # Half a cell back: roi_align's own coordinates put the center of the first cell at 0.
+    # Half a cell back, because the coordinates of roi_align put the center of the first cell at 0.
     corners = [left * columns, top * rows, (left + width) * columns, (top + height) * rows]
     boxes = torch.stack(corners, dim=1) - 0.5
     number = torch.arange(len(maps), device=maps.device, dtype=maps.dtype).unsqueeze(1)

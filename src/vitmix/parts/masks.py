@@ -1,7 +1,7 @@
 """Which cells come from the partner.
 
-A mask is made in two steps: `draw` draws numbers on the host from a `torch.Generator`, then `where` builds tensors from
-them on the images' device.
+A mask is made in two steps: `draw` draws numbers on the host from a `torch.Generator`; `where` builds tensors from them
+on the images' device.
 """
 
 import math
@@ -49,7 +49,7 @@ Destination = Literal["max", "min", "random", "same"]
 
 def beta_share(count: int, alpha: float, *, generator: torch.Generator | None = None) -> Tensor:
     """Shares `(count,)` from Beta(alpha, alpha)."""
-    # Gamma(alpha) is Gamma(alpha + 1) * uniform ** (1 / alpha); its logarithm cannot underflow, however small alpha is.
+    # Gamma(alpha) is Gamma(alpha + 1) * uniform ** (1 / alpha). Its logarithm does not underflow for small alpha.
     above = torch.full((count, 2), alpha + 1, dtype=torch.float64)
     gamma = torch._standard_gamma(above, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
     uniform = torch.rand(count, 2, generator=generator, dtype=torch.float64)
@@ -58,7 +58,7 @@ def beta_share(count: int, alpha: float, *, generator: torch.Generator | None = 
 
 
 def draw_boxes(size: Grid, share: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Boxes `(b, 4)` of CutMix around uniform centers, see `boxes_around`."""
+    """CutMix boxes `(b, 4)` around uniform centers, see `boxes_around`."""
     sides = torch.tensor(size, dtype=torch.float64)
     center = (torch.rand(len(share), 2, generator=generator, dtype=torch.float64) * sides).floor().long()
     return boxes_around(center, size, share)
@@ -67,9 +67,9 @@ def draw_boxes(size: Grid, share: Tensor, *, generator: torch.Generator | None =
 def boxes_around(center: Tensor, size: Grid, share: Tensor) -> Tensor:
     """Boxes `(b, 4)` as (top, bottom, left, right), ends exclusive, of about `share` `(b,)` of the area.
 
-    A side reaches `floor(side * sqrt(share)) // 2` cells to both directions of `center` `(b, 2)` and is clipped at the
-    border, as in CutMix's program, the papers' and torchvision: sides are even before they are clipped, so the area
-    can come out smaller than `share`, and is zero for the smallest ones.
+    A box extends `floor(side * sqrt(share)) // 2` cells in each direction from `center` `(b, 2)` and is clipped at the
+    border, as in the code of CutMix and of the other papers and in torchvision. Sides are even before clipping, so the
+    area can be smaller than `share`, and is zero for very small shares.
     """
     sides = torch.tensor(size, dtype=torch.float64)
     reach = ((sides * share.to(torch.float64).sqrt().unsqueeze(1)).floor() / 2).floor().long()
@@ -81,15 +81,16 @@ def boxes_around(center: Tensor, size: Grid, share: Tensor) -> Tensor:
 def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: torch.Generator | None = None) -> Tensor:
     """Block masks `(b, rows, columns)` bool: rectangles are added until `wanted` `(b,)` tokens are covered.
 
-    A rectangle has an area between `smallest` and what is still wanted and a log-uniform aspect in [0.3, 1 / 0.3]; it
-    counts if it adds at least one token and not too many. Ten failures in a row end a mask short of its count.
+    The area of a rectangle is between `smallest` and the number of missing tokens, its aspect ratio log-uniform in
+    [0.3, 1 / 0.3]. It is accepted if it adds at least one token and not too many. Ten failures in a row end a mask
+    before it is complete.
     """
-    # NumPy, since these are many operations on few numbers, which cost torch several times as much.
+    # NumPy, because torch is several times slower for many operations on few numbers.
     rows, columns = grid
     row, column = np.arange(rows), np.arange(columns)
     mask = np.zeros((len(wanted), rows, columns), dtype=bool)
     left_to_do, failures = wanted.detach().cpu().long().numpy().copy(), np.zeros(len(wanted), dtype=np.int64)
-    largest = max(rows - 1, 1), max(columns - 1, 1)  # less than a side, except on a grid of a single row or column
+    largest = max(rows - 1, 1), max(columns - 1, 1)  # less than a side, except on a grid with one row or column
     while (active := (left_to_do > 0) & (failures < 10)).any():
         for uniform in torch.rand(8, len(wanted), 4, generator=generator, dtype=torch.float64).transpose(1, 2).numpy():
             area = np.maximum(smallest + uniform[0] * (left_to_do - smallest), 0)
@@ -110,7 +111,7 @@ def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: tor
 
 
 def draw_scattered(grid: Grid, wanted: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Masks `(b, rows, columns)` bool of exactly `wanted` `(b,)` single tokens at random places."""
+    """Masks `(b, rows, columns)` bool of exactly `wanted` `(b,)` single tokens at random positions."""
     noise = torch.rand(len(wanted), grid[0] * grid[1], generator=generator)
     rank = noise.argsort(1).argsort(1)
     return (rank < wanted.unsqueeze(1)).view(-1, *grid)
@@ -130,12 +131,12 @@ def box_mask(boxes: Tensor, size: Grid) -> Tensor:
 
 
 def window_sums(scores: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Sum of `scores` `(B, rows, columns)` over the window that starts at each cell; NaN where it would stick out.
+    """Sum of `scores` `(B, rows, columns)` over the window that starts at each cell; NaN if it leaves the grid.
 
-    `height` and `width` are `(B or 1,)` tensors, so that a window of another size is not another program.
+    `height` and `width` are `(B or 1,)` tensors, so that another window size does not cause a recompilation.
     """
     batch, rows, columns = scores.shape
-    exact = torch.float32 if scores.device.type == "mps" else torch.float64  # which MPS does not have
+    exact = torch.float32 if scores.device.type == "mps" else torch.float64  # MPS has no float64
     integral = torch.nn.functional.pad(scores.to(exact).cumsum(1).cumsum(2), (1, 0, 1, 0))
     top = torch.arange(rows, device=scores.device).expand(batch, rows)
     left = torch.arange(columns, device=scores.device).expand(batch, columns)
@@ -151,7 +152,7 @@ def window_sums(scores: Tensor, height: Tensor, width: Tensor) -> Tensor:
 
 
 def best_window(scores: Tensor, height: Tensor, width: Tensor, *, largest: bool) -> Tensor:
-    """Top-left corner `(B, 2)` of the window with the largest or smallest score sum; the first one wins a tie."""
+    """Top-left corner `(B, 2)` of the window with the largest or smallest total score; the first one if tied."""
     sums = window_sums(scores, height, width).flatten(1)
     worst = float("-inf") if largest else float("inf")
     sums = sums.nan_to_num(nan=worst)
@@ -160,7 +161,7 @@ def best_window(scores: Tensor, height: Tensor, width: Tensor, *, largest: bool)
 
 
 def random_window(uniform: Tensor, grid: Grid, height: Tensor, width: Tensor) -> Tensor:
-    """Top-left corner `(B, 2)` of a window at a uniform place, from two uniform numbers per sample."""
+    """Top-left corner `(B, 2)` of a window at a uniform position, from two uniform numbers per sample."""
     room = torch.stack([grid[0] - height + 1, grid[1] - width + 1], dim=-1)
     return torch.minimum((uniform * room).long(), room - 1)
 
@@ -170,7 +171,7 @@ def window_region(target: Tensor, source: Tensor, height: Tensor, width: Tensor,
     boxes = torch.stack([target[:, 0], target[:, 0] + height, target[:, 1], target[:, 1] + width], dim=1)
     row = torch.arange(grid[0], device=target.device) + (source - target)[:, :1]
     column = torch.arange(grid[1], device=target.device) + (source - target)[:, 1:]
-    # Outside the window the shifted cell may lie beyond the grid; nothing is taken there.
+    # Outside the window, shifted cells can lie outside the grid; they are not used.
     row, column = row.clamp(0, grid[0] - 1), column.clamp(0, grid[1] - 1)
     return box_mask(boxes, grid), (row.unsqueeze(2) * grid[1] + column.unsqueeze(1)).flatten(1)
 
@@ -181,7 +182,7 @@ def window_region(target: Tensor, source: Tensor, height: Tensor, width: Tensor,
 @register
 @dataclass(frozen=True)
 class NoMask(Mask):
-    """Nothing is mixed at the input."""
+    """No mixing at the input."""
 
     name: ClassVar[str] = "none"
     mixes: ClassVar[bool] = False
@@ -193,11 +194,11 @@ class NoMask(Mask):
 @register
 @dataclass(frozen=True)
 class ConstantMask(Mask):
-    """The whole image blended with a share from Beta(alpha, alpha): MixUp.
+    """Blends whole images with a share from Beta(alpha, alpha): MixUp.
 
     Args:
-        alpha: of the Beta distribution; small values blend less.
-        per: "batch" draws once for the whole batch, "sample" for each image.
+        alpha: parameter of the Beta distribution; small values blend less.
+        per: "batch" draws once per batch, "sample" once per image.
     """
 
     name: ClassVar[str] = "constant"
@@ -218,13 +219,13 @@ class ConstantMask(Mask):
 @register
 @dataclass(frozen=True)
 class BoxMask(Mask):
-    """One rectangle whose area follows Beta(alpha, alpha): CutMix.
+    """One rectangle with an area from Beta(alpha, alpha): CutMix.
 
     Args:
-        alpha: of the Beta distribution; 1 is uniform.
-        per: "batch" draws once for the whole batch, "sample" for each image.
+        alpha: parameter of the Beta distribution; 1 is uniform.
+        per: "batch" draws once per batch, "sample" once per image.
         aligned: draws the box on the token grid instead of on pixels.
-        grid: rows and columns of that grid; the attached model's, unless given.
+        grid: rows and columns of that grid (default: the attached model's).
     """
 
     name: ClassVar[str] = "box"
@@ -256,13 +257,12 @@ class BlockMask(Mask):
     """Several rectangles of tokens: TokenMix.
 
     Args:
-        share: part of the tokens that is wanted from the partner.
+        share: fraction of the tokens to take from the partner.
         alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
-        preset: "separate" lets blocks be as small as one token; "paper" draws them from a fourteenth of the tokens up;
-            "released" is "separate" with a fourteenth of the tokens added to the wanted count, as the authors' program
-            runs.
-        per: "batch" draws once for the whole batch, "sample" for each image.
-        grid: rows and columns of tokens; the attached model's, unless given.
+        preset: "separate" draws blocks of at least one token; "paper" of at least a fourteenth of the tokens;
+            "released" is "separate" with a fourteenth of the tokens added to the count, as in the authors' code.
+        per: "batch" draws once per batch, "sample" once per image.
+        grid: rows and columns of tokens (default: the attached model's).
     """
 
     name: ClassVar[str] = "block"
@@ -293,13 +293,13 @@ class BlockMask(Mask):
 @register
 @dataclass(frozen=True)
 class ScatteredMask(Mask):
-    """Single tokens at random places, exactly as many as wanted.
+    """Single tokens at random positions, exactly as many as wanted.
 
     Args:
-        share: part of the tokens that is wanted from the partner.
+        share: fraction of the tokens to take from the partner.
         alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
-        per: "batch" draws once for the whole batch, "sample" for each image.
-        grid: rows and columns of tokens; the attached model's, unless given.
+        per: "batch" draws once per batch, "sample" once per image.
+        grid: rows and columns of tokens (default: the attached model's).
     """
 
     name: ClassVar[str] = "scattered"
@@ -323,15 +323,15 @@ class ScatteredMask(Mask):
 @register
 @dataclass(frozen=True)
 class SalientMask(Mask):
-    """A window of the partner pasted over a window of the sample, both chosen by attention scores: SMMix.
+    """Pastes a window of the partner over a window of the image, both chosen by attention scores: SMMix.
 
     Args:
-        source: where the window is cut from the partner: the "max" or "min" of the summed scores, or "random".
-        destination: where it lands: "max", "min", "random", or "same", the source's place.
-        low, high: the window is `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high].
-        sizes: "paper" for that rule, "discrete" for one of the integer heights in that range with equal odds.
-        blocks: whose attention scores are averaged, numbers or "all"; an empty tuple draws the scores at random.
-        per: "batch" draws the size once for the whole batch, "sample" for each image.
+        source: which window of the partner is cut out: "max" or "min" of the summed scores, or "random".
+        destination: where it is pasted: "max", "min", "random", or "same", the position of the source.
+        low, high: the window has `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high].
+        sizes: "paper" for that rule, "discrete" for one of the integer heights in that range, uniformly.
+        blocks: whose attention scores are averaged, numbers or "all"; an empty tuple draws random scores.
+        per: "batch" draws the size once per batch, "sample" once per image.
     """
 
     name: ClassVar[str] = "salient_box"
@@ -367,8 +367,8 @@ class SalientMask(Mask):
             side = (first + (uniform * (last - first + 1)).floor()) / grid[0]
         else:
             side = self.low + uniform * (self.high - self.low)
-        # An empty or a full window would leave one of the two regions without tokens. The 1e-9 undoes the rounding of
-        # k / rows * rows, which must floor to k.
+        # An empty or a full window would leave one of the two regions without tokens. The 1e-9 compensates the rounding
+        # of k / rows * rows, which must floor to k.
         window = [(side * cells + 1e-9).floor().long().clamp(1, max(cells - 1, 1)) for cells in grid]
         return {
             "window": torch.stack(window, 1),
@@ -426,9 +426,11 @@ def _wanted(mask: BlockMask | ScatteredMask, grid: Grid, frame: Frame, generator
 def _final_grid(frame: Frame) -> Grid:
     grid, size = frame.final_grid, frame.size
     if grid is None:
-        raise ValueError("a salient box is cut by a model's tokens; attach the mixer to one whose attention is read")
+        raise ValueError("a salient box needs a model's token grid; attach the mixer to a model with attention")
     if grid == (1, 1):
-        raise ValueError(f"a salient box needs several final tokens, and images of {size[0]}x{size[1]} give only one")
+        raise ValueError(
+            f"a salient box needs several final tokens, but images of {size[0]}x{size[1]} give only one; enlarge them"
+        )
     if size[0] % grid[0] or size[1] % grid[1]:
         raise ValueError(
             f"a salient box needs images that divide into the model's {grid[0]}x{grid[1]} final tokens, "
@@ -443,7 +445,7 @@ def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
         raise ValueError(f"{what} is drawn on the model's tokens: {frame.no_grid}")
     if grid is None:
         raise ValueError(
-            f"{what} needs a token grid, and there is none here; attach the mixer to a model that has one, "
-            "or pass grid=(rows, columns), in a text grid=[rows, columns]"
+            f"{what} needs a token grid; attach the mixer to a model that has one, or pass grid=(rows, columns), in a "
+            "text grid=[rows, columns]"
         )
     return grid

@@ -1,4 +1,4 @@
-"""Who is mixed with whom. Every pairing gives each sample one partner in the batch; a lone sample is its own."""
+"""Pairings: they give each sample one partner in the batch. A single sample is its own partner."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,15 +28,15 @@ def reversed_pairs(batch: int) -> Tensor:
 
 
 def rolled_pairs(batch: int, *, by: int = 1) -> Tensor:
-    """Partners `(B,)`: the sample `by` places further on, around the end."""
+    """Partners `(B,)`: the sample `by` positions later, wrapping around."""
     return (torch.arange(batch) + by) % batch
 
 
 def random_derangement(batch: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Random partners `(B,)`, a permutation in which nobody is their own partner."""
+    """Random partners `(B,)`, a permutation in which no sample is its own partner."""
     if batch < 2:
         return torch.arange(batch)
-    # Rejection keeps the derangement uniform; one in e tries succeeds, so 2.7 on average at any length.
+    # Rejection keeps the derangement uniform. One in e tries succeeds: 2.7 tries on average at any length.
     while True:
         partner = torch.randperm(batch, generator=generator)
         if not bool((partner == torch.arange(batch)).any()):
@@ -52,7 +52,7 @@ def best_assignment(gain: Tensor) -> Tensor:
 @register
 @dataclass(frozen=True)
 class Reversed(Pairing):
-    """The batch reversed: what every paper does."""
+    """The reversed batch, as in every paper."""
 
     name: ClassVar[str] = "reversed"
 
@@ -63,7 +63,7 @@ class Reversed(Pairing):
 @register
 @dataclass(frozen=True)
 class Rolled(Pairing):
-    """The sample `by` places further on."""
+    """The sample `by` positions later."""
 
     name: ClassVar[str] = "rolled"
     by: int = 1

@@ -1,4 +1,4 @@
-"""A label rule that knows where objects usually are: what is pasted over the center hides more than in a corner."""
+"""A label rule with a prior of where objects usually are: a region at the center counts more than one in a corner."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 __all__ = ["PriorShare", "gaussian_prior", "prior_share"]
 
-SIDE = 16  # of a learned prior, whatever the model's grid
+SIDE = 16  # of a learned prior, for any grid of the model
 ALIGNED = AlignedShare()
 
 # Formulas
 
 
 def gaussian_prior(grid: Grid, *, width: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A Gaussian `(rows, columns)` around the center, at the center of each cell; `width` is a fraction of the side."""
+    """A Gaussian `(rows, columns)` around the image center, at cell centers; `width` is a fraction of the side."""
     places = [(torch.arange(count, dtype=torch.float64) + 0.5) / count - 0.5 for count in grid]
     rows, columns = (torch.exp(-place.square() / (2 * width**2)) for place in places)
     return (rows[:, None] * columns).to(dtype)
 
 
 def prior_share(mask: Tensor, own: Tensor, partner: Tensor, *, weight: Tensor | None = None) -> Tensor:
-    """The partner's part `(B,)` of what is visible, where a cell counts as much as an object is likely to be there.
+    """The partner's part `(B,)` of the visible cells, weighted by the prior probability of an object in each cell.
 
-    Where nothing that counts is visible, the area decides.
+    If all visible cells have weight zero, the area is used.
 
     Args:
         mask: `(B or 1, n)`, the partner's part of each cell.
         own: `(n,)` prior of each cell, not negative.
-        partner: `(B or 1, n)` prior of the place that each cell has in the partner, from where it was pasted.
-        weight: `(B, n)` evidence of each image, such as attention, that is multiplied with the priors.
+        partner: `(B or 1, n)` prior of each cell at its source position in the partner.
+        weight: `(B, n)` evidence of each image, such as attention, multiplied with the priors.
     """
     theirs, ours = mask * partner, (1 - mask) * own
     if weight is not None:
@@ -50,7 +50,7 @@ def prior_share(mask: Tensor, own: Tensor, partner: Tensor, *, weight: Tensor | 
 
 
 def shift_odds(share: Tensor, evidence: Tensor, base: Tensor) -> Tensor:
-    """A share whose odds are multiplied by those of `evidence` over those of `base`; 0 and 1 stay."""
+    """A share with its odds multiplied by the odds of `evidence` divided by those of `base`; 0 and 1 do not change."""
     partner, own = share * evidence * (1 - base), (1 - share) * (1 - evidence) * base
     return _divided(partner, partner + own, share)
 
@@ -63,7 +63,7 @@ def _divided(part: Tensor, whole: Tensor, otherwise: Tensor) -> Tensor:
 
 
 class LearnedPrior(nn.Module):
-    """The moving average of a model's saliency over positions; uniform at first, where shares are areas."""
+    """The moving average of a model's saliency per position. It starts uniform, so that shares are areas."""
 
     prior: Tensor
 
@@ -72,7 +72,7 @@ class LearnedPrior(nn.Module):
         self.register_buffer("prior", torch.ones(SIDE, SIDE))
 
     def update(self, saliency: Tensor, momentum: float) -> None:
-        """Moves towards the mean of saliency `(B, rows, columns)`, scaled to a mean of one."""
+        """Moves the average towards the mean of saliency `(B, rows, columns)`, scaled to a mean of one."""
         mean = saliency.detach().float().mean(0)
         mean = nn.functional.interpolate((mean / mean.mean())[None, None], (SIDE, SIDE), mode="area")[0, 0]
         self.prior.lerp_(mean.to(self.prior.dtype), 1 - momentum)
@@ -85,11 +85,11 @@ class PriorShare(Share):
 
     Args:
         width: standard deviation of a Gaussian around the center, as a fraction of the image's side.
-        map: rows of numbers instead of the Gaussian, such as the mean outline of objects, stretched over the image.
-        learned: instead of both, the moving average of the model's own saliency (class row or column mean).
-        momentum: of that average.
-        times: per-image evidence that is multiplied with the prior: "attention" on each patch, or "aligned" shares,
-            whose odds against the area multiply those of the prior; "none" for the prior alone.
+        map: rows of numbers that replace the Gaussian, such as the mean object mask, resized to the image.
+        learned: replaces both by the moving average of the model's saliency (class row or column mean).
+        momentum: momentum of that average.
+        times: evidence of each image, multiplied with the prior: "attention" on each patch, or "aligned" shares, whose
+            odds relative to the area multiply those of the prior; "none" for the prior alone.
         block: whose attention is read.
     """
 
@@ -141,7 +141,7 @@ class PriorShare(Share):
         if self.times == "aligned":
             share = shift_odds(share, ALIGNED.weights(evidence).partner.to(share.dtype), evidence.area)
         if isinstance(evidence.module, LearnedPrior) and saliency is not None:
-            # After use: a label is a function of earlier batches.
+            # After use, so that a label depends on earlier batches only.
             evidence.module.update(saliency.unflatten(1, self._grid(evidence)), self.momentum)
         share = share.expand(evidence.frame.batch)
         return Weights(1 - share, share)
@@ -191,7 +191,7 @@ def _stretched(prior: Tensor, grid: Grid) -> Tensor:
 
 
 def _as_map(rows: object) -> tuple[tuple[float, ...], ...] | None:
-    """Rows of numbers as tuples; refuses what is no map."""
+    """Rows of numbers as tuples. Raises an error for anything else."""
     if rows is None:
         return None
     try:
@@ -200,6 +200,6 @@ def _as_map(rows: object) -> tuple[tuple[float, ...], ...] | None:
         found = torch.empty(0)
     if found.ndim != 2 or found.numel() == 0 or not (found.isfinite() & (found >= 0)).all() or not found.any():
         raise ValueError(
-            f"map must be rows of numbers of one length, none negative and not all zero, got {str(rows)[:60]}"
+            f"map must be rows of equal length with non-negative numbers, not all zero, got {str(rows)[:60]}"
         )
     return tuple(tuple(row) for row in found.tolist())

@@ -1,4 +1,4 @@
-"""How much of the target is the partner's."""
+"""Shares: the partner's part of the target."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -41,10 +41,10 @@ def align_share(attention: Tensor, share: Tensor, *, normalize: bool = True) -> 
 
 
 def activation_weights(maps: Tensor, mix: Mix) -> Weights:
-    """TokenMix's weights: the own map's mass outside the mask and the partner map's mass inside it.
+    """TokenMix's weights: the mass of the image's map outside the mask, and of the partner's map inside it.
 
     Args:
-        maps: `(B, h, w)` activation of each image's own label. Negative activations count as zero; a map without mass
+        maps: `(B, h, w)` activation for the label of each image. Negative activations count as zero; a map without mass
             contributes zero.
     """
     maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(0)  # 1e-8 is zero in half precision
@@ -52,13 +52,13 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
     size = (maps.shape[-2], maps.shape[-1])
     try:
         if mix.source is not None:
-            # The pasted content is cell `source` of the partner, so maps are needed cell by cell.
+            # The pasted content is cell `source` of the partner, so maps must have the grid of the mask.
             maps, size = resample_mask(maps, grid, rule="area"), grid
         inside = resample_mask(mix.mask, size, rule="area", dtype=maps.dtype).flatten(1).to(maps.dtype)
     except ValueError:
         raise ValueError(
-            f"activation maps of {size[0]}x{size[1]} cannot be laid over a mask of {grid[0]}x{grid[1]} cells; resize "
-            "them so that one divides the other"
+            f"activation maps of {size[0]}x{size[1]} do not fit a mask of {grid[0]}x{grid[1]} cells; resize them so "
+            "that one size divides the other"
         ) from None
     mass = maps.flatten(1)
     mass = mass / (mass.sum(1, keepdim=True) + 1e-8)
@@ -73,7 +73,7 @@ def activation_targets(
 ) -> Tensor:
     """TokenMix's targets `s/K + (own - s/2) e_own + (partner - s/2) e_partner`; rows need not sum to one.
 
-    Entries below zero, possible when a weight is under s/2, are set to zero unless `clamp` is off.
+    Negative entries, possible if a weight is below s/2, are set to zero unless `clamp` is False.
     """
     own, theirs = (weight.to(rows.dtype).unsqueeze(1) - smoothing / 2 for weight in weights)
     targets = smoothing / rows.shape[1] + own * rows + theirs * rows[partner]
@@ -101,7 +101,7 @@ class AttentionShare(Share):
 
     Args:
         blend: weight of the attention share; the rest is the area share.
-        block: whose attention is read. Where no class token is read, the column mean takes the place of its row.
+        block: whose attention is read. If the classifier reads no class token, the column mean replaces its row.
     """
 
     name: ClassVar[str] = "attention"
@@ -139,12 +139,12 @@ class AttentionShare(Share):
 @register
 @dataclass(frozen=True)
 class AlignedShare(Share):
-    """The share carried by the attention of every block to what the classifier reads: TL-Align.
+    """The share that the attention of every block carries to what the classifier reads: TL-Align.
 
     Args:
-        blocks: limits the alignment to these; the others pass shares on unchanged.
-        normalize: averages carried shares with those of the residual connection; without it a block's shares are the
-            carried ones alone.
+        blocks: aligns at these blocks only; the others do not change shares.
+        normalize: averages the shares that attention carries with those of the residual connection. If False, the
+            residual is ignored.
     """
 
     name: ClassVar[str] = "aligned"
@@ -162,12 +162,12 @@ class AlignedShare(Share):
 
     def plan(self, reader: "Reader") -> Plan:
         blocks = frozenset(range(reader.depth) if self.blocks == "all" else map(reader.resolve, self.blocks))
-        if reader.pooling is not None:  # what the classifier reads is always pooled
+        if reader.pooling is not None:  # the classifier always reads a pooled value
             blocks |= {reader.depth}
         return Plan(carry=blocks, residual=self.normalize, final=reader.readout == "sequence")
 
     def start(self, evidence: Evidence) -> None:
-        """Puts the token shares that enter the first block on the tape."""
+        """Writes the token shares at the input of the first block to the tape."""
         tape = evidence.tape
         tape.image_share = evidence.area
         tape.token_share[-1] = evidence.model.start_share(evidence.mix.mask, tape.image_share, evidence.frame.size)
@@ -179,18 +179,18 @@ class AlignedShare(Share):
 
     def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
         grids, shares = evidence.model.grids(evidence.frame.size), evidence.tape.token_share
-        last = max(block for block in shares if block < len(grids))  # after it tokens may be pooled
+        last = max(block for block in shares if block < len(grids))  # tokens may be pooled after it
         return (Shown("carried share", on_grid(shares[last][0], grids[last]), "share"),) if last >= 0 else ()
 
 
 @register
 @dataclass(frozen=True)
 class ActivationShare(Share):
-    """The mass of each image's activation map that is visible: TokenMix. The maps come with the batch.
+    """The visible mass of each image's activation map: TokenMix. The maps come with the batch.
 
     Args:
-        clamp: sets targets below zero to zero, which smoothing can cause.
-        empty: what a map without mass is worth: nothing ("zero"), or its visible area ("area").
+        clamp: sets negative targets, which smoothing can cause, to zero.
+        empty: the weight of a map without mass: "zero", or its visible area ("area").
     """
 
     name: ClassVar[str] = "activation"

@@ -1,8 +1,8 @@
 """The statistics of `vitmix.attention.summaries` as operators that run Triton kernels.
 
-`torch.compile` keeps an operator in its graph and does not look inside. Triton launches kernels on the current device,
-so each operator makes that of its tensors the current one. Triton itself is imported at the first call:
-a machine without a GPU needs none.
+`torch.compile` keeps an operator in its graph and does not trace it. Triton launches kernels on the current device, so
+each operator makes the device of its tensors current. Triton is imported at the first call, so a machine without a GPU
+does not need it.
 """
 
 import importlib.util
@@ -24,14 +24,14 @@ __all__ = [
     "takes_attention",
 ]
 
-# VITMIX_KERNELS=0 leaves everything to torch: to compare, and for GPUs too old for Triton's bfloat16.
+# VITMIX_KERNELS=0 uses torch only: for comparisons, and for GPUs too old for Triton's bfloat16.
 HAS_TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("VITMIX_KERNELS", "1") != "0"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_DEPTH = 128  # of a head
 
 
 def fit(query: Tensor, key: Tensor, scale: float | None) -> bool:
-    """Whether the kernels take these queries and keys."""
+    """Whether the kernels support these queries and keys."""
     return (
         HAS_TRITON
         and query.is_cuda
@@ -45,20 +45,20 @@ def fit(query: Tensor, key: Tensor, scale: float | None) -> bool:
 
 
 def compile_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `torch.compile` for steps that carry shares: on a GPU one kernel then attends and carries."""
+    """The settings of `torch.compile` for steps that carry shares: on a GPU, one kernel then does both."""
     if not HAS_TRITON or torch.version.cuda is None or not torch.cuda.is_available():
         return settings
     try:
         from vitmix.attention._kernels.fusion import with_fusion
 
         return with_fusion(settings)
-    except (ImportError, AttributeError):  # Inductor's interface for passes is not promised to stay
+    except (ImportError, AttributeError):  # Inductor's interface for passes may change
         return settings
 
 
 @torch.library.custom_op("vitmix::carried_shares", mutates_args=())
 def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """`A_h @ share` of every head, `(B, H, N)`; the mean is left to the caller, where a compiler fuses it."""
+    """`A_h @ share` of every head, `(B, H, N)`. The caller averages over heads, so that a compiler can fuse it."""
     from vitmix.attention._kernels import attention
 
     with torch.cuda.device_of(query):
@@ -71,7 +71,7 @@ def _(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | None, scale: flo
 
 
 def takes_attention(dtype: torch.dtype, depth: int) -> bool:
-    """Whether `attend` is for heads of this kind."""
+    """Whether `attend` supports this dtype and head dimension."""
     return dtype in (torch.float16, torch.bfloat16) and depth <= 64
 
 
@@ -79,7 +79,7 @@ def takes_attention(dtype: torch.dtype, depth: int) -> bool:
 def attend(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Attention's output `(B, H, N, d)`, its log-sum-exp and `A_h @ share` of every head, `(B, H, N)` in float32.
 
-    For half precision and heads of a depth up to 64. The output lies in memory as `(B, N, H, d)`.
+    For half precision and head dimensions up to 64. The memory layout of the output is `(B, N, H, d)`.
     """
     from vitmix.attention._kernels import fused_attention
 

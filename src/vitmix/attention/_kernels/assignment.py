@@ -1,8 +1,8 @@
 """Triton kernels: HTM's best partners, without the host.
 
-The assignment is solved exactly by shortest augmenting paths, one easy sample after the other, by a single program that
-holds all columns in registers. Its arithmetic is float64, as SciPy's, so the total gain is SciPy's up to the rounding
-of the gains themselves; among several best assignments it always takes the same one.
+A single program solves the assignment exactly by shortest augmenting paths, one easy sample after the other, with all
+columns in registers. It computes in float64, like SciPy, so the total gain equals SciPy's up to the rounding of the
+gains. Among several best assignments, it always chooses the same one.
 """
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ["assign_partners", "gain_kernel", "solve_kernel"]
 def gain_kernel(
     saliency, easy, gain, batch, tokens, rho, row_stride, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr
 ):  # fmt: skip
-    """`gain` (B, B) in its easy rows: the sum over tokens of max(S_candidate - S_easy - rho, 0)."""
+    """Writes the rows of easy samples of `gain` (B, B): the sum over tokens of max(S_candidate - S_easy - rho, 0)."""
     row = tl.program_id(0)
     if tl.load(easy + row) != 0:
         candidates = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -29,7 +29,7 @@ def gain_kernel(
             place = saliency + candidates[:, None] * row_stride + columns[None, :]
             theirs = tl.load(place, mask=inside, other=-float("inf"))
             total += tl.sum(tl.maximum(theirs - own[None, :] - rho, 0.0), 1)
-        # What is not a number must not keep the solver searching.
+        # NaN must not keep the solver searching.
         total = tl.where(total < 1e30, total, 0.0)
         tl.store(gain + row.to(tl.int64) * batch + candidates, total, mask=candidates < batch)
 
@@ -47,10 +47,10 @@ def _nearer(length, column, owner, price, other_length, other_column, other_owne
 
 @triton.jit
 def solve_kernel(gain, easy, partner, batch, BLOCK: tl.constexpr):
-    """`partner` (B,): easy rows of `gain` get columns of their own with the largest total; other rows themselves.
+    """Writes `partner` (B,): easy rows of `gain` get different columns with the largest total, other rows themselves.
 
-    Shortest augmenting paths (Crouse 2016, as in SciPy) on the costs -gain. Of the dual prices only the columns' are
-    kept: an assigned row's follows from its column's, since the reduced cost of an assigned pair is zero.
+    Shortest augmenting paths (Crouse 2016, as in SciPy) on the costs -gain. Only the dual prices of the columns are
+    stored: that of an assigned row follows from its column, because the reduced cost of an assigned pair is zero.
     """
     columns = tl.arange(0, BLOCK)
     exists = columns < batch
@@ -62,7 +62,7 @@ def solve_kernel(gain, easy, partner, batch, BLOCK: tl.constexpr):
     while row < BLOCK:
         waiting = waiting & (columns != row)
         length = tl.full([BLOCK], float("inf"), tl.float64)  # of the shortest path to each column
-        before = tl.full([BLOCK], -1, tl.int32)  # the column from whose owner that path comes; -1 is this row
+        before = tl.full([BLOCK], -1, tl.int32)  # the column whose owner precedes on that path; -1 is this row
         open = exists
         reached = tl.full([], 0.0, tl.float64)
         offset = tl.full([], 0.0, tl.float64)
@@ -77,13 +77,13 @@ def solve_kernel(gain, easy, partner, batch, BLOCK: tl.constexpr):
             candidate = tl.where(open, length, float("inf"))
             reached, at, next_owner, its_price = tl.reduce((candidate, columns, owner, price), 0, _nearer)
             open = open & (columns != at)
-            # Without an owner this row of gains may never have been written.
+            # Without an owner, this row of gains may not have been written.
             place = gain + tl.maximum(next_owner, 0).to(tl.int64) * batch + at
             offset = -tl.load(place, mask=next_owner >= 0, other=0.0).to(tl.float64) - its_price
             current = next_owner
         closed = exists & (open == 0)
         price = tl.where(closed, price - (reached - length), price)
-        # Everyone on the path moves on to the next column, back to the one this row takes.
+        # Every row on the path moves to the next column, back to the column that this row takes.
         while at >= 0:
             previous = tl.max(tl.where(columns == at, before, -1), 0)
             mover = tl.max(tl.where(columns == previous, owner, -1), 0)

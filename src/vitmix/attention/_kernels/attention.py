@@ -1,8 +1,8 @@
-"""Triton kernels: attention statistics from queries and keys, without the matrix of attention.
+"""Triton kernels: attention statistics from queries and keys, without the attention matrix.
 
 Scores exist for one tile at a time, so time grows with N*M and memory with N + M. Products of half-precision queries
-and keys are added up in float32, and everything after them is float32. Each result has one writer, which adds its
-tiles in order: results do not depend on the order in which programs run.
+and keys are accumulated in float32, and everything after them is float32. Each result has one writer, which adds its
+tiles in order, so results do not depend on the order in which programs run.
 
 There are three statistics of a row of scores against all columns, one for each `MODE`:
 
@@ -10,9 +10,8 @@ There are three statistics of a row of scores against all columns, one for each 
     sums    the log-sum-exp in units of log 2   rows are queries, columns keys
     pull    sum of exp(scores - sums) * given   rows are keys, columns queries, `given` the weight of each query
 
-So a column statistic of attention is `sums`, then `pull` with the roles of queries and keys exchanged. Up to 256
-columns in half precision are loaded once and stay in shared memory while the rows pass by; others pass by each tile of
-rows.
+A column statistic of attention is therefore `sums`, then `pull` with queries and keys exchanged. Up to 256 columns in
+half precision are loaded once and stay in shared memory while the rows stream; others stream for each tile of rows.
 """
 
 import torch
@@ -31,14 +30,14 @@ __all__ = [
     "short_kernel",
 ]
 
-LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
+LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware has exp2
 SHORT = 256  # columns that stay in shared memory
-TILE = 64  # rows of a tile, and columns of one that passes by
+TILE = 64  # rows of a tile, and columns of a streamed tile
 
 
 @triton.jit
 def _product(left, right, PRECISION: tl.constexpr):
-    if PRECISION == "interpreter":  # which multiplies bfloat16 as if it were integers
+    if PRECISION == "interpreter":  # the interpreter multiplies bfloat16 as if it were integers
         return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
     return tl.dot(left, right, input_precision=PRECISION)
 
@@ -47,7 +46,7 @@ def _product(left, right, PRECISION: tl.constexpr):
 def _column_tile(
     right, first, columns_end, row_stride, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A tile (BLOCK_D, BLOCK) of columns, zeros beyond the last."""
+    """A tile (BLOCK_D, BLOCK) of columns, zeros after the last."""
     columns = first + tl.arange(0, BLOCK)
     depth = tl.arange(0, BLOCK_D)
     inside = (columns[None, :] < columns_end) & (depth[:, None] < DEPTH)
@@ -82,7 +81,7 @@ def _add_tile(
     else:
         scores = tl.where(here[None, :], scores, -float("inf"))
         new_best = tl.maximum(best, tl.max(scores, 1) * scale)
-        # Where a bias hides every column so far, the maximum is -inf, and -inf - -inf is not a number.
+        # If a bias masks every column so far, the maximum is -inf, and -inf - -inf is NaN.
         shift = tl.where(new_best == -float("inf"), 0.0, new_best) if BIASED else new_best
         weight = tl.exp2(scores * scale - shift[:, None])
         old = tl.exp2(best - shift)
@@ -112,7 +111,7 @@ def short_kernel(
     WIDTH_0: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, WIDTH_3: tl.constexpr,
     MODE: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out` (B, H, rows) for at most 256 columns, in up to four tiles; a width of 0 is no tile."""
+    """`out` (B, H, rows) for at most 256 columns, in up to four tiles; a width of 0 means no tile."""
     pair = tl.program_id(0).to(tl.int64)
     batch, head = pair // heads, pair % heads
     left += batch * left_batch + head * left_head
@@ -132,7 +131,7 @@ def short_kernel(
     following = _row_tile(left, start + tl.arange(0, ROWS), rows_end, left_row, DEPTH, BLOCK_D)
     for first in range(start, min(start + rows_each, rows_end), ROWS):
         rows = first + tl.arange(0, ROWS)
-        # What was not just loaded goes to the product in registers, which spares a fence around shared memory.
+        # Operands that were not just loaded are passed in registers, which avoids a fence around shared memory.
         tile = tl.where(rows[:, None] < rows_end, following, 0.0)
         following = _row_tile(left, rows + ROWS, rows_end, left_row, DEPTH, BLOCK_D)
         best = tl.full([ROWS], -float("inf"), tl.float32)
@@ -196,7 +195,7 @@ def one_query_kernel(
     query_batch, query_head, key_batch, key_head, key_row, weight_batch, bias_group, bias_head, bias_column,
     KEYS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """`out` (B, M): the softmaxed row of a single query, the mean of all heads, times its weight."""
+    """`out` (B, M): the attention row of a single query, averaged over heads, times its weight."""
     batch = tl.program_id(0).to(tl.int64)
     keys, depth = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
     inside = (keys[:, None] < KEYS) & (depth[None, :] < DEPTH)
@@ -225,7 +224,7 @@ def carried_shares(query: Tensor, key: Tensor, share: Tensor, bias: Tensor | Non
 def pulled_weight(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """See `vitmix.attention._kernels.pulled_weight`."""
     block_k, block_d = triton.next_power_of_2(key.shape[2]), triton.next_power_of_2(key.shape[3])
-    if query.shape[2] == 1 and block_k * block_d <= 32768:  # numbers that 256 threads hold
+    if query.shape[2] == 1 and block_k * block_d <= 32768:  # numbers that fit in the registers of 256 threads
         return _one_query(query, key, weight, bias, scale, block_k, block_d)
     sums = _rows("sums", query, key, None, None, bias, scale)
     turned = None if bias is None else bias.transpose(2, 3)
@@ -241,7 +240,7 @@ def _rows(
     out = left.new_empty(batch, heads, rows, dtype=torch.float32)
     given = out if given is None else given.float().contiguous()
     half, short_depth = left.dtype != torch.float32, depth <= 64
-    tile = TILE if half else TILE // 2  # exact products of float32 are made in registers
+    tile = TILE if half else TILE // 2  # exact float32 products are computed in registers
     height = _fit(rows, tile)
     tensors = (left, right, given, out if sums is None else sums, left if bias is None else bias, out)
     strides = (*left.stride()[:3], *right.stride()[:3], 0 if len(given) == 1 else columns, *_bias_strides(bias))
@@ -249,12 +248,12 @@ def _rows(
     settings = {"DEPTH": depth, "BLOCK_D": _fit(depth, 128), "ROWS": height, "MODE": mode, "BIASED": bias is not None}
     settings |= {"PRECISION": _precision(left), "num_warps": 4}
     if half and columns <= SHORT:
-        # A program goes over all rows, unless that leaves most of the device idle.
+        # A program processes all rows, unless that leaves most of the device idle.
         each = rows if batch * heads >= 512 else height
         widths = _widths(columns, 128 if short_depth else 64)
         settings |= {f"WIDTH_{number}": width for number, width in enumerate(widths)}
         if short_depth and bias is None and torch.version.cuda is not None:
-            settings["maxnreg"] = 128  # of a thread, which leaves room for four programs on a multiprocessor
+            settings["maxnreg"] = 128  # per thread, which allows four programs per multiprocessor
         short_kernel[(batch * heads, triton.cdiv(rows, each))](
             *tensors, heads, rows, each, groups, scale, *strides, COLUMNS=columns, **settings
         )
@@ -283,12 +282,12 @@ def _one_query(
 
 
 def _fit(length: int, most: int) -> int:
-    """A power of two that holds a length if `most` does, and at least the 16 that a matrix product needs."""
+    """The next power of two of a length, at least 16, which a matrix product needs, and at most `most`."""
     return min(most, max(16, triton.next_power_of_2(length)))
 
 
 def _widths(columns: int, most: int) -> list[int]:
-    """Four tile widths that hold at most 256 columns, with little to spare; zeros are no tiles."""
+    """Four tile widths for at most 256 columns, with little padding; zero means no tile."""
     widths: list[int] = []
     while columns > 0:
         width = _fit(columns, most)
@@ -302,7 +301,7 @@ def _widths(columns: int, most: int) -> list[int]:
 def _precision(query: Tensor) -> str:
     if not query.is_cuda:
         return "interpreter"
-    return "ieee" if query.dtype == torch.float32 else "tf32"  # which means nothing to half precision
+    return "ieee" if query.dtype == torch.float32 else "tf32"  # no effect in half precision
 
 
 def _unit_depth(tokens: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Triton kernel: attention itself together with the share it carries, for half precision.
+"""Triton kernel: attention together with the share it carries, for half precision.
 
-A program takes a tile of queries while tiles of keys and values pass by, and keeps the running maximum, sum, share and
-output of each row. Weights are rounded to the dtype of the values before they meet them, as fused attention does; sums
-and shares are made of the unrounded ones. Tiles of keys are whole, so they need no masks, but for a narrower last one,
-which is loaded first: it waits in registers while the others pass by.
+A program holds a tile of queries while tiles of keys and values stream, and keeps the running maximum, sum, share and
+output of each row. Weights are rounded to the dtype of the values before the product, as in fused attention; sums and
+shares use the unrounded weights. Tiles of keys are complete and need no mask, except for a narrower last one, which is
+loaded first and waits in registers while the others stream.
 """
 
 import torch
@@ -18,9 +18,9 @@ __all__ = ["BLOCK_K", "BLOCK_Q", "LAST_TILE", "LOG_2", "STAGES", "WARPS", "atten
 LOG_2 = tl.constexpr(0.6931471805599453)
 BLOCK_Q = 64  # queries of a program
 BLOCK_K = 64  # keys of a tile
-LAST_TILE = 16  # at least so many keys has the last tile, which is a power of two
+LAST_TILE = 16  # least keys of the last tile, which is a power of two
 WARPS = 4
-STAGES = 2  # tiles on their way
+STAGES = 2  # tiles in flight
 
 
 @triton.jit

@@ -1,9 +1,9 @@
 """One kernel for attention and the share it carries, in compiled steps: a pass over Inductor's graphs.
 
-Models call torch's fused attention and a hook calls `vitmix::carried_shares` with the same queries and keys, so in the
-graph of a step the two stand side by side. Where they do, this pass puts `vitmix::attend` in the place of both. The
-backward pass stays torch's own: it takes output and log-sum-exp as if they were of the attention that was replaced.
-Whatever differs from what is expected is left as it is.
+Models call torch's fused attention, and a hook calls `vitmix::carried_shares` with the same queries and keys, so the
+graph of a step contains both. This pass replaces both by `vitmix::attend`. The backward pass is still torch's: it uses
+output and log-sum-exp as if they came from the replaced attention. If anything differs from the expected pattern, the
+graph is not changed.
 """
 
 import logging
@@ -23,7 +23,7 @@ from vitmix.attention import _kernels as kernels
 __all__ = ["FuseCarriedShares", "with_fusion"]
 
 CUDNN, FLASH = "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"
-_UNDERSTOOD = {"query", "key", "value", "scale", "compute_log_sumexp"}  # what else there is must be as if not given
+_UNDERSTOOD = {"query", "key", "value", "scale", "compute_log_sumexp"}  # other arguments must have their defaults
 _aten = torch.ops.aten
 _ALIASES = (_aten.detach.default, _aten.alias.default, _aten.view.default, _aten.reshape.default, _aten.expand.default)
 _log = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FuseCarriedShares(CustomGraphPass):
-    """Puts `vitmix::attend` in the place of fused attention and the carried share of the same queries and keys.
+    """Replaces fused attention and the carried share of the same queries and keys by `vitmix::attend`.
 
     `attention` names the operators of `torch.ops.aten` that may be replaced. Their first two results must be the output
-    and the log-sum-exp; the others must mean nothing where there is no dropout.
+    and the log-sum-exp; the others must be unused without dropout.
     """
 
     attention: tuple[str, ...] = (CUDNN, FLASH)
@@ -43,8 +43,8 @@ class FuseCarriedShares(CustomGraphPass):
         for carry in _calls(graph, torch.ops.vitmix.carried_shares.default):
             try:
                 self._fuse(graph, carry)
-            except Exception:  # of an interface of torch that has changed: two kernels are right as well
-                _log.warning("attention and its carried share stay two kernels", exc_info=True)
+            except Exception:  # from a changed interface of torch; two kernels are correct too
+                _log.warning("attention and its carried share remain two kernels", exc_info=True)
 
     def uuid(self) -> Any:
         return get_hash_for_files((__file__, kernels.__file__), repr(self.attention))
@@ -59,22 +59,22 @@ class FuseCarriedShares(CustomGraphPass):
                     inputs = given["query"], given["key"], given["value"], wanted["share"], wanted["scale"]
                     if _replace(graph, carry, attention, inputs):
                         return
-        _log.debug("%s stays a kernel of its own", carry)
+        _log.debug("%s remains a separate kernel", carry)
 
 
 def with_fusion(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `torch.compile` with this pass among the options, unless they name another backend or pass."""
+    """The settings of `torch.compile` with this pass added, unless they name another backend or pass."""
     mode, options = settings.get("mode"), settings.get("options")
     if settings.get("backend", "inductor") != "inductor" or (mode is not None and options is not None):
-        return settings  # of mode and options torch takes one, and says so
+        return settings  # torch accepts only one of mode and options, and raises an error
     if config.post_grad_custom_pre_pass is not None:
         return settings
     if mode is not None:
         try:
             options = list_mode_options(mode, settings.get("dynamic"))
         except (KeyError, RuntimeError):
-            return settings  # no mode of torch's, which says so
-    # Told to, cuDNN writes the log-sum-exp in another layout, which its backward pass takes for granted.
+            return settings  # an unknown mode, for which torch raises an error
+    # With this setting, cuDNN writes the log-sum-exp in another layout, which its backward pass then expects.
     ragged = os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") != "0"
     fuse = FuseCarriedShares((FLASH,) if ragged else (CUDNN, FLASH))
     return settings | {"mode": None, "options": {"post_grad_custom_pre_pass": fuse} | (options or {})}
@@ -85,14 +85,14 @@ def _calls(graph: fx.Graph, target: Any) -> list[fx.Node]:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operator's call, by name."""
+    """All arguments of an operator call, by name."""
     target: Any = node.target
     given = {each.name: each.default_value for each in target._schema.arguments}
     return given | dict(zip(given, node.args, strict=False)) | node.kwargs
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """The node that made a tensor, before aliases that change nothing."""
+    """The node that produced a tensor, ignoring aliases."""
     while node.target in _ALIASES:
         before = node.args[0]
         if not isinstance(before, fx.Node) or _layout(before.meta["val"]) != _layout(node.meta["val"]):
@@ -106,24 +106,24 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(attention: fx.Node, scale: float) -> bool:
-    """Whether this is attention as `vitmix::attend` computes it."""
+    """Whether `vitmix::attend` computes the same attention."""
     given, target = _arguments(attention), attention.target
     assert isinstance(target, torch._ops.OpOverload)
     others = (each for each in target._schema.arguments if each.name not in _UNDERSTOOD)
     query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
     depth = query.shape[-1]
     return (
-        all(given[each.name] == each.default_value for each in others)  # None where there is no default
+        all(given[each.name] == each.default_value for each in others)  # None if there is no default
         and query.shape == key.shape == value.shape
         and query.dtype == key.dtype == value.dtype
         and kernels.takes_attention(query.dtype, depth)
         and all(each.stride(-1) == 1 for each in (query, key, value))
-        and math.isclose(scale, depth**-0.5 if given["scale"] is None else given["scale"])  # 1 / sqrt rounds otherwise
+        and math.isclose(scale, depth**-0.5 if given["scale"] is None else given["scale"])  # rounding may differ
     )
 
 
 def _replace(graph: fx.Graph, carry: fx.Node, attention: fx.Node, inputs: tuple[Any, ...]) -> bool:
-    """Puts one call in the place of two, unless inputs come too late or results are laid out otherwise."""
+    """Replaces two calls by one, unless an input is computed too late or a result has another layout."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     first = min(carry, attention, key=order.__getitem__)
     out, sums, _ = torch.ops.vitmix.attend.default(*_values(inputs))
@@ -149,7 +149,7 @@ def _can_replace(result: fx.Node, out: Tensor, sums: Tensor) -> bool:
         return False
     if result.args[1] == 0:
         return _layout(wanted) == _layout(out)
-    if result.args[1] == 1:  # cuDNN's has another axis
+    if result.args[1] == 1:  # cuDNN's has one more axis
         return wanted.dtype == sums.dtype and wanted.shape in (sums.shape, (*sums.shape, 1))
     return wanted.device.type != "meta"
 
@@ -160,7 +160,7 @@ def _instead_of(graph: fx.Graph, result: fx.Node, out: fx.Node, sums: fx.Node) -
         return out
     if number == 1:
         return sums if wanted.ndim == 3 else _call(graph, _aten.unsqueeze.default, sums, -1)
-    # The state of random numbers, which attention's backward takes and, without dropout, does not read.
+    # The state of the random generator: an argument of the backward pass, which ignores it without dropout.
     kind = {"dtype": wanted.dtype, "layout": torch.strided, "device": wanted.device, "pin_memory": False}
     node = graph.call_function(_aten.full.default, (list(wanted.shape), 0), kind)
     node.meta["val"] = wanted
@@ -168,11 +168,11 @@ def _instead_of(graph: fx.Graph, result: fx.Node, out: fx.Node, sums: fx.Node) -
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    """A new call, with the fake value that Inductor reads."""
+    """A new call, with the fake value that Inductor needs."""
     node = graph.call_function(target, args)
     node.meta["val"] = target(*_values(args))
     if target is not operator.getitem:
-        node.meta["eager_input_vals"] = _values(args), {}  # whose strides Inductor keeps
+        node.meta["eager_input_vals"] = _values(args), {}  # Inductor keeps their strides
     return node
 
 

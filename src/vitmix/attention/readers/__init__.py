@@ -1,8 +1,8 @@
-"""How models are read: their blocks, their token geometry, and what their classifier looks at.
+"""How models are read: their blocks, their token geometry, and what their classifier reads.
 
-A reader is chosen by the model's exact class, its blocks and its attention. Subclasses and look-alikes may add terms
-after the place where queries and keys are read, which would make the statistics wrong without a word, so they are
-refused. `register_reader` adds a reader for a class of one's own.
+A reader is chosen by the exact classes of the model, its blocks and its attention. Subclasses and similar classes may
+add terms after the point where queries and keys are read, which would silently make the statistics wrong, so they are
+refused. `register_reader` adds a reader for your own class.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ __all__ = [
     "unwrap",
 ]
 
-# By the class's path, so that a package is imported only when one of its models comes along.
+# By import path, so that a package is imported only when one of its models is used.
 READERS: dict[str, str] = {
     "timm.models.vision_transformer.VisionTransformer": "sequence:read_vit",
     "timm.models.deit.VisionTransformerDistilled": "sequence:read_vit",
@@ -56,19 +56,19 @@ READERS: dict[str, str] = {
 }
 
 REFUSED: dict[str, str] = {
-    "timm.models.xcit.Xcit": "its attention is between channels, so it says nothing about tokens",
+    "timm.models.xcit.Xcit": "its attention is between channels, not tokens",
 }
 
 _REGISTERED: dict[type[nn.Module], Callable[[Any], Reader]] = {}
 
 
 def register_reader(kind: type[nn.Module], reader: Callable[[Any], Reader]) -> None:
-    """Makes models of exactly this class readable by `reader(model)`."""
+    """Registers `reader(model)` as the reader of models of exactly this class."""
     _REGISTERED[kind] = reader
 
 
 def read_model(model: nn.Module) -> Reader:
-    """The reader of a model, compiled or wrapped for data parallelism or not."""
+    """The reader of a model, which may be compiled or wrapped for data parallelism."""
     model = unwrap(model)
     kind = type(model)
     if kind in _REGISTERED:
@@ -87,7 +87,7 @@ def read_model(model: nn.Module) -> Reader:
     module, _, function = READERS[path].partition(":")
     try:
         return getattr(import_module(f"vitmix.attention.readers.{module}"), function)(model)
-    except ImportError as error:  # of a version that has its classes elsewhere
+    except ImportError as error:  # from a version with other import paths
         raise ValueError(
             f"this {package} cannot be read: {error}. Methods that need no attention work with it"
         ) from None
@@ -105,7 +105,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def logits_of(output: Any) -> Any:
-    """The logits in what a model returns: itself, or its `logits` (Hugging Face)."""
+    """The logits of a model output: the output itself, or its `logits` (Hugging Face)."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
@@ -115,7 +115,7 @@ def frame_of(images: Tensor, reader: Reader | None) -> Frame:
     if images.ndim != 4:
         raise ValueError(f"images must be (B, C, H, W), got {tuple(images.shape)}; add the batch dimension")
     if len(images) == 0:
-        raise ValueError(f"a batch needs an image, got {tuple(images.shape)}; leave empty batches out")
+        raise ValueError(f"a batch needs at least one image, got {tuple(images.shape)}; skip empty batches")
     size = (images.shape[2], images.shape[3])
     dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
     if reader is None:

@@ -1,6 +1,6 @@
-"""What the rest of the library knows of a model: a `Reader`, and a `BlockReader` for each of its blocks.
+"""What the library knows about a model: a `Reader`, and a `BlockReader` for each of its blocks.
 
-This file has the general case, a sequence of alike blocks; the others of this package say what differs in a family.
+This file has the general case, a sequence of equal blocks; the other files say what differs in a model family.
 """
 
 from functools import partial
@@ -40,13 +40,13 @@ class BlockReader:
     """How one block is read: where its tokens enter, and how its flow is found while it runs.
 
     Attributes:
-        module: the block; its first argument are its tokens, `(B, N, C)` or `(B, H, W, C)`.
+        module: the block; its first argument is its tokens, `(B, N, C)` or `(B, H, W, C)`.
         attention: the module that mixes tokens.
-        norm: what the tokens pass on their way into it, None if nothing.
-        prefix: how many class, distillation and register tokens precede the patches here.
-        class_token: whether saliency is the class token's row here; without one it is the column mean.
+        norm: the norm between the block's input and attention, None if there is none.
+        prefix: number of class, distillation and register tokens before the patches.
+        class_token: whether saliency is the class token's row in this block; otherwise it is the column mean.
         width: channels of a token.
-        stage: blocks of one stage have the same grid and width.
+        stage: number of its stage; blocks of one stage have the same grid and width.
         no_bank: why keys cannot be appended here (vertical TokenMixup); None if they can.
     """
 
@@ -69,7 +69,7 @@ class BlockReader:
         self.listener: BlockHooks | None = None
 
     def saliency(self, flow: Flow) -> Tensor:
-        """Saliency `(B, n)` of the patches in this block: the class token's row, or without one the column mean."""
+        """Saliency `(B, n)` of the patches in this block: the class token's row or the column mean."""
         return flow.saliency(class_token=self.class_token)
 
     @property
@@ -77,7 +77,7 @@ class BlockReader:
         return "class attention" if self.class_token else "attention received"
 
     def listen(self, listener: "BlockHooks") -> Handles:
-        """Tells `listener` about the flow of every forward pass, until the returned handles are removed."""
+        """Sends the flow of every forward pass to `listener`, until the returned handles are removed."""
         self.listener = listener
         return self.hooks()
 
@@ -89,19 +89,19 @@ class BlockReader:
         self.listener.receive(flow)
 
     def hooks(self) -> Handles:
-        """Registers what finds the flow."""
+        """Registers the hooks that find the flow."""
         raise NotImplementedError
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
-        """The flow the block would have with these input tokens; `arguments` and `settings` are its other inputs.
+        """The flow that the block would have with these input tokens; `arguments` and `settings` are its other inputs.
 
-        Calls `forward` of submodules directly, so no hook runs.
+        It calls `forward` of submodules directly, so no hook runs.
         """
         raise NotImplementedError
 
 
 class FusedBlock(BlockReader):
-    """A block whose attention is timm's `Attention` or agrees with it on `qkv`, `q_norm`, `k_norm`, `num_heads`."""
+    """A block whose attention is timm's `Attention`, or has the same `qkv`, `q_norm`, `k_norm`, `num_heads`."""
 
     query: Tensor | None = None
 
@@ -133,10 +133,10 @@ class Reader:
     """How a model is read. `blocks` are in the order in which they run.
 
     Attributes:
-        prefix: how many tokens precede the patches among the final tokens.
-        readout: what the classifier looks at: class tokens, the mean of the patches, both, or a learned weighting.
+        prefix: number of final tokens before the patches.
+        readout: what the classifier reads: class tokens, the mean of the patches, both, or a learned weighting.
         read_tokens: with class tokens, how many of the first tokens are read (2 in distilled models).
-        final_module: the module whose output are the final tokens.
+        final_module: the module whose output is the final tokens.
     """
 
     pooling: BlockReader | None = None
@@ -163,11 +163,11 @@ class Reader:
         return True
 
     def hooks(self) -> Handles:
-        """Prepares the model as a whole for listening to its blocks."""
+        """Prepares the whole model for reading its blocks."""
         return []
 
     def block(self, index: int) -> BlockReader:
-        """A block's reader; the one after the last is attention pooling."""
+        """The reader of a block; the one after the last block is attention pooling."""
         if index == self.depth:
             assert self.pooling is not None
             return self.pooling
@@ -179,12 +179,12 @@ class Reader:
 
     @property
     def last(self) -> int:
-        """The index of the last block, attention pooling included."""
+        """The index of the last block, including attention pooling."""
         return self.depth - (self.pooling is None)
 
     @property
     def patch_depth(self) -> int:
-        """How many of the blocks have patches as queries: all but class-attention blocks, which come last."""
+        """Number of blocks whose queries are patches: all except class-attention blocks, which come last."""
         return sum(block.patch_queries for block in self.blocks)
 
     @property
@@ -208,18 +208,19 @@ class Reader:
         return block % depth
 
     def need_attention(self, what: str, instead: str = "") -> None:
-        """Refuses what cannot be had from a model without attention, and says what can be done `instead`."""
+        """Raises an error if the model has no attention; the message says what to do `instead`."""
         if not self.has_attention:
-            raise ValueError(f"{what} needs attention, and this {self.name} has none{'; ' * bool(instead)}{instead}")
+            hint = f"; {instead}" if instead else ""
+            raise ValueError(f"{what} needs attention, which this {self.name} does not have{hint}")
 
     # Geometry
 
     def grids(self, size: Grid) -> tuple[Grid, ...]:
-        """Rows and columns of tokens in each block, for images of a size, which must be one that the model takes."""
+        """Rows and columns of tokens in each block, for images of a size that the model supports."""
         return (self.embed_grid(size),) * self.depth
 
     def embed_grid(self, size: Grid) -> Grid:
-        """Rows and columns of tokens that enter the first block."""
+        """Rows and columns of tokens at the input of the first block."""
         embed = self.model.patch_embed
         patch = getattr(embed, "patch_size", None)
         if getattr(embed, "strict_img_size", True):
@@ -231,7 +232,7 @@ class Reader:
     def embed_stride(self, size: Grid) -> Grid:
         """Pixels between neighboring tokens of the first block.
 
-        A rest may be left at the bottom and the right, or the last tokens may lie half outside of the image.
+        The tokens may leave a remainder at the bottom and the right, or the last ones may extend beyond the image.
         """
         embed: Any = getattr(self.model, "patch_embed", None)
         if hasattr(embed, "feat_ratio"):
@@ -242,9 +243,9 @@ class Reader:
         return size[0] // rows, size[1] // columns
 
     def mask_grid(self, size: Grid) -> Grid:
-        """The grid on which token masks are drawn: the final one, in pyramids the one of the stage before the last.
+        """The grid on which token masks are drawn: the final grid, or in pyramids that of the second-to-last stage.
 
-        That is the papers' grid of 16-pixel tokens in every pyramid they train.
+        For every pyramid of the papers, this is their grid of 16-pixel tokens.
         """
         stages = [block.stage for block in self.blocks]
         grids = self.grids(size)
@@ -253,7 +254,7 @@ class Reader:
     # Token shares
 
     def start_share(self, mask: Tensor, image_share: Tensor, size: Grid) -> Tensor:
-        """The token shares `(B, N)` that enter the first block: prefix tokens hold the image's share."""
+        """The token shares `(B, N)` at the input of the first block; prefix tokens have the image's share."""
         patches = self.embed_share(mask, size, image_share.dtype).flatten(1)
         patches = patches.to(image_share.dtype).expand(len(image_share), -1)
         return initial_token_share(patches, image_share, prefix=self.blocks[0].prefix)
@@ -264,31 +265,31 @@ class Reader:
         covered = grid[0] * stride[0], grid[1] * stride[1]
         if covered == size or mask.shape[1:] == (1, 1):
             return resample_mask(mask, grid, rule="area", dtype=dtype)
-        mask = expand_mask(mask, size)[:, : covered[0], : covered[1]]  # cells of the image are no patches then
+        mask = expand_mask(mask, size)[:, : covered[0], : covered[1]]  # cells of the image are not patches then
         outside = (0, covered[1] - mask.shape[2], 0, covered[0] - mask.shape[1])
         share = resample_mask(functional.pad(mask, outside), grid, rule="area", dtype=dtype)
         if not any(outside):
             return share
         seen = resample_mask(functional.pad(torch.ones_like(mask), outside), grid, rule="area", dtype=dtype)
-        return share / seen.clamp_min(torch.finfo(dtype).tiny)  # a token wholly outside shows none of the partner
+        return share / seen.clamp_min(torch.finfo(dtype).tiny)  # a token outside the image has no part of the partner
 
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
-        """The token shares that enter a block, from those that left the one before."""
+        """The token shares at the input of a block, from those after the previous block."""
         return share
 
     def pass_by(self, index: int, share: Tensor, size: Grid) -> Tensor:
-        """The token shares that leave a block which does not mix them, from those that entered it."""
+        """The token shares after a block that does not mix them, from those at its input."""
         return share
 
     def patch_share(self, mask: Tensor, image_share: Tensor, size: Grid) -> Tensor:
-        """The partner's part `(B, n)` of the pixels that each of the final patches was made of."""
+        """The partner's part `(B, n)` of the pixels of each final patch."""
         share = self.start_share(mask, image_share, size)
         for index in range(self.depth):
             share = self.pass_by(index, self.arrive(index, share, image_share, size), size)
         return share[:, self.prefix :]
 
     def patch_mask(self, mask: Tensor, index: int, size: Grid) -> Tensor:
-        """A mask `(B or 1, h, w)` on the patches of a block, `(B or 1, n)`: what the top-left pixel of each is."""
+        """A mask `(B or 1, h, w)` on the patches of a block, `(B or 1, n)`: its value at the top-left pixel of each."""
         (rows, columns), stride = self.grids(size)[index], self.embed_stride(size)
         merges = self.blocks[index].stage - self.blocks[0].stage
         down = torch.arange(rows, device=mask.device) * (stride[0] << merges)
@@ -298,7 +299,7 @@ class Reader:
         return mask[:, down][:, :, right].flatten(1)
 
     def read_share(self, share: Tensor, final: Tensor | None) -> Tensor:
-        """The classifier's view `(B,)` of the shares `(B, N)` of the final tokens."""
+        """The share `(B,)` of what the classifier reads, from the shares `(B, N)` of the final tokens."""
         if self.readout == "class":
             return share[:, : self.read_tokens].mean(1)
         patches = share[:, self.prefix :].mean(1)
@@ -307,23 +308,23 @@ class Reader:
     # The head
 
     def final_tokens(self, output: Tensor) -> Tensor:
-        """The final tokens `(B, N, C)`, from what `final_module` returned."""
+        """The final tokens `(B, N, C)`, from the output of `final_module`."""
         return output.flatten(1, -2)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Logits of vectors `(B, C)` pooled from final tokens, through whatever follows pooling in the model."""
+        """Logits of vectors `(B, C)` pooled from final tokens, through everything that follows pooling in the model."""
         return self.model.head(self.model.head_drop(pooled))
 
     def stop_after(self, block: int, images: Tensor) -> None:
-        """Runs the model up to and including a block, for what is heard on the way."""
+        """Runs the model up to and including a block, to record statistics."""
         self.model.forward_intermediates(images, indices=[block], stop_early=True, intermediates_only=True)
 
 
 def check_size(size: Grid, wanted: Grid) -> None:
     if wanted != size:
         raise ValueError(
-            f"this model takes images of {wanted[0]}x{wanted[1]}, got {size[0]}x{size[1]}; "
-            "resize them, or build the model with this image size"
+            f"this model expects images of {wanted[0]}x{wanted[1]}, got {size[0]}x{size[1]}; "
+            "resize them, or create the model with this image size"
         )
 
 
@@ -335,14 +336,14 @@ def check_divides(size: Grid, patch: Grid) -> None:
 
 
 def split_heads(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
-    """Queries, keys, ... `(B, H, N, d)`, the first `kinds` of a projection that has three of them stacked."""
+    """Queries, keys, ... `(B, H, N, d)`: the first `kinds` of a projection that stacks three of them."""
     rows = weight.shape[0] // 3 * kinds
     both = nn.functional.linear(tokens, weight[:rows], None if bias is None else bias[:rows])
     return stacked_heads(both, heads, kinds=kinds)
 
 
 def project_heads(tokens: Tensor, module: nn.Module, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
-    """The same for a module, which may be more than a matrix, such as one with low-rank adapters."""
+    """The same for a module that may be more than a matrix, for example with low-rank adapters (LoRA)."""
     if type(module) is nn.Linear and "forward" not in module.__dict__:  # older torch.compile has no vars()
         return split_heads(tokens, module.weight, module.bias, heads, kinds=kinds)
     return stacked_heads(module.forward(tokens), heads, kinds=3)[:kinds]
@@ -359,17 +360,17 @@ def one_head_each(projected: Tensor, heads: int) -> Tensor:
 
 
 class ReplacedForward:
-    """A module's forward pass, replaced by `block.forward` until removed; several blocks may listen at a time.
+    """Replaces the forward pass of a module by `block.forward` until removed. Several blocks can use it at a time.
 
-    For attention whose queries and keys no submodule shows. The replacement computes what the original did. The blocks
-    hang on the module, since older versions of `torch.compile` follow objects from there only.
+    For attention whose queries and keys no submodule exposes. The replacement computes the same result. The blocks are
+    attributes of the module, because older versions of `torch.compile` find objects only there.
     """
 
     def __init__(self, module: nn.Module, block: "ReplacedBlock") -> None:
         if "forward" in vars(module) and "vitmix_blocks" not in vars(module):
             raise ValueError(
-                f"the forward pass of a {type(module).__name__} was replaced, and reading its attention replaces it "
-                "too; take the other replacement off"
+                f"the forward pass of a {type(module).__name__} was replaced, but reading its attention replaces it "
+                "too; remove the other replacement"
             )
         self.module, self.block = module, block
         module.__dict__.setdefault("vitmix_blocks", []).append(block)
@@ -389,7 +390,7 @@ def _forward_by_block(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class ReplacedBlock(BlockReader):
-    """A block whose attention is run by `forward`, which tells every block that listens to this attention."""
+    """A block whose attention runs through `forward`, which reports to every block that reads this attention."""
 
     def hooks(self) -> Handles:
         return [ReplacedForward(self.attention, self)]

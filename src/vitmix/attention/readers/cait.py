@@ -1,4 +1,4 @@
-"""CaiT: talking heads in self-attention blocks without a class token, then class-attention blocks with it."""
+"""CaiT: talking heads in self-attention blocks without a class token, then class-attention blocks with one."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["CaitReader", "ClassAttentionBlock", "TalkingHeadsBlock", "read_cait"
 
 
 class TalkingHeadsBlock(BlockReader):
-    """The softmax before the second head projection, which the model has in memory anyway."""
+    """Reads the softmax before the second head projection, which the model has in memory anyway."""
 
     def hooks(self) -> Handles:
         return [self.attention.proj_w.register_forward_pre_hook(self._on_attention)]
@@ -55,7 +55,7 @@ class ClassAttentionBlock(BlockReader):
 
 class CaitReader(Reader):
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
-        """The class token enters at the first class-attention block, with the image's share."""
+        """The class token joins at the first class-attention block, with the image's share."""
         return initial_token_share(share, image_share, prefix=1) if index == self.patch_depth else share
 
     def stop_after(self, block: int, images: Tensor) -> None:
@@ -67,7 +67,7 @@ class CaitReader(Reader):
 
 def read_cait(model: Any) -> Reader:
     if model.global_pool != "token":
-        raise ValueError(f"a Cait with global_pool={model.global_pool!r} cannot be read; build it with 'token'")
+        raise ValueError(f"a Cait with global_pool={model.global_pool!r} cannot be read; create it with 'token'")
     check_blocks(model, (cait.LayerScaleBlock,), (cait.TalkingHeadAttn,))
     for block in model.blocks_token_only:
         if type(block) is not cait.LayerScaleBlockClassAttn or type(block.attn) is not cait.ClassAttn:

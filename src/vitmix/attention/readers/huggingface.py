@@ -1,7 +1,7 @@
 """Hugging Face transformers, read through its attention-function registry: no module is patched.
 
-While a model is attached, its attention implementation is a tapped form of its own ("vitmix_sdpa" for "sdpa"), which
-tells whoever listens and then calls the original.
+While a model is attached, its attention implementation is replaced by a tapped version ("vitmix_sdpa" for "sdpa"),
+which reports queries and keys and then calls the original.
 """
 
 import sys
@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 if int(transformers.__version__.partition(".")[0]) < 5:
-    raise ImportError(f"its models are built otherwise before version 5, and it is {transformers.__version__}")
+    raise ImportError(f"version 5 or later is needed, got {transformers.__version__}")
 
-PREFIX = "vitmix_"  # of the names under which tapped implementations are registered
+PREFIX = "vitmix_"  # of the names of tapped implementations
 VIT = (modeling_vit.ViTLayer, modeling_vit.ViTAttention)
 DEIT = (modeling_deit.DeiTLayer, modeling_deit.DeiTAttention)
 DINOV2 = (modeling_dinov2.Dinov2Layer, modeling_dinov2.Dinov2Attention)
@@ -61,11 +61,11 @@ DINOV2_REGISTERS = (
     modeling_dinov2_registers.Dinov2WithRegistersAttention,
 )
 SWIN = (modeling_swin.SwinLayer, modeling_swin.SwinAttention)
-LISTENERS = "vitmix_listeners"  # an attribute of attention modules while somebody listens
+LISTENERS = "vitmix_listeners"  # an attribute of attention modules while they are read
 
 
 def tapped(original: str) -> str:
-    """The name of an attention implementation that tells listeners and then does what `original` does."""
+    """The name of an attention implementation that reports to listeners and then calls `original`."""
     name = PREFIX + original
     if name not in ALL_ATTENTION_FUNCTIONS:
 
@@ -83,15 +83,15 @@ def tapped(original: str) -> str:
     return name
 
 
-# Pickled models name theirs, and another process has to know it.
+# Pickled models contain the name, and another process must know it.
 for _name in ("eager", *ALL_ATTENTION_FUNCTIONS):
     tapped(_name)
 
 
 class SwitchedAttention:
-    """A model's attention implementation, replaced by its tapped form until nobody listens any more.
+    """Replaces a model's attention implementation by its tapped version until no listener is left.
 
-    The name says what it stands for, so nothing else has to be remembered, in the model or its configuration.
+    The name contains the original's, so nothing else has to be stored in the model or its configuration.
     """
 
     def __init__(self, model: Any) -> None:
@@ -108,7 +108,7 @@ class SwitchedAttention:
 
 
 class Listening:
-    """A block's place among the listeners of its attention module."""
+    """Registers a block as a listener of its attention module."""
 
     def __init__(self, attention: nn.Module, block: "RegistryBlock") -> None:
         self.attention, self.block = attention, block
@@ -172,9 +172,9 @@ class TwoHeadedReader(HuggingFaceReader):
 
 
 class Dinov2Reader(HuggingFaceReader):
-    """Its classifier reads the class token beside the mean of the patches."""
+    """The classifier reads the class token and the mean of the patches."""
 
-    def embed_grid(self, size: Grid) -> Grid:  # positions are interpolated to whatever comes
+    def embed_grid(self, size: Grid) -> Grid:  # positions are interpolated to any size
         patch = _pair(self.body.embeddings.patch_embeddings.patch_size)
         check_divides(size, patch)
         return size[0] // patch[0], size[1] // patch[1]
@@ -232,7 +232,7 @@ def read_dinov2_registers(model: Any) -> Reader:
 class RegistryWindowBlock(RegistryBlock):
     """A Swin layer: the grid is padded, then rolled, then cut into windows."""
 
-    no_bank = "a window has no place for tokens from elsewhere"
+    no_bank = "a window cannot contain other tokens"
     grid: Grid | None = None
 
     def hooks(self) -> Handles:
@@ -248,7 +248,7 @@ class RegistryWindowBlock(RegistryBlock):
     def _flow(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, grid: Grid) -> Flow:
         side, shift = int(self.module.window_size), int(self.module.shift_size)
         windows = -(-grid[0] // side) * -(-grid[1] // side)
-        # Shifted layers hand over the mask of every window of every image; the images' masks are alike.
+        # Shifted layers pass the mask of every window of every image; the masks of all images are equal.
         bias = mask if mask is None or len(mask) == 1 else mask[:windows]
         return Windows(Products(query, key, bias=bias, scale=scale), grid, (side, side), (shift, shift), pad_first=True)
 
@@ -297,7 +297,7 @@ def read_swin(model: Any) -> Reader:
 def _check_kinds(layer: Any, kinds: tuple[type, type]) -> None:
     if (type(layer), type(layer.attention)) != kinds:
         found = f"{type(layer).__name__} with {type(layer.attention).__name__}"
-        raise ValueError(f"a layer of {found} cannot be read; only {kinds[0].__name__} with {kinds[1].__name__} can")
+        raise ValueError(f"a layer of {found} cannot be read, only {kinds[0].__name__} with {kinds[1].__name__}")
 
 
 def _pair(side: Any) -> Grid:

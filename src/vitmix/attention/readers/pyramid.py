@@ -35,7 +35,7 @@ __all__ = [
 
 
 class PyramidReader(Reader):
-    """A model in stages, each of which starts by merging tokens."""
+    """A model with stages, each of which starts by merging tokens."""
 
     def grids(self, size: Grid) -> tuple[Grid, ...]:
         grids = [self.embed_grid(size)]
@@ -44,7 +44,7 @@ class PyramidReader(Reader):
         return tuple(grids)
 
     def merged_grid(self, grid: Grid) -> Grid:
-        """The grid after a merge of 2 x 2 tokens, padded where it is odd."""
+        """The grid after merging 2 x 2 tokens, padded if odd."""
         return -(-grid[0] // 2), -(-grid[1] // 2)
 
     def merged_share(self, share: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class PyramidReader(Reader):
 class WindowBlock(BlockReader):
     """timm's Swin block: the grid is rolled, then padded, then cut into windows."""
 
-    no_bank = "a window has no place for tokens from elsewhere"
+    no_bank = "a window cannot contain other tokens"
     grid: Grid | None = None
     mask: Tensor | None = None
 
@@ -94,7 +94,7 @@ class WindowBlock(BlockReader):
             self.report(self._flow(query, key, mask, self.grid))
 
     def _flow(self, query: Tensor, key: Tensor, mask: Tensor | None, grid: Grid) -> Flow:
-        with torch.no_grad():  # nothing may be saved for backward: activation checkpointing counts
+        with torch.no_grad():  # must not save tensors for backward: activation checkpointing counts them
             bias = self.attention._get_rel_pos_bias()
             bias = bias if mask is None else bias + mask.unsqueeze(1)
         products = Products(query, key, bias=bias)
@@ -116,7 +116,7 @@ class SwinReader(PyramidReader):
 
 def read_swin(model: Any) -> Reader:
     if model.head.global_pool.pool_type != "avg":
-        raise ValueError("a SwinTransformer can be read if it pools by 'avg'")
+        raise ValueError("a SwinTransformer can be read only with global_pool='avg'")
     blocks = [
         WindowBlock(
             block,
@@ -139,7 +139,7 @@ def read_swin(model: Any) -> Reader:
 class ReducedBlock(BlockReader):
     """PVT's block: keys are means over r x r cells (or, in the linear form, over a fixed 7 x 7 grid of cells)."""
 
-    no_bank: ClassVar[str | None] = "its keys are cells of a grid, and appended tokens have no place in it"
+    no_bank: ClassVar[str | None] = "its keys are cells of a grid, which cannot contain other tokens"
     grid: Grid | None = None
     query: Tensor | None = None
 
@@ -184,7 +184,7 @@ class ReducedBlock(BlockReader):
 
 
 def reduction(attention: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The averaging weights of the cells behind the keys, along rows and columns; None if keys are the tokens."""
+    """The averaging weights of the keys' cells, along rows and columns; None if the keys are the tokens."""
     if attention.sr is None:
         return None
     dtype = torch.promote_types(like.dtype, torch.float32)
@@ -199,7 +199,7 @@ def reduction(attention: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor]
 
 
 class PVT2Reader(PyramidReader):
-    """PVT v2: overlapping patches, whose shares count the pixels or tokens under the kernel."""
+    """PVT v2: overlapping patches, whose shares average over the pixels or tokens under the kernel."""
 
     def embed_grid(self, size: Grid) -> Grid:
         return self._strided(size, self.model.patch_embed.proj)
@@ -232,7 +232,7 @@ def _under_kernel(grid: Tensor, conv: nn.Conv2d) -> Tensor:
 
 def read_pvt2(model: Any) -> Reader:
     if model.global_pool != "avg":
-        raise ValueError("a PyramidVisionTransformerV2 can be read if it pools by 'avg'")
+        raise ValueError("a PyramidVisionTransformerV2 can be read only with global_pool='avg'")
     blocks = [
         ReducedBlock(
             _exactly(block, pvt_v2.Block),
@@ -250,7 +250,7 @@ def read_pvt2(model: Any) -> Reader:
 
 
 class PVT1Reader(PyramidReader):
-    """PVT v1: the class token enters at the last stage."""
+    """PVT v1: the class token joins at the last stage."""
 
     def embed_grid(self, size: Grid) -> Grid:
         check_divides(size, (self.model.size_multiple, self.model.size_multiple))
@@ -262,7 +262,7 @@ class PVT1Reader(PyramidReader):
 
 def read_pvt1(model: Any) -> Reader:
     if model.global_pool != "token":
-        raise ValueError("a PyramidVisionTransformer can be read if its classifier looks at the class token")
+        raise ValueError("a PyramidVisionTransformer can be read only if its classifier reads the class token")
     last = len(model.stages) - 1
     blocks = [
         ReducedBlock(
@@ -282,5 +282,5 @@ def read_pvt1(model: Any) -> Reader:
 
 def _exactly(module: Any, kind: type) -> Any:
     if type(module) is not kind:
-        raise ValueError(f"a pyramid with {type(module).__name__} in the place of {kind.__name__} cannot be read")
+        raise ValueError(f"a pyramid with {type(module).__name__} instead of {kind.__name__} cannot be read")
     return module

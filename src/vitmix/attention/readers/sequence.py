@@ -1,4 +1,4 @@
-"""timm's plain transformers (ViT, DeiT, BEiT, EVA) and the compact ones of this library: alike blocks, one grid."""
+"""timm's plain transformers (ViT, DeiT, BEiT, EVA) and the compact ones of this library: equal blocks, one grid."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class PoolingBlock(FusedBlock):
-    """Attention pooling (SigLIP): latent queries take the place of the tokens."""
+    """Attention pooling (SigLIP): latent queries replace the tokens."""
 
     no_bank = "attention pooling is not a block"
     patch_queries = False
@@ -66,7 +66,7 @@ class ViTReader(Reader):
     def classify(self, pooled: Tensor) -> Tensor:
         model = self.model
         if self.pooling is not None:
-            pooled = model.attn_pool(pooled.unsqueeze(1))  # the one token it sees gets all of its attention
+            pooled = model.attn_pool(pooled.unsqueeze(1))  # a single token gets all of its attention
         return model.head(model.head_drop(model.fc_norm(pooled)))
 
     def read_share(self, share: Tensor, final: Tensor | None) -> Tensor:
@@ -78,11 +78,11 @@ class EvaReader(ViTReader):
 
 
 class HybridReader(ViTReader):
-    """Patches behind a convolutional stem, each so many of the stem's cells."""
+    """Patches after a convolutional stem, each of several cells of the stem."""
 
     def embed_grid(self, size: Grid) -> Grid:
         embed, stride = self.model.patch_embed, self.embed_stride(size)
-        if size == tuple(embed.img_size):  # which may leave a rest that the stem rounds up
+        if size == tuple(embed.img_size):  # may leave a remainder that the stem rounds up
             return embed.grid_size
         if embed.strict_img_size:
             check_size(size, tuple(embed.img_size))
@@ -92,7 +92,7 @@ class HybridReader(ViTReader):
     def embed_stride(self, size: Grid) -> Grid:
         embed = self.model.patch_embed
         rows, columns = (
-            patch * 2 ** math.ceil(math.log2(side / cells))  # timm's own ratio is too small where the stem rounds up
+            patch * 2 ** math.ceil(math.log2(side / cells))  # timm's ratio is too small if the stem rounds up
             for patch, side, cells in zip(embed.patch_size, embed.img_size, embed.feature_size, strict=True)
         )
         return rows, columns
@@ -114,9 +114,9 @@ class CompactReader(Reader):
 
 
 class RotaryBlock(FusedBlock):
-    """EVA and DINOv3: queries and keys are rotated by position after the norms that the hooks see."""
+    """EVA and DINOv3: queries and keys are rotated by position after the norms that have the hooks."""
 
-    no_bank = "its positions are rotations of the tokens it has, and appended tokens have no place among them"
+    no_bank = "its rotary positions are not defined for appended tokens"
     rope: Tensor | None = None
 
     def hooks(self) -> Handles:
@@ -154,9 +154,9 @@ class RotaryBlock(FusedBlock):
 
 
 class BiasedBlock(ReplacedBlock):
-    """BEiT: a bias by relative position, and queries and keys that no submodule shows."""
+    """BEiT: a relative position bias, and queries and keys that no submodule exposes."""
 
-    no_bank = "its position bias is a table of the tokens it has, and appended tokens have no place in it"
+    no_bank = "its position bias is not defined for appended tokens"
 
     def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
@@ -179,24 +179,22 @@ class BiasedBlock(ReplacedBlock):
 
 
 class PostNormBlock(FusedBlock):
-    """Blocks that norm what attention returns: nothing stands between the tokens and attention."""
+    """Post-norm blocks: they have no norm between the tokens and attention."""
 
-    no_bank: ClassVar[str | None] = "it has no norm before its attention where tokens could be appended"
+    no_bank: ClassVar[str | None] = "it has no norm before its attention, where tokens could be appended"
 
 
 def read_vit(model: Any) -> Reader:
     check_blocks(model, (Block, ResPostBlock), (Attention,))
     if not isinstance(model.patch_drop, nn.Identity):
-        raise ValueError("a model with patch dropout has no fixed token grid; build it with patch_drop_rate=0")
+        raise ValueError("a model with patch dropout has no fixed token grid; create it with patch_drop_rate=0")
     distilled = isinstance(model, VisionTransformerDistilled)
     if not distilled and model.pool_include_prefix:
-        raise ValueError(
-            "a VisionTransformer with pool_include_prefix=True cannot be read; its pooling must be of patches"
-        )
+        raise ValueError("a VisionTransformer with pool_include_prefix=True cannot be read; create it with False")
     if not distilled and model.global_pool not in ("token", "avg", "map"):
         raise ValueError(
-            f"a VisionTransformer with global_pool={model.global_pool!r} cannot be read: the classifier must look at "
-            "the class token ('token'), at the mean of the patches ('avg') or pool them by attention ('map')"
+            f"a VisionTransformer with global_pool={model.global_pool!r} cannot be read; create it with 'token' (class "
+            "token), 'avg' (mean of the patches) or 'map' (attention pooling)"
         )
     reads_class = distilled or model.global_pool == "token"
     blocks = [
@@ -227,10 +225,10 @@ def read_eva(model: Any) -> Reader:
     kinds = (eva.EvaBlock, eva.EvaBlockPostNorm)
     check_blocks(model, kinds, (eva.EvaAttention, AttentionRope))
     if model.patch_drop is not None and not isinstance(model.patch_drop, nn.Identity):
-        raise ValueError("a model with patch dropout has no fixed token grid; build it with patch_drop_rate=0")
+        raise ValueError("a model with patch dropout has no fixed token grid; create it with patch_drop_rate=0")
     if model.global_pool not in ("token", "avg", "map"):
         raise ValueError(
-            f"an Eva with global_pool={model.global_pool!r} cannot be read; build it with 'token', 'avg' or 'map'"
+            f"an Eva with global_pool={model.global_pool!r} cannot be read; create it with 'token', 'avg' or 'map'"
         )
     reads_class = model.global_pool == "token"
     blocks = [
@@ -255,7 +253,7 @@ def read_beit(model: Any) -> Reader:
     reads_class = model.global_pool == "token"
     if model.global_pool not in ("token", "avg"):
         raise ValueError(
-            f"a Beit with global_pool={model.global_pool!r} cannot be read; build it with 'avg' or 'token'"
+            f"a Beit with global_pool={model.global_pool!r} cannot be read; create it with 'avg' or 'token'"
         )
     settings: dict[str, Any] = dict(prefix=1, class_token=reads_class, width=model.embed_dim)
     blocks = [BiasedBlock(block, block.attn, norm=block.norm1, **settings) for block in model.blocks]
@@ -274,7 +272,7 @@ def read_compact(model: Any) -> Reader:
 
 
 def check_blocks(model: Any, blocks: tuple[type, ...], attentions: tuple[type, ...]) -> None:
-    """Refuses look-alikes: what they add after the place that is read would make the statistics wrong."""
+    """Raises an error for similar classes: terms that they add after the point that is read would be missed."""
     for index, block in enumerate(model.blocks):
         attention = getattr(block, "attn", block)
         if type(block) not in blocks or type(attention) not in attentions:
@@ -290,14 +288,14 @@ def _add_pooling(reader: Reader) -> None:
     if pool is None:
         return
     if type(pool) is not AttentionPoolLatent:
-        raise ValueError(f"pooling by {type(pool).__name__} cannot be read; only timm's AttentionPoolLatent can")
+        raise ValueError(f"pooling by {type(pool).__name__} cannot be read, only by timm's AttentionPoolLatent")
     reader.pooling = PoolingBlock(pool, pool, norm=None, prefix=0, class_token=False, width=reader.width)
 
 
 def _projected(
     attention: Any, tokens: Tensor, *, kinds: int, project: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, ...]:
-    """As the attention of EVA and BEiT; `project` is its projection where that is to be called with its hooks."""
+    """As the attention of EVA and BEiT; `project` is the projection to call, if its hooks are to run."""
     heads = attention.num_heads
     if getattr(attention, "q_bias", None) is None:
         if project is None:

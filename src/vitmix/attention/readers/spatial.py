@@ -1,8 +1,8 @@
 """Models without attention, for aligned shares: MLP-Mixer and ResMLP, ConvNeXt, ResNet (TL-Align, appendix D).
 
 Five operations cover them. Spatial mixing is a weighted mean with the absolute weights, averaged over channels and
-normalized over what lies inside the image; channel mixing and pointwise layers change nothing; a residual connection is
-the mean of both sides; a stride or a pooling is the mean over its cell.
+normalized over the positions inside the image. Channel mixing and pointwise layers change nothing. A residual
+connection is the mean of both branches. A stride or a pooling is the mean over its cell.
 """
 
 import math
@@ -47,7 +47,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def token_mixing_weights(*layers: Tensor) -> Tensor:
-    """Row-normalized weights `(N, N)` of linear layers over tokens applied one after the other."""
+    """Row-normalized weights `(N, N)` of consecutive linear layers over tokens."""
     exact = [layer.detach().abs().to(torch.promote_types(layer.dtype, torch.float32)) for layer in layers]
     with torch.autocast(exact[0].device.type, enabled=False):
         product = exact[0]
@@ -67,14 +67,14 @@ def convolve_share(grid: Tensor, conv: nn.Conv2d) -> Tensor:
 
 
 def aggregate_share(grid: Tensor, stride: Grid) -> Tensor:
-    """The mean over each cell; cells at the border count what they have."""
+    """The mean over each cell; at the border, over the part inside the image."""
     if stride == (1, 1):
         return grid
     return F.avg_pool2d(grid, stride, stride, ceil_mode=True, count_include_pad=False)
 
 
 def pool_share(grid: Tensor, pool: Any) -> Tensor:
-    """The mean under a pooling window, whatever it takes from it."""
+    """The mean under a pooling window, for any kind of pooling."""
     return F.avg_pool2d(grid, pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, count_include_pad=False)
 
 
@@ -143,7 +143,7 @@ def read_mixer(model: Any) -> Reader:
         settings: dict[str, Any] = dict(norm=block.norm1, prefix=0, class_token=False, width=model.embed_dim)
         blocks.append(TokenMixingBlock(block, mixing, **settings))
     if model.global_pool != "avg":
-        raise ValueError("an MlpMixer can be read if it pools by 'avg'")
+        raise ValueError("an MlpMixer can be read only with global_pool='avg'")
     return MixerReader(model, blocks, final_module=model.norm, prefix=0, readout="mean")
 
 
@@ -176,10 +176,10 @@ def read_convnext(model: Any) -> Reader:
     blocks: list[BlockReader] = []
     for number, stage in enumerate(model.stages):
         if number and _convs(stage.downsample)[0].stride != (2, 2):
-            raise ValueError("a dilated ConvNeXt cannot be read; build it with output_stride=32")
+            raise ValueError("a dilated ConvNeXt cannot be read; create it with output_stride=32")
         for block in stage.blocks:
             if type(block) is not convnext.ConvNeXtBlock or not isinstance(block.shortcut, nn.Identity):
-                raise ValueError("only a ConvNeXt of plain ConvNeXtBlocks can be read")
+                raise ValueError("only a ConvNeXt with plain ConvNeXtBlocks can be read")
             settings: dict[str, Any] = dict(
                 norm=None, prefix=0, class_token=False, width=block.conv_dw.out_channels, stage=number
             )
@@ -241,7 +241,7 @@ class ResNetReader(SpatialReader):
 def read_resnet(model: Any) -> Reader:
     _check_mean_pooling(model, model.global_pool)
     if type(model.maxpool) is not nn.MaxPool2d:
-        raise ValueError(f"a ResNet whose stem pools by {type(model.maxpool).__name__} cannot be read")
+        raise ValueError(f"a ResNet whose stem pools with {type(model.maxpool).__name__} cannot be read")
     blocks: list[BlockReader] = []
     for number, stage in enumerate((model.layer1, model.layer2, model.layer3, model.layer4)):
         for block in stage:
@@ -249,9 +249,9 @@ def read_resnet(model: Any) -> Reader:
             if type(block) not in (resnet.BasicBlock, resnet.Bottleneck) or not isinstance(
                 smooth, nn.Identity | type(None)
             ):
-                raise ValueError("only a ResNet of plain BasicBlocks or Bottlenecks, without blur pooling, can be read")
+                raise ValueError("only a ResNet with plain BasicBlocks or Bottlenecks and no blur pooling can be read")
             if block.dilation != 1:
-                raise ValueError("a dilated ResNet cannot be read; build it with output_stride=32")
+                raise ValueError("a dilated ResNet cannot be read; create it with output_stride=32")
             last = block.conv3 if type(block) is resnet.Bottleneck else block.conv2
             settings: dict[str, Any] = dict(
                 norm=None, prefix=0, class_token=False, width=last.out_channels, stage=number
@@ -262,7 +262,7 @@ def read_resnet(model: Any) -> Reader:
 
 def _check_mean_pooling(model: nn.Module, pool: Any) -> None:
     if pool.pool_type != "avg":
-        raise ValueError(f"a {type(model).__name__} that pools by {pool.pool_type!r} cannot be read; it must be 'avg'")
+        raise ValueError(f"{type(model).__name__} with {pool.pool_type!r} pooling cannot be read; create it with 'avg'")
 
 
 def _convs(module: nn.Module) -> list[nn.Conv2d]:

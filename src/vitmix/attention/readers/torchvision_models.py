@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer and SwinTransformer, whose attention shows its queries and keys to no submodule."""
+"""torchvision's VisionTransformer and SwinTransformer, in which no submodule exposes queries and keys."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class MultiheadBlock(ReplacedBlock):
-    """A block around `nn.MultiheadAttention`."""
+    """A block with `nn.MultiheadAttention`."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
         attention = self.attention
@@ -79,7 +79,7 @@ def read_vit(model: Any) -> Reader:
 class ShiftedBlock(ReplacedBlock):
     """torchvision's Swin block: the grid is padded, then rolled, then cut into windows."""
 
-    no_bank = "a window has no place for tokens from elsewhere"
+    no_bank = "a window cannot contain other tokens"
 
     def forward(self, tokens: Tensor) -> Tensor:
         attention = self.attention
@@ -118,7 +118,7 @@ class ShiftedBlock(ReplacedBlock):
 
 
 def _shift_mask(size: Grid, window: Grid, shift: Grid, like: Tensor) -> Tensor:
-    """The mask `(windows, cells, cells)` that keeps parts of a rolled grid apart: -100 between them."""
+    """The mask `(windows, cells, cells)` that separates the parts of a rolled grid: -100 between them."""
     parts = []
     for side, cells, moved in zip(size, window, shift, strict=True):
         place = torch.arange(side, device=like.device)
@@ -148,7 +148,7 @@ def read_swin(model: Any) -> Reader:
         for block in stage:
             kinds = (swin_transformer.SwinTransformerBlock, swin_transformer.ShiftedWindowAttention)
             if (type(block), type(block.attn)) != kinds:
-                raise ValueError("only torchvision's SwinTransformerBlock can be read, not that of Swin V2")
+                raise ValueError("only torchvision's SwinTransformerBlock can be read, not Swin V2's")
             settings: dict[str, Any] = dict(prefix=0, class_token=False, width=block.attn.qkv.in_features, stage=number)
             blocks.append(ShiftedBlock(block, block.attn, norm=block.norm1, **settings))
     assert isinstance(model.features[0][1], Permute)

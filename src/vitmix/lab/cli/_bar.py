@@ -11,20 +11,13 @@ SECONDS = 5.0  # between lines where there is no terminal
 @contextmanager
 def bar() -> Iterator[Callable[[str, int, int], None]]:
     """A function that is told what is done, how many images of it and of how many: a bar on a terminal, else lines."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
     if not sys.stdout.isatty():
         yield _Lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), transient=True) as progress:
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    with rich.Progress(*columns, rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), transient=True) as progress:
         task = progress.add_task("")
         yield lambda words, done, total: progress.update(task, description=words, completed=done, total=total)
 

@@ -92,7 +92,9 @@ def _argument(each: "Field[Any]", kind: Kind, default: Any, layered: bool) -> di
     if kind.base is bool:
         return found | {"action": argparse.BooleanOptionalAction if layered else "store_true"}
     choices, needed, several = "|".join(kind.choices), default is MISSING, kind.length is not None or kind.base is dict
-    found["metavar"] = kind.metavar or (choices if 0 < len(choices) < SHORT else VALUES.get(kind.base, "TEXT"))
+    found["metavar"] = kind.metavar or (
+        choices if 0 < len(choices) < SHORT else VALUES.get(kind.base, "NAME" if choices else "TEXT")
+    )
     if not each.metadata["positional"]:
         return found | {"dest": each.name, "required": needed, "nargs": "+" if several else None}
     return found | {"nargs": ("+" if needed else "*") if several else (None if needed else "?")}

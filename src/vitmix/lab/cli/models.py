@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +64,16 @@ def _explain(name: str) -> int:
     kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
     print(f"{name}: {kind}, {millions:.1f} million parameters, images of {size[0]} x {size[1]} pixels")
     print(f"Families of this class: {'; '.join(kin) or 'none that is tested'}")
-    try:
+    with suppress(ValueError):  # which the methods that need a reader will tell
         print(_tokens(read_model(model), size))
-    except ValueError as error:
-        print(f"Not read: {error}.")
     allowed, left_out = allowed_methods(model)
     print(f"Methods: {', '.join(allowed)}")
-    for reason in left_out:
-        print(f"Not {reason}.")
+    reasons: dict[str, list[str]] = {}
+    for each in left_out:
+        method, _, reason = each.partition(", since ")
+        reasons.setdefault(reason, []).append(method)
+    for reason, methods in reasons.items():
+        print(f"Not {', '.join(methods)}, since {reason}.")
     print("\nSettings, as --model-args KEY=VALUE, with the class's defaults (the name may set others):")
     print("\n".join(_arguments(type(model))))
     return 0

@@ -59,7 +59,7 @@ def global_generators_kept() -> Iterator[None]:
 
 
 def seed_global_generators(*numbers: int) -> None:
-    """Makes what the global generators give next a function of `numbers`."""
+    """Seeds the global generators of Python, NumPy and torch (CPU) by some integers."""
     entropy = [number % 2**64 for number in (SAMPLE, *numbers)]
     first, second, third = (int(word) for word in np.random.SeedSequence(entropy).generate_state(3))
     random.seed(first)

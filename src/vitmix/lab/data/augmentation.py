@@ -77,7 +77,7 @@ class Augmentation(AugmentationSettings):
                 raise ValueError(f"{name} must be (least, most), both positive, got {pair!r}")
         if self.scale is not None and self.scale[1] > 1:
             raise ValueError(f"scale is a part of the image, at most 1, got {self.scale!r}")
-        if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:  # a side would have no whole number
+        if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:  # or a side of the crop overflows
             raise ValueError(f"ratio must lie between 1/{MOST_RATIO} and {MOST_RATIO}, got {self.ratio!r}")
         if not LEAST_CROP <= self.crop_pct <= 1:  # images are scaled to size / crop_pct
             raise ValueError(f"crop_pct must be at least {LEAST_CROP} and at most 1, got {self.crop_pct!r}")

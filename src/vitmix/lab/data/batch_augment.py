@@ -93,7 +93,7 @@ def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tup
 
 
 def _replace(images: Tensor, chosen: Tensor, operation: Operation, settings: BatchSettings) -> Tensor:
-    """The images with an operation done to the chosen ones, which may be in place."""
+    """The images with an operation applied to the chosen ones, possibly in place."""
     if settings.dense:
         return torch.where(chosen.view(-1, 1, 1, 1), operation(images, slice(None)), images)
     rows = chosen.nonzero()[:, 0]

@@ -20,7 +20,7 @@ def decode(content: bytes) -> Image.Image:
 
 
 def check_pixels(image: Image.Image) -> None:
-    """Refuses images too large to be meant."""
+    """Refuses images of too many pixels."""
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS:,} allowed")
 

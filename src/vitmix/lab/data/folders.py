@@ -38,7 +38,7 @@ def _open(folder: Path, classes: list[str], split: str) -> FileImages:
     for class_folder in _subfolders(folder):
         if class_folder.name not in classes:
             raise ValueError(
-                f"imagefolder: {str(folder)!r} has a class {class_folder.name!r} that the training folder has not; "
+                f"imagefolder: {str(folder)!r} has a class {class_folder.name!r} that the training folder lacks; "
                 "use the same class folders in every split"
             )
         found = image_files(class_folder, folder, f"imagefolder:{class_folder} ({split})")

@@ -1,4 +1,4 @@
-"""torch's DataLoader with workers that outlive signals and whose loss is an error, or is made up for."""
+"""torch's DataLoader with workers that ignore signals. If one is lost, that is an error, or the rest is read here."""
 
 import atexit
 import itertools

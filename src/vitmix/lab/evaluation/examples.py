@@ -26,7 +26,7 @@ from vitmix.lab.figures.kinds import attention_figure, labels_figure
 from vitmix.lab.figures.layout import FigureInputs
 from vitmix.lab.figures.models import named_model
 from vitmix.lab.plotting.grid import ImageGrid
-from vitmix.lab.runs.examples import Example, Examples, Part, Source, Strips, Tile
+from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
 from vitmix.lab.training import prepare
 
 from .subject import Subject
@@ -98,10 +98,10 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
             Example(
                 str(method.mixers[draw.choice]),
                 _image(looks[row], augmentation, MIXED_SIDE),
-                tuple(
-                    Source(role, _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE))
+                {
+                    role: _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE)
                     for role, at in sources[row].items()
-                ),
+                },
                 _parts(targets[row], [(role, int(first.labels[at])) for role, at in sources[row].items()], names),
             )
             for row in order

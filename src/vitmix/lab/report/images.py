@@ -31,7 +31,7 @@ def examples(groups: Sequence[Group], count: int) -> list[Html]:
             parts.append(html.note(f"{group.name}: {problem}; 'vitmix eval {group.first.path}' draws examples"))
             continue
         parts += [html.note(f"{group.name}: {each}") for each in found.problems]
-        taken |= any(source.role == "taken" for each in found.mixed for source in each.sources)
+        taken |= any("taken" in each.sources for each in found.mixed)
         for method in dict.fromkeys(each.method for each in found.mixed):
             shown = [each for each in found.mixed if each.method == method][:count]
             parts.append(html.tiles(html.key(group.number, html.code(method)), shown, SOURCES))
