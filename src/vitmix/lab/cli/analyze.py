@@ -1,22 +1,20 @@
 """`vitmix analyze`: what labels, attention and tokens do on mixed images."""
 
-import dataclasses
-import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from vitmix._checks import check_count
 from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._common import Measured, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
-from vitmix.lab.reading import read_json
 from vitmix.lab.settings import Folder, Name, Workers, option, usual
 
 if TYPE_CHECKING:
+    from vitmix.lab.runs import Analysis
     from vitmix.lab.studies.studies import Question
 
 FOLDER = "analysis"
@@ -49,10 +47,10 @@ class Analyze(Measured):
 
 def run(settings: Analyze) -> int:
     from vitmix._checks import check_choice
-    from vitmix.lab.evaluation.text import head
+    from vitmix.lab.evaluation.describe import head
+    from vitmix.lab.runs import Run
     from vitmix.lab.studies.studies import STUDIES
-    from vitmix.lab.training.checkpoints import make_folder, write_file
-    from vitmix.lab.training.runs import RunFolder
+    from vitmix.lab.writing import make_folder, write_file
 
     if settings.list:
         width = max(map(len, STUDIES))
@@ -60,32 +58,37 @@ def run(settings: Analyze) -> int:
         return 0
     for name in settings.study:
         check_choice("study", name, STUDIES)
-    question, facts = _question(settings)
-    own = _own(settings, question, facts)
+    question, plan = _question(settings)
+    own = _own(settings, question, plan)
     folder = Path(settings.output or (own or Path()) / FOLDER)
-    if not settings.output and own is None and RunFolder(Path()).exists:
+    if not settings.output and own is None and Run(Path()).exists:
         raise ValueError("this folder is a run, whose analysis is of its own weights and data; add --output FOLDER")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
-    print("\n".join([*head(facts, facts), ""]), flush=True)
+    print("\n".join([*head(plan.weights, plan.model, plan.data, plan.remarks), ""]), flush=True)
     left_out, written = [], []
     try:
         for name in dict.fromkeys(settings.study or STUDIES):
             if own is not None and not (settings.study or settings.output or settings.masks):
-                known = _known(folder, name, facts, settings.figure)
+                known = _known(own, name, plan, settings.figure)
                 if known is not None:
                     written.append(name)
                     print(known, end="\n\n", flush=True)
                     continue
             try:
-                files, text = _measured(name, question, facts, settings.figure)
+                found, figure = _studied(name, question, plan, settings.figure)
             except ValueError as error:
                 if settings.study:
                     raise
                 left_out.append(f"Left out: {name}, since {error}.")
                 continue
             make_folder(folder)
-            for suffix, content in files.items():
+            text = found.text()
+            for suffix, content in (
+                ("json", found.encoded(1)),
+                ("txt", f"{text}\n".encode()),
+                (settings.figure, figure),
+            ):
                 write_file(folder / f"{name}.{suffix}", content)
             written.append(name)
             print(text, end="\n\n", flush=True)
@@ -106,59 +109,52 @@ def run(settings: Analyze) -> int:
     return 0
 
 
-def _own(settings: Analyze, question: "Question", facts: dict[str, Any]) -> Path | None:
+def _own(settings: Analyze, question: "Question", plan: "Analysis") -> Path | None:
     """The run in whose folder the studies belong: of its best weights, studied with the defaults.
 
     A folder of masks is no other data: it says where the objects of the same images are.
     """
     other = settings.data or settings.split or settings.size or settings.method
     default = all(getattr(settings, name) == usual(Analyze, name) for name in ("images", "batch", "seed"))
-    best = Path(facts["weights"]).stem == "best"  # a file of a run can be named by itself
+    best = Path(plan.weights).stem == "best"  # a file of a run can be named by itself
     return question.run if default and best and not other else None
 
 
-def _known(folder: Path, name: str, facts: dict[str, Any], suffix: str) -> str | None:
+def _known(run: Path, name: str, plan: "Analysis", suffix: str) -> str | None:
     """A study's text, if an earlier command made it of the same weights in the same way, and the training is over."""
-    from vitmix.lab.training.runs import RunFolder
+    from vitmix.lab.runs import Run
 
-    try:
-        stored = read_json(folder / f"{name}.json")
-        same = all(stored[key] == value for key, value in facts.items() if key != "weights")  # whose path may differ
-        over = RunFolder(folder.parent).read_summary() is not None
-        drawn = (folder / f"{name}.{suffix}").is_file()
-        text = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    place, found = Run(run), Run(run).analyses.get(name)
+    drawn = (place.path / FOLDER / f"{name}.{suffix}").is_file()
+    if found is None or place.summary is None or not drawn:
         return None
-    return text if same and over and drawn and stored.get("masks") is None else None
+    same = replace(found, study=plan.study, about=plan.about, weights=plan.weights, tables=()) == plan
+    return found.text() if same else None
 
 
-def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
-    """What a study's files hold, by their endings, and its tables as text."""
+def _studied(name: str, question: "Question", plan: "Analysis", suffix: str) -> "tuple[Analysis, bytes]":
+    """A study, and its figure as a file."""
     from vitmix.lab.show.figure import figure_bytes
     from vitmix.lab.studies.studies import STUDIES
 
     study = STUDIES[name]
     with bar() as report:
-        tables = study.measure(dataclasses.replace(question, progress=partial(report, name)))
-    about = {"study": name, "about": study.about, **facts, "tables": [table.to_json() for table in tables]}
-    text = "\n\n".join(table.text() for table in tables)
-    return {
-        "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
-        "txt": f"{text}\n".encode(),
-        suffix: figure_bytes(study.draw(tables), suffix=f".{suffix}", dpi=150),
-    }, text
+        tables = study.measure(replace(question, progress=partial(report, name)))
+    found = replace(plan, study=name, about=study.about, tables=tuple(tables))
+    return found, figure_bytes(study.draw(tables), suffix=f".{suffix}", dpi=150)
 
 
-def _question(settings: Analyze) -> "tuple[Question, dict[str, Any]]":
+def _question(settings: Analyze) -> "tuple[Question, Analysis]":
+    """What the studies are asked about, and a record of it without tables."""
     from vitmix import __version__
-    from vitmix.lab.evaluation import stored
+    from vitmix.lab.runs import Analysis
     from vitmix.lab.studies.batches import Batches
     from vitmix.lab.studies.objects import object_finder
     from vitmix.lab.studies.studies import Question
 
     found = open_model(settings, settings.what)
-    images, remarks = found.fit_labels(stored.own_images(found, data=settings.data, split=settings.split))
-    running = stored.running_of(found, images, cpu=settings.cpu)
+    images, remarks = found.fit_labels(found.evaluation_images(data=settings.data, split=settings.split))
+    running = found.running(images, cpu=settings.cpu)
     augmentation = found.augmentation
     masks = None if settings.masks is None else Path(settings.masks)
     batches = Batches(
@@ -180,21 +176,22 @@ def _question(settings: Analyze) -> "tuple[Question, dict[str, Any]]":
         size=augmentation.sides,
         seed=settings.seed,
     )
-    facts = {
-        "weights": found.weights,
-        "weights_sha256": found.sha256,
-        "model": found.config.model,
-        "data": images.description,
-        "images": len(batches.rows),
-        "batch": settings.batch,
-        "seed": settings.seed,
-        "methods": [*settings.method] or None,
-        "remarks": remarks,
-        "vitmix": __version__,
-    }
-    if masks is not None:
-        facts["masks"] = masks.name
-    return question, facts
+    plan = Analysis(
+        study="",
+        weights=found.weights,
+        weights_sha256=found.sha256,
+        model=found.config.model,
+        data=images.description,
+        images=len(batches.rows),
+        batch=settings.batch,
+        seed=settings.seed,
+        methods=settings.method or None,
+        remarks=tuple(remarks),
+        vitmix=__version__,
+        masks=None if masks is None else masks.name,
+        tables=(),
+    )
+    return question, plan
 
 
 COMMAND = Command(Analyze, run)

@@ -52,7 +52,7 @@ def run(kind: str, settings: Draw) -> int:
     from vitmix.lab.figures import KINDS as DRAWN
     from vitmix.lab.figures import Subjects, draw_sheet
     from vitmix.lab.show.fonts import remarks_on
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.writing import write_file
 
     output = Path(settings.output)
     about, own = KINDS[kind]

@@ -39,7 +39,7 @@ def run(settings: Show) -> int:
     from vitmix.lab.show.fonts import remarks_on
     from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
     from vitmix.lab.show.scene import observe
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.writing import write_file
 
     images = settings.images or tuple(BUILT_IN)
     if len(images) != 2:

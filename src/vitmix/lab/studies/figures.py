@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitmix.lab.runs import Table
+
 from .fluctuation import ACTIVATION, ALIGNED, AREA, ATTENTION, RULES, SIMILARITY, TRANSMIX
-from .results import Table
 
 # Of Okabe and Ito's palette, which is told apart with any kind of color vision.
 COLORS = {
