@@ -24,8 +24,8 @@ from vitmix.lab.data import open_images
 from vitmix.lab.data.augment import eval_pixels
 from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, BrokenImage, ImageSet, in_memory
+from vitmix.lab.figures.images import read_image
 from vitmix.lab.maps.stored import describe_data, read_label_maps
-from vitmix.lab.show.pictures import read_picture
 
 SUFFIXES = (".png", ".jpg", ".webp", ".gif", ".bmp", ".tif", ".ppm", ".pgm")
 SEEN = Augmentation(size=16, erasing=0.5, auto_augment=None)
@@ -162,8 +162,8 @@ def _shown_picture(case: Case) -> bool:
     suffix, content = _picture(case.chance)
     path = case.folder / f"a{suffix}"
     path.write_bytes(content)
-    case.shown = f"read_picture {path.name} {content[:3000]!r}"
-    read_picture(str(path), 16)
+    case.shown = f"read_image {path.name} {content[:3000]!r}"
+    read_image(str(path), 16)
     return True
 
 

@@ -10,7 +10,6 @@ The processes of a training are forked, so that the imports are paid once.
 """
 
 import argparse
-import csv
 import itertools
 import json
 import os
@@ -183,9 +182,6 @@ def _content(path: Path) -> Any:
     if path.name == "training.json":
         tensors, _ = checkpoints.pack(checkpoints.load_checkpoint(path.parent).training)
         return timeless(checkpoints.unpack({name: name for name in tensors}, json.loads(path.read_text())))  # type: ignore
-    if path.name == "metrics.csv":
-        with open(path, newline="") as file:
-            return timeless(list(csv.DictReader(file)))
     if path.suffix == ".jsonl":
         return timeless([json.loads(line) for line in path.read_text().splitlines()])
     return timeless(json.loads(path.read_text())) if path.suffix == ".json" else path.read_bytes()

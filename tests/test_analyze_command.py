@@ -17,7 +17,7 @@ from vitmix.lab.cli.analyze import NAMES
 from vitmix.lab.data import Shapes
 from vitmix.lab.runs import Estimate, Table
 from vitmix.lab.studies import labels
-from vitmix.lab.studies.figures import draw_bars, draw_blocks
+from vitmix.lab.studies.figures import plot_bars, plot_blocks
 from vitmix.lab.studies.studies import STUDIES
 
 __all__ = ["one_thread"]
@@ -175,7 +175,7 @@ def test_bars_of_one_row_stand_at_one_height() -> None:
     """Also where a column has no value in some rows."""
     one = Estimate(1.0, 0.1, 9, 0.9, 1.1)
     rows = [(("0", "area"), {"error": one}), (("1", "aligned"), {"error": one, "to area": one})]
-    error, to_area = draw_bars([Table("Labels", ("block", "rule"), rows)]).axes
+    error, to_area = plot_bars([Table("Labels", ("block", "rule"), rows)]).axes
     assert error.get_ylim() == to_area.get_ylim() == (1.5, -0.5)
     assert [label.get_text() for label in error.get_yticklabels()] == ["block 0, area", "block 1, aligned"]
 
@@ -187,7 +187,7 @@ def test_lines_of_methods_can_be_compared() -> None:
             for block in range(3)
         ]
 
-    panels = draw_blocks([Table("Regions", ("method", "block"), [*table(1), *table(5)])], measure="attention").axes
+    panels = plot_blocks([Table("Regions", ("method", "block"), [*table(1), *table(5)])], measure="attention").axes
     assert panels[0].get_ylim() == panels[1].get_ylim() and panels[0].get_ylabel() == "attention"
     assert panels[0].get_ylim()[0] < 0.5 and panels[1].get_ylim()[1] > 5.5  # the intervals are in view
 

@@ -17,7 +17,7 @@ from vitmix.lab.cli.main import main
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
 
 
-def test_every_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_table_and_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     methods = ["--methods", "cutmix", "bare model", "tl_align", "cutmix + htm", "--modes", "eager", "--against"]
     growth = ["--easy", "0.5", "--tokens", "8", "16", "--batches", "1", "2"]
     assert main(["bench", *SMALL, *methods, *growth, "--output", str(tmp_path / "out")]) == 0

@@ -321,7 +321,7 @@ def test_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         ("show --checkpoint no.pth --model test_vit", "--checkpoint is now --model FILE", "no file no.pth"),
         ("maps --data shapes --output x --teacher test_vit", "--teacher is now --model", "would have random weights"),
         ("eval no.pth --model test_vit", "--model NAME beside a weights file is now --arch NAME", "no file no.pth"),
-        ("draw attention no.pth --model test_vit", "is now --arch NAME", "no file no.pth"),
+        ("figure attention no.pth --model test_vit", "is now --arch NAME", "no file no.pth"),
     ],
 )
 def test_earlier_spellings_of_a_model(
@@ -333,7 +333,7 @@ def test_earlier_spellings_of_a_model(
     assert sentence in error and any(each.startswith("vitmix: note: ") and note in each for each in notes)
 
 
-@pytest.mark.parametrize("command", ["eval", "analyze", "show", "draw attention", "maps", "export", "bench"])
+@pytest.mark.parametrize("command", ["eval", "analyze", "show", "figure attention", "maps", "export", "bench"])
 def test_every_command_names_a_model_in_the_same_way(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

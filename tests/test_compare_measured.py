@@ -22,6 +22,7 @@ from vitmix.lab.runs.published import FILE
 
 ROWS = {"CutMix": "cutmix", "no mixing": "none", "mixup | cutmix": "mixup | cutmix"}
 SIGMAS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5")
+STUDY = {"own to own": "regions", "correlation": "fluctuation", "of shares": "fluctuation", "bias": "labels"}
 SMALL = SETTINGS | {"model_args": {**SETTINGS["model_args"], "patch_size": 4}}
 
 
@@ -107,12 +108,6 @@ def study(training: Training, name: str, column: str, **where: str) -> float:
     return [row[column]["mean"] for row in rows if where.items() <= row.items()][-1]
 
 
-def label_error(training: Training, rule: str) -> float:
-    """Of all pairs, which is the first table; the second has them by how much is cut."""
-    rows = json.loads((training.run.path / "analysis" / "labels.json").read_text())["tables"][0]["rows"]
-    return next(row["error"]["mean"] for row in rows if row["rule"] == rule)
-
-
 def shown(values: list[float], scale: float = 100, form: str = ".2f") -> str:
     return f"{scale * statistics.fmean(values):{form}} ± {scale * statistics.stdev(values):{form}}"
 
@@ -122,13 +117,17 @@ def test_every_number_is_that_of_the_runs(trainings: list[Training], tmp_path: P
     found = tables(readme)
     assert list(found) == [
         *("Gaussian noise", "Occlusion, random", "Occlusion, salient-first", "Occlusion, salient-last"),
-        *("Mixed images, top-1", "Mixed images, top-2", "Attention between regions", "Token fluctuation"),
-        *("Label error, CutMix box", "Label error, blocks", "Label error, salient window", "Differences to CutMix"),
+        *(f"Accuracy on mixed images, {top}" for top in ("top-1", "top-2")),
+        *(f"Label error, {column}" for column in ("error", "bias", "to area")),
+        *(f"Token fluctuation: cutmix, {column}" for column in ("share", "difference", "correlation")),
+        "RMSE between area and aligned labels: cutmix, area and aligned",
+        *(f"Attention between the regions of a mixed image, {method}" for method in ("cutmix", "smmix")),
+        "Differences to CutMix",
     ]
     assert found["Gaussian noise"][""] == ["seeds", *(f"σ = {sigma}" for sigma in SIGMAS), "mean"]
     shares = [f"{share} %" for share in range(0, 100, 10)]
     assert found["Occlusion, salient-last"][""] == ["seeds", *shares, "mean"]
-    methods = found["Mixed images, top-2"][""][1:-1]
+    methods = found["Accuracy on mixed images, top-2"][""][1:-1]
     assert methods == ["mixup", "cutmix", "tokenmix", "smmix"]
     for row in ROWS:
         own = [training for training in trainings if training.row == row]
@@ -141,21 +140,20 @@ def test_every_number_is_that_of_the_runs(trainings: list[Training], tmp_path: P
             assert found[f"Occlusion, {order}"][row] == ["3", *map(shown, dropped), shown(mean)]
         mixed = [[study(training, "accuracy", "top-2", method=method) for training in own] for method in methods]
         mean = [statistics.fmean(each) for each in zip(*mixed, strict=True)]
-        assert found["Mixed images, top-2"][row] == ["3", *map(shown, mixed), shown(mean)]
-        for place, pair in enumerate(found["Attention between regions"][""][1:], 1):
-            values = [
-                study(training, "regions", pair, method="smmix", block="1") for training in own
-            ]  # the last of two
-            assert found["Attention between regions"][row][place] == shown(values, 1000)
-        aligned = [study(training, "fluctuation", "correlation", block="1", rule="aligned") for training in own]
-        rmse = [study(training, "fluctuation", "of shares") for training in own]
-        assert found["Token fluctuation"][row][1] == shown(rmse, 1, ".3g")
-        assert found["Token fluctuation"][row][-1] == shown(aligned, 1, ".3g")
-        for mask in ("CutMix box", "blocks", "salient window"):
-            table = found[f"Label error, {mask}"]
-            for place, rule in enumerate(table[""][1:], 1):
-                values = [label_error(training, f"{mask}, {rule}") for training in own]
-                assert table[row][place] == shown(values, 1, ".3f")
+        assert found["Accuracy on mixed images, top-2"][row] == ["3", *map(shown, mixed), shown(mean)]
+        for column, title, where in (
+            ("own to own", "Attention between the regions of a mixed image, smmix", {"method": "smmix", "block": "1"}),
+            (
+                "correlation",
+                "Token fluctuation: cutmix, correlation",
+                {"block": "1", "rule": "aligned"},
+            ),  # the last block
+            ("of shares", "RMSE between area and aligned labels: cutmix, area and aligned", {}),
+            ("bias", "Label error, bias", {"rule": "blocks, aligned"}),
+        ):
+            values = [study(each, STUDY[column], column, **where) for each in own]
+            place = found[title][""].index(where.get("rule", column))
+            assert found[title][row][place] == shown(values, 1, ".3g")
     assert "24 images" in readme and UNLIKE not in readme
 
 
@@ -197,11 +195,12 @@ def test_what_is_missing_is_left_out(trainings: list[Training], tmp_path: Path) 
         (training.run.path / "analysis" / "regions.json").unlink()
     readme = publish(tmp_path)
     found = tables(readme)
-    assert "Attention between regions" not in found and list(found["Token fluctuation"]) == ["", "CutMix"]
+    assert not [title for title in found if title.startswith("Attention between")]
+    assert list(found["Label error, error"]) == ["", "CutMix"]
     assert list(found["Gaussian noise"]) == ["", "CutMix", "no mixing"]
     assert found["Gaussian noise"]["CutMix"][:2] == ["1", f"{100 * robustness(trainings[0], 'noise sigma=0'):.2f}"]
     assert re.fullmatch(r"[+-]\d+\.\d\d", found["Differences to CutMix"]["no mixing"][1])
-    assert "there is no test" in readme and "Mixed images, top-1" not in found["Differences to CutMix"][""]
+    assert "there is no test" in readme and "Accuracy on mixed images, top-1" not in found["Differences to CutMix"][""]
     for training in trainings:
         (training.run.path / "robustness.json").unlink(missing_ok=True)
         shutil.rmtree(training.run.path / "analysis", ignore_errors=True)
@@ -222,7 +221,7 @@ def test_only_what_was_measured_alike_is_tested(
     assert "accuracy.json is about other weights" in capsys.readouterr().out
     assert readme.count(UNLIKE) == 4  # noise, and three orders of occlusion
     assert tables(readme)["Differences to CutMix"]["no mixing"][0] == "2 or 3"
-    assert tables(readme)["Mixed images, top-1"]["mixup | cutmix"][0] == "2"
+    assert tables(readme)["Accuracy on mixed images, top-1"]["mixup | cutmix"][0] == "2"
 
 
 def test_rows_are_compared_within_model_and_data(measured: Path, tmp_path: Path) -> None:
@@ -315,3 +314,28 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(
 ) -> None:
     assert cli.main(["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), *flags]) == 2
     assert sentence in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_new_studies_and_evaluations_need_no_code_here(trainings: list[Training], tmp_path: Path) -> None:
+    def add(content: Any) -> None:
+        for strength in (0.0, 2.0):
+            of = {"part": "rotation", "kind": "left", "strength": strength}
+            row = {"name": f"rotation {strength:g}", "value": 0.5 - strength / 10, "n": 24, "low": 0.1, "high": 0.9}
+            content["measurements"].append({**row, "of": of})
+        content["parts"]["rotation"] = content["parts"]["noise"]
+
+    for training in trainings:
+        change(training, "robustness.json", add)
+        mine = json.loads((training.run.path / "analysis" / "accuracy.json").read_text())
+        number = {"mean": 0.25 + training.seed, "std": None, "n": 3, "low": None, "high": None}
+        table = {"title": "Mine", "keys": ["block"], "columns": ["depth"], "percent": [], "notes": ["Told."]}
+        table["rows"] = [{"block": block, "depth": number} for block in "01"]
+        mine |= {"study": "mine", "tables": [table]}
+        (training.run.path / "analysis" / "mine.json").write_text(json.dumps(mine))
+    found = tables(publish(tmp_path))
+    assert found["rotation, left"][""] == ["seeds", "strength = 0", "strength = 2", "mean"]
+    assert found["rotation, left"]["CutMix"] == ["3", "50.00 ± 0.00", "30.00 ± 0.00", "30.00 ± 0.00"]
+    assert found["Mine"]["CutMix"] == ["3", "1.25 ± 1"]
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert '<figure data-robustness="rotation, left">' in page and "<code>rotation 2</code>" in page
+    assert '<h3 id="analysis-mine">Mine</h3>' in page and '<figure data-analysis="depth">' in page

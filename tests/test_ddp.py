@@ -1,6 +1,5 @@
 """Two processes on the CPU: the same gradients as one process with the same global batch and the same draws."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ddp_worker import EVERY, METHODS, OWN, WHOLE, gradient_settings
-from training import TINY, one_thread, run_pair, same_weights, tiny, train, weights  # noqa: F401
+from training import TINY, one_thread, rows, run_pair, same_weights, tiny, train, weights  # noqa: F401
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.training.engine import Trainer
 
@@ -100,15 +99,10 @@ def test_gradients_are_exchanged_with_a_static_graph(pair: Path) -> None:
     assert found(pair, "static_graph") == [[True] * 9] * 2
 
 
-def table(output: Path) -> list[dict[str, str]]:
-    with open(output / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def same_tables(one: Path, two: Path) -> bool:
     measures = ("epoch", "loss", "accuracy", "eval_loss", "ema_accuracy")
-    pairs = zip(table(one), table(two), strict=True)
-    return all(float(a[name]) == pytest.approx(float(b[name]), abs=1e-5) for a, b in pairs for name in measures)
+    pairs = zip(rows(one), rows(two), strict=True)
+    return all(a[name] == pytest.approx(b[name], abs=1e-5) for a, b in pairs for name in measures)
 
 
 def test_whole_training_equals_that_of_one_process(pair: Path, tmp_path: Path) -> None:
@@ -117,7 +111,7 @@ def test_whole_training_equals_that_of_one_process(pair: Path, tmp_path: Path) -
         one, two = weights(tmp_path / "one", name), weights(pair / "plain", name)
         for key in one:
             torch.testing.assert_close(two[key], one[key], atol=1e-5, rtol=1e-4)
-    assert len(table(pair / "plain")) == 2 and same_tables(tmp_path / "one", pair / "plain")
+    assert len(rows(pair / "plain")) == 2 and same_tables(tmp_path / "one", pair / "plain")
 
 
 @pytest.mark.parametrize("run", ["resumed", "stopped", "lost", "disk0/run"])

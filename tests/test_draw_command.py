@@ -1,4 +1,4 @@
-"""`vitmix draw` as a command, and its pictures in reports."""
+"""`vitmix figure` as a command, and its figures in reports."""
 
 import re
 import shutil
@@ -11,15 +11,14 @@ import torch
 from PIL import Image
 
 from training import one_thread, train  # noqa: F401
-from vitmix.lab.cli import draw as command
+from vitmix.lab.cli import figure as command
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.shapes import CLASSES
 from vitmix.lab.evaluation.examples import draw_examples
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.figures import KINDS
-from vitmix.lab.figures.held_out import held_out
-from vitmix.lab.figures.kept import kept_pictures
-from vitmix.lab.show import read_picture
+from vitmix.lab.figures.images import held_out, read_image
+from vitmix.lab.figures.stored import stored_figures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +38,7 @@ def test_formats_and_names(run, tmp_path, capsys):
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         output = tmp_path / f"figure{suffix}"
         arguments = [str(run), str(run / "last.safetensors"), "--names", "arrow", "ring", "--output", str(output)]
-        assert main(["draw", "labels", *arguments]) == 0
+        assert main(["figure", "labels", *arguments]) == 0
         assert output.read_bytes().startswith(start)
     words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
     for expected in ("block 1", "arrow", "partner", "last", "run"):
@@ -47,23 +46,32 @@ def test_formats_and_names(run, tmp_path, capsys):
     assert "untrained" not in capsys.readouterr().out
 
 
+def test_the_old_name_works_and_says_the_new_one(run, tmp_path):
+    arguments = ["gallery", str(run), "--method", "cutmix", "--output", str(tmp_path / "figure.png")]
+    with pytest.warns(FutureWarning, match="'vitmix draw' is now 'vitmix figure'"):
+        assert main(["draw", *arguments]) == 0
+    with pytest.warns(FutureWarning, match="is now"):
+        assert main(["--plugin", "draw", "draw", *arguments]) == 2  # of this name there is no module
+    assert (tmp_path / "figure.png").exists()
+
+
 def test_same_command_same_figure(run, tmp_path):
     files = [tmp_path / "first.png", tmp_path / "second.png"]
     for file in files:
-        assert main(["draw", "heads", str(run), "--method", "none", "manifold", "--output", str(file)]) == 0
+        assert main(["figure", "heads", str(run), "--method", "none", "manifold", "--output", str(file)]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
+def test_a_run_is_shown_on_its_own_images(run, tmp_path, capsys):
     def figure(*arguments: str) -> str:
-        assert main(["draw", "occlusion", *arguments, "--output", str(tmp_path / "figure.svg")]) == 0
+        assert main(["figure", "occlusion", *arguments, "--output", str(tmp_path / "figure.svg")]) == 0
         return (tmp_path / "figure.svg").read_text()
 
     own = held_out(open_subject(run), 2)
     assert own[0].name != own[1].name and own == held_out(open_subject(run), 2)
     assert own[0].image.size == (16, 16)  # as the data has them
     words = figure(str(run), "test_vit")
-    assert all(picture.name in words for picture in own)
+    assert all(image.name in words for image in own)
     others = [name for name in CLASSES if name not in words][:2]
     words = figure(str(run), "--names", *others)
     assert all(name in words for name in others)
@@ -74,15 +82,15 @@ def test_a_run_is_drawn_on_its_own_pictures(run, tmp_path, capsys):
     lost = re.sub("(?m)^data: .*$", "data: npz:nowhere", config)
     (tmp_path / "moved" / "config.yaml").write_text(lost)
     capsys.readouterr()
-    assert main(["draw", "occlusion", str(tmp_path / "moved")]) == 2
+    assert main(["figure", "occlusion", str(tmp_path / "moved")]) == 2
     assert capsys.readouterr().err.rstrip().endswith("; give --images")
 
 
 def test_folders_name_classes(run, tmp_path, monkeypatch):
     (tmp_path / "ring").mkdir()
-    read_picture("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
+    read_image("shapes:46", 32).image.save(tmp_path / "ring" / "photo.png")
     monkeypatch.chdir(tmp_path)
-    assert main(["draw", "occlusion", str(run), "--images", "ring/photo.png", "--output", "figure.svg"]) == 0
+    assert main(["figure", "occlusion", str(run), "--images", "ring/photo.png", "--output", "figure.svg"]) == 0
     assert "“ring”" in (tmp_path / "figure.svg").read_text()
 
 
@@ -106,7 +114,7 @@ def test_folders_name_classes(run, tmp_path, monkeypatch):
 )
 def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert main(["draw", *arguments]) == 2
+    assert main(["figure", *arguments]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -126,7 +134,7 @@ def test_gallery_of_a_report(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_documented_pictures_are_small(kind):
+def test_documented_figures_are_small(kind):
     path = Path(__file__).parents[1] / "docs" / "pictures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
 
@@ -134,11 +142,11 @@ def test_documented_pictures_are_small(kind):
 def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, capsys):
     runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
     monkeypatch.chdir(tmp_path)
-    assert main(["draw", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
-    assert main(["draw", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
-    assert main(["draw", "gradcam", str(runs[1])]) == 0
-    assert [each.path.name for each in kept_pictures(runs[0])] == ["both.png"]
-    words = [each.words for run in runs for each in kept_pictures(run)]
+    assert main(["figure", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
+    assert main(["figure", "occlusion", str(runs[0]), "--output", "both.svg"]) == 0  # in the place of the first one
+    assert main(["figure", "gradcam", str(runs[1])]) == 0
+    assert [each.path.name for each in stored_figures(runs[0])] == ["both.png"]
+    words = [each.description for run in runs for each in stored_figures(run)]
     assert words == [
         "Confidence under growing occlusion: first.",
         "Attention rolled out through all blocks: first, second, test_vit.",
@@ -160,19 +168,19 @@ def report_of(place: Path) -> str:
     return page.read_text()
 
 
-def test_a_picture_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
+def test_a_figure_of_several_runs_is_shown_once_and_one_of_earlier_weights_is_called_so(run, tmp_path):
     runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
-    assert main(["draw", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
+    assert main(["figure", "labels", *map(str, runs), "--output", str(tmp_path / "labels.pdf")]) == 0
     page = report_of(tmp_path / "runs")
     assert page.count('class="drawn"') == 1 and '<section id="drawn">' in page
     weights = runs[0] / "best.safetensors"
     weights.write_bytes((runs[0] / "last.safetensors").read_bytes() + b" ")
-    (runs[1] / "pictures" / "labels.png").write_bytes(b"no picture")
+    (runs[1] / "pictures" / "labels.png").write_bytes(b"no image")
     (runs[1] / "pictures" / "mine.png").write_bytes((runs[0] / "pictures" / "labels.png").read_bytes())
-    assert "Drawn with earlier weights of the run." in report_of(tmp_path / "runs")
+    assert "Made with earlier weights of the run." in report_of(tmp_path / "runs")
 
 
-def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
+def test_figures_that_are_too_much_for_a_page_are_named(run, tmp_path):
     place = copied(run, tmp_path / "runs" / "run")
     (place / "pictures").mkdir()
     noise = torch.randint(0, 256, (900, 1600, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -187,5 +195,5 @@ def test_pictures_that_are_too_much_for_a_page_are_named(run, tmp_path):
 def test_a_run_folder_that_cannot_be_written_is_no_failure(run, tmp_path, capsys):
     place = copied(run, tmp_path / "run")
     (place / "pictures").write_text("in the way")
-    assert main(["draw", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
+    assert main(["figure", "gallery", str(place), "--method", "cutmix", "--output", str(tmp_path / "g.png")]) == 0
     assert "No copy for reports could be kept" in capsys.readouterr().out and (tmp_path / "g.png").exists()

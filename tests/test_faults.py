@@ -220,7 +220,7 @@ def test_the_last_epochs_metrics_are_not_lost(
     monkeypatch.setattr(writing, "write_synced", failing(writing.write_synced, last))
     assert trainer.run() == 0
     assert "metrics could not be written" in capsys.readouterr().out
-    assert len(rows(tmp_path / "run")) == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len(rows(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize("where", ["init_trackers", "log"])

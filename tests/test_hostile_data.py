@@ -28,11 +28,11 @@ from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
 from vitmix.lab.data.images import ArrayImages, BrokenImage
 from vitmix.lab.evaluation.shifts import open_class_folders
+from vitmix.lab.figures import read_image
 from vitmix.lab.maps.making import make_maps
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.maps.teachers import saliency_teacher
 from vitmix.lab.reading import open_regular, read_bytes
-from vitmix.lab.show import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,7 +89,7 @@ def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
         with suppress(BrokenImage):
             images[0]
         with suppress(ValueError):
-            read_picture(str(path), 16)
+            read_image(str(path), 16)
         assert read_bytes(path, 2**31) == path.read_bytes()
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
@@ -103,9 +103,9 @@ def test_a_large_image_takes_little_more_than_its_pixels(tmp_path: Path, mode: s
     path = tmp_path / "large.png"
     Image.new(mode, (4000, 4000)).save(path, compress_level=1)
     script = (
-        "from vitmix.lab.show import read_picture\n"
+        "from vitmix.lab.figures import read_image\n"
         "peak = lambda: next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        f"before = peak(); read_picture({str(path)!r}, 4000); print(peak() - before)"
+        f"before = peak(); read_image({str(path)!r}, 4000); print(peak() - before)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     pixels = 4000 * 4000 * 4 / 1024  # KiB of an RGB image in Pillow

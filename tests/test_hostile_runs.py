@@ -1,6 +1,7 @@
 """Run folders of unknown origin: a report is written, or one sentence says why not; never a traceback, never a hang."""
 
 import copy
+import gzip
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from test_report import Page
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.runs import Run
+from vitmix.lab.runs.published import FILE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = int(os.environ.get("VITMIX_FUZZ", "40"))
@@ -169,3 +171,26 @@ def test_examples_lead_nowhere(whole: Path, tmp_path: Path, image: str) -> None:
     page = tmp_path / "page.html"
     assert cli.main(["report", str(folder), "--output", str(page)]) == 0
     assert "an image is not a data URI of one" in page.read_text() and image not in page.read_text()
+
+
+def test_any_line_of_a_published_comparison_may_be_damaged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stored = gzip.decompress((Path(__file__).parents[1] / "results" / "cifar10" / FILE).read_bytes())
+    lines = [json.loads(line) for line in stored.splitlines()]
+    written = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        changed = list(lines)
+        place = chance.randrange(len(lines))
+        changed[place] = with_change(lines[place], chance)
+        content = gzip.compress("".join(json.dumps(line) + "\n" for line in changed).encode())
+        if chance.random() < 0.2:
+            content = chance.choice([content[:-20], content[:50] + b"x" + content[51:], b"", b"{}", stored])
+        (tmp_path / FILE).write_bytes(content)
+        codes = [
+            cli.main(["report", str(tmp_path), "--output", str(tmp_path / "page.html")]),
+            cli.main(["compare", str(tmp_path), "--no-train", "--output", str(tmp_path / "out")]),
+        ]
+        said = capfd.readouterr().err
+        assert set(codes) <= {0, 2} and said.count("\n") == codes.count(2), (seed, said)
+        written += codes[0] == 0
+    assert written > CASES / 3

@@ -167,5 +167,5 @@ def test_weights_go_elsewhere(run: Path) -> None:
 
 def test_figures(run: Path) -> None:
     done("show", "--run", str(run), "--method", "tl_align", "--output", "show.svg")
-    done("draw", "attention", str(run), "--output", "draw.svg")
+    done("figure", "attention", str(run), "--output", "draw.svg")
     assert Path("show.svg").stat().st_size > 1000 and Path("draw.svg").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""`vitmix draw`: what the pictures show is what the models do."""
+"""`vitmix figure`: figures show what the models do."""
 
 import re
 import sys
@@ -22,17 +22,26 @@ from vitmix import create
 from vitmix.attention.flow import Given
 from vitmix.attention.readers import read_model
 from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.figures import KINDS, Sheet, Sight, Subjects, attention_rollout, block_attention, draw_sheet, grad_cam
+from vitmix.lab.figures import (
+    KINDS,
+    FigureInputs,
+    NamedModel,
+    attention_rollout,
+    block_attention,
+    grad_cam,
+    read_image,
+)
+from vitmix.lab.figures.attention import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.lab.figures.cam import to_channels_first
-from vitmix.lab.figures.looks import chosen_blocks, head_attention, label_maps, roll_out
-from vitmix.lab.figures.occlude import PARTS, cell_orders, confidence, occluded
-from vitmix.lab.figures.sheet import Band, Panel, Row, _Page, folded, overlay, unit_scale
-from vitmix.lab.figures.sights import short_names
-from vitmix.lab.show import observe, read_picture
-from vitmix.lab.show.figure import OWN, PARTNER, SHARE
-from vitmix.lab.show.fonts import any_script
-from vitmix.lab.show.scene import mixing_pair, without_dropout
-from vitmix.lab.show.words import fitted, text_width
+from vitmix.lab.figures.models import short_names, without_dropout
+from vitmix.lab.figures.occlusion import PARTS, cell_orders, confidence, occluded
+from vitmix.lab.figures.samples import mixing_pair
+from vitmix.lab.plotting import ImageGrid, Row, Section, Tile, render_grid
+from vitmix.lab.plotting.canvas import OWN, PARTNER, SHARE
+from vitmix.lab.plotting.grid import folded, overlay, unit_scale
+from vitmix.lab.plotting.render import grid_figure
+from vitmix.lab.plotting.text import any_script, fitted, text_width
+from vitmix.lab.show import run_methods
 from vitmix.parts.masks import NoMask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,13 +73,13 @@ def build(kind: str, size: int = 32) -> nn.Module:
     return model
 
 
-def sight(kind: str, **settings: Any) -> Sight:
+def named(kind: str, **settings: Any) -> NamedModel:
     plain = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
-    return Sight(kind, build(kind), plain, 12, NAMES, **settings)
+    return NamedModel(kind, build(kind), plain, 12, NAMES, **settings)
 
 
-def pictures(*texts: str) -> list:
-    return [read_picture(text, 32) for text in texts or ("shapes:1", "shapes:46")]
+def images_of(*texts: str) -> list:
+    return [read_image(text, 32) for text in texts or ("shapes:1", "shapes:46")]
 
 
 def some_images(size: int = 32) -> Tensor:
@@ -129,7 +138,7 @@ def test_blocks_are_chosen_from_either_end_and_evenly():
 
 
 class Linear(nn.Module):
-    """Features are the picture, logits a linear function of their mean."""
+    """Features are the image, logits a linear function of their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +152,7 @@ class Linear(nn.Module):
         return self.head(self.features(images).mean((2, 3)))
 
 
-def test_grad_cam_of_a_linear_model_is_its_weighted_picture():
+def test_grad_cam_of_a_linear_model_is_its_weighted_image():
     images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     found = grad_cam(Linear(), images, [0, 1])
     for cam, by_hand in zip(found, (images[0, 0], 2 * images[1, 1] - images[1, 2]), strict=True):
@@ -236,13 +245,13 @@ def test_confidence_by_hand():
     torch.testing.assert_close(confidence(Brightness(), images, 0, batch=2), expected)
 
 
-# Sheets
+# Grids
 
 
-def sheet_of(kind: str, *models: str, methods: tuple[str, ...] = (), **settings: Any) -> Sheet:
+def grid_of(kind: str, *models: str, methods: tuple[str, ...] = (), **settings: Any) -> ImageGrid:
     if kind == "gallery" and not methods:
         methods = ("cutmix", "mixup | tokenmix(grid=[4, 4], loss=ce)")
-    return KINDS[kind](Subjects([sight(each) for each in models], pictures(), methods), **settings)
+    return KINDS[kind](FigureInputs([named(each) for each in models], images_of(), methods), **settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,62 +259,60 @@ def sheet_of(kind: str, *models: str, methods: tuple[str, ...] = (), **settings:
 def test_every_kind_on_every_model(kind, model):
     if model == "cnn" and kind in ("attention", "rollout", "heads"):
         with pytest.raises(ValueError, match="needs attention"):
-            sheet_of(kind, model)
+            grid_of(kind, model)
         return
-    assert draw_sheet(sheet_of(kind, model), dpi=30).startswith(b"\x89PNG")
+    assert render_grid(grid_of(kind, model), dpi=30).startswith(b"\x89PNG")
 
 
 def test_models_stand_side_by_side():
-    same = sheet_of("attention", "vit", "vit")
-    assert len(same.bands) == 1 and len(same.bands[0].rows) == 4
-    different = sheet_of("attention", "vit", "swin")
-    assert [len(band.heads) for band in different.bands] == [4, 5] and draw_sheet(different, dpi=30)
-    assert sheet_of("rollout", "vit", "swin").bands[0].heads == ("picture", "vit", "swin")
-    mixed = sheet_of("gradcam", "vit", "cait", methods=("smmix",)).bands[0]  # each model chooses its own window
-    assert mixed.heads[0] == "vit: picture" and len(mixed.heads) == len(mixed.rows[0].panels) == 6
-    curves = sheet_of("occlusion", "vit", "unread").bands[0].curves
+    same = grid_of("attention", "vit", "vit")
+    assert len(same.sections) == 1 and len(same.sections[0].rows) == 4
+    different = grid_of("attention", "vit", "swin")
+    assert [len(section.heads) for section in different.sections] == [4, 5] and render_grid(different, dpi=30)
+    assert grid_of("rollout", "vit", "swin").sections[0].heads == ("image", "vit", "swin")
+    mixed = grid_of("gradcam", "vit", "cait", methods=("smmix",)).sections[0]  # each model chooses its own window
+    assert mixed.heads[0] == "vit: image" and len(mixed.heads) == len(mixed.rows[0].tiles) == 6
+    curves = grid_of("occlusion", "vit", "unread").sections[0].curves
     assert [curve.name for curve in curves] == ["vit", "unread"] and len(curves[0].values) == len(PARTS)
 
 
 @pytest.mark.parametrize("kind", ["attention", "rollout", "heads", "gradcam"])
 @pytest.mark.parametrize("method", ["none", "transmix", "tl_align", "smmix", "tokenmix(label=activation)"])
 def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
-    sights, pair = [sight("vit")], pictures()
-    expected = observe(sights[0].model, sights[0].augmentation, pair, [method], classes=NAMES, seed=2).views[0]
-    panel = KINDS[kind](Subjects(sights, pair, [method], seed=2)).bands[0].rows[0].panels[0]
-    assert torch.allclose(torch.from_numpy(panel.pixels).permute(2, 0, 1), expected.mixed, atol=1e-6)
+    models, pair = [named("vit")], images_of()
+    expected = run_methods(models[0], pair, [method], seed=2).results[0]
+    tile = KINDS[kind](FigureInputs(models, pair, [method], seed=2)).sections[0].rows[0].tiles[0]
+    assert torch.allclose(torch.from_numpy(tile.pixels).permute(2, 0, 1), expected.mixed, atol=1e-6)
     parts = [expected.own, expected.partner] if method != "none" else []
-    assert panel.caption.splitlines() == (
+    assert tile.caption.splitlines() == (
         [f"{each.name} {part:.0%}" for each, part in zip(pair, parts, strict=True)] if parts else [pair[0].name]
     )
 
 
 def test_hidden_mixing_shows_in_the_heads():
-    rows = sheet_of("heads", "vit").bands[0].rows
+    rows = grid_of("heads", "vit").sections[0].rows
     assert [row.label for row in rows] == ["none", "manifold", "htm(block=2)"]
-    maps = [row.panels[1].pixels for row in rows]
+    maps = [row.tiles[1].pixels for row in rows]
     assert (maps[0] != maps[1]).any() and (maps[0] != maps[2]).any() and (maps[1] != maps[2]).any()
 
 
 def test_a_method_that_took_nothing_says_so():
-    panel = sheet_of("heads", "vit", methods=("htm(block=2, rho=1)",)).bands[0].rows[0].panels[0]
-    assert [line.split()[-1] for line in panel.caption.splitlines()] == ["100%", "0%"]
+    tile = grid_of("heads", "vit", methods=("htm(block=2, rho=1)",)).sections[0].rows[0].tiles[0]
+    assert [line.split()[-1] for line in tile.caption.splitlines()] == ["100%", "0%"]
 
 
 def test_only_right_keeps_what_every_model_names():
-    model = sight("vit")
-    seen = model.classes[model.predicted(pictures())[0]]
+    model = named("vit")
+    seen = model.classes[model.predicted(images_of())[0]]
     other = next(name for name in NAMES if name != seen)
-    named = [
-        type(each)(each.image, name) for each, name in zip(pictures("shapes:1", "shapes:1"), (seen, other), strict=True)
-    ]
-    sheet = KINDS["gradcam"](Subjects([model], named), only_right=True)
-    assert [row.panels[0].caption for row in sheet.bands[0].rows] == [seen]
-    with pytest.raises(ValueError, match="no picture is classified rightly"):
-        KINDS["gradcam"](Subjects([model], named[1:]), only_right=True)
-    unknown = [type(named[0])(named[0].image, "photo")]
-    with pytest.raises(ValueError, match="'photo' shows is not known"):
-        KINDS["gradcam"](Subjects([model], unknown), only_right=True)
+    first, second = images_of("shapes:1", "shapes:1")
+    images = [replace(first, name=seen), replace(second, name=other)]
+    grid = KINDS["gradcam"](FigureInputs([model], images), only_right=True)
+    assert [row.tiles[0].caption for row in grid.sections[0].rows] == [seen]
+    with pytest.raises(ValueError, match="classify no image correctly"):
+        KINDS["gradcam"](FigureInputs([model], images[1:]), only_right=True)
+    with pytest.raises(ValueError, match="class of 'photo' is not known"):
+        KINDS["gradcam"](FigureInputs([model], [replace(first, name="photo")]), only_right=True)
 
 
 @pytest.mark.parametrize(
@@ -313,18 +320,18 @@ def test_only_right_keeps_what_every_model_names():
     [
         ("labels", ("cutmix",), "carries no label"),
         ("gradcam", ("htm",), "mixes inside the network"),
-        ("attention", ("vtm(tokens=2)",), "no place in the picture"),
+        ("attention", ("vtm(tokens=2)",), "no place in the image"),
         ("occlusion", ("cutmix",), "unmixed"),
     ],
 )
 def test_methods_that_make_no_sense_are_refused(kind, methods, words):
     with pytest.raises(ValueError, match=words):
-        sheet_of(kind, "vit", methods=methods)
+        grid_of(kind, "vit", methods=methods)
 
 
-def band_of(count: int, **settings: Any) -> Band:
-    panels = tuple(Panel(np.zeros((2, 2, 3)), str(number)) for number in range(count))
-    return Band(tuple(map(str, range(count))), (Row(panels, "one"), Row(panels, "two")), **settings)
+def section_of(count: int, **settings: Any) -> Section:
+    tiles = tuple(Tile(np.zeros((2, 2, 3)), str(number)) for number in range(count))
+    return Section(tuple(map(str, range(count))), (Row(tiles, "one"), Row(tiles, "two")), **settings)
 
 
 @pytest.mark.parametrize(
@@ -340,27 +347,27 @@ def band_of(count: int, **settings: Any) -> Band:
     ],
 )
 def test_columns_that_do_not_fit_a_page_go_on_below(count, fit, settings, expected):
-    parts = folded(band_of(count, **settings), fit)
+    parts = folded(section_of(count, **settings), fit)
     assert ["".join(part.heads) for part in parts] == expected
     for part in parts:
         assert [row.label for row in part.rows] == ["one", "two"]
-        assert all("".join(panel.caption for panel in row.panels) == "".join(part.heads) for row in part.rows)
+        assert all("".join(tile.caption for tile in row.tiles) == "".join(part.heads) for row in part.rows)
 
 
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("count", [2, 5, 9, 14, 26])
 def test_figures_are_never_wider_than_a_page(count, labels):
-    band = band_of(count, lead=1)
-    rows = band.rows if labels else tuple(replace(row, label="") for row in band.rows)
-    svg = draw_sheet(Sheet((replace(band, rows=rows),)), suffix=".svg").decode()
+    section = section_of(count, lead=1)
+    rows = section.rows if labels else tuple(replace(row, label="") for row in section.rows)
+    svg = render_grid(ImageGrid((replace(section, rows=rows),)), suffix=".svg").decode()
     width = re.search(r'width="([0-9.]+)pt"', svg)
     assert width is not None and float(width[1]) / 72 <= 7.2 + 1e-6
 
 
 def test_untrained_models_are_said():
-    untrained = Subjects([sight("vit", trained=False)], pictures())
+    untrained = FigureInputs([named("vit", trained=False)], images_of())
     assert "UNTRAINED" in KINDS["rollout"](untrained).footer
-    assert "UNTRAINED" not in sheet_of("rollout", "vit").footer
+    assert "UNTRAINED" not in grid_of("rollout", "vit").footer
 
 
 def test_names_are_told_apart():
@@ -369,17 +376,17 @@ def test_names_are_told_apart():
 
 
 def test_curves_of_different_classes_say_so() -> None:
-    sights = []
+    models = []
     for seed in range(2):
         torch.manual_seed(seed)
         model = timm.create_model("vit_tiny_patch16_224", **(SMALL_VIT | {"num_classes": 12})).eval()
         torch.nn.init.zeros_(model.head.weight)
         with torch.no_grad():
             model.head.bias[seed] = 9
-        sights.append(Sight(f"m{seed}", model, Augmentation(32, crop_pct=1.0), outputs=12))
-    (band,) = KINDS["occlusion"](Subjects(sights, [read_picture("shapes:1", 32)])).bands
-    assert "class 0" not in band.axes[1]
-    assert [curve.name for curve in band.curves] == ["m0: class 0", "m1: class 1"]
+        models.append(NamedModel(f"m{seed}", model, Augmentation(32, crop_pct=1.0), outputs=12))
+    (section,) = KINDS["occlusion"](FigureInputs(models, [read_image("shapes:1", 32)])).sections
+    assert "class 0" not in section.axes[1]
+    assert [curve.name for curve in section.curves] == ["m0: class 0", "m1: class 1"]
 
 
 # Names
@@ -416,11 +423,11 @@ def test_fitted_words_fit(words: str, width: float, lines: int) -> None:
 @pytest.mark.parametrize("kind", ["gallery", "labels", "occlusion"])
 def test_long_names_touch_nothing(kind: str) -> None:
     names = [LONG, "n01774384_black_widow_spider"]
-    shown = [replace(picture, name=name) for picture, name in zip(pictures(), names, strict=True)]
-    one = replace(sight("vit"), classes=(*names, *NAMES[2:]))
+    shown = [replace(image, name=name) for image, name in zip(images_of(), names, strict=True)]
+    one = replace(named("vit"), classes=(*names, *NAMES[2:]))
     methods = ["cutmix"] * 7 if kind == "gallery" else ()
     with any_script():
-        figure = _Page(KINDS[kind](Subjects([one], shown, methods))).figure
+        figure = grid_figure(KINDS[kind](FigureInputs([one], shown, methods)))
         FigureCanvasAgg(figure).draw()
         words = [each for each in figure.findobj(Text) if isinstance(each, Text) and each.get_text().strip()]
         texts = [each for each in words if each.get_window_extent().width > 1]  # the others are not drawn
@@ -435,6 +442,6 @@ def test_long_names_touch_nothing(kind: str) -> None:
 
 
 def test_the_partner_has_one_color() -> None:
-    """Whoever reads a figure of `show`, one of `draw` and a page has to learn the colors once."""
+    """Readers of all figures and of reports learn the colors once."""
     cells = overlay(torch.zeros(3, 1, 2), torch.tensor([[0.0, 1.0]]), "share", strength=1)[0]
     assert cells[0] == pytest.approx(to_rgb(OWN)) and cells[1] == pytest.approx(to_rgb(PARTNER))

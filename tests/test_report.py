@@ -19,12 +19,12 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.cli.report import Report
 from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.evaluation.describe import describe
+from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.report import svg, write_report
 from vitmix.lab.report.groups import find_runs, group_runs, labels
 from vitmix.lab.report.html import look
 from vitmix.lab.report.quantities import BEST_EPOCH, best, last
 from vitmix.lab.runs import Epoch, Run
-from vitmix.lab.show.figure import OWN, PARTNER
 from vitmix.lab.training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,7 +18,7 @@ from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.report import write_report
 from vitmix.lab.report.html import html
 from vitmix.lab.runs import Run
-from vitmix.lab.runs.examples import SOURCES, Example, Part, Source
+from vitmix.lab.runs.examples import SOURCES, Example, Part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +34,7 @@ def test_examples_repeat_and_carry_their_targets(tmp_path: Path) -> None:
         assert sum(part.share for part in example.target) == pytest.approx(1, abs=0.006)
         assert all(0 < part.share <= 1 for part in example.target)
         roles = [part.role for part in example.target]
-        assert roles[0] == "own" and [source.role for source in example.sources] == ["own", "partner"]
+        assert roles[0] == "own" and list(example.sources) == ["own", "partner"]
         assert roles[1:2] == ["partner"] or example.target[0].share > 0.9  # of the same class
     assert any(len(example.target) > 2 for example in first)  # two classes, and what smoothing spreads
 
@@ -57,22 +57,18 @@ def test_examples_of_activation_labels(tmp_path: Path) -> None:
 def test_an_image_that_played_no_part_is_no_source(tmp_path: Path) -> None:
     train(tmp_path / "run", method="none", epochs=1, smoothing=0.1)
     for example in mixed_examples(open_subject(tmp_path / "run"), count=16):
-        assert [source.role for source in example.sources] == ["own"] and example.sources[0].image == example.mixed
+        assert list(example.sources) == ["own"] and example.sources["own"] == example.mixed
         assert [part.role for part in example.target] == ["own", "rest"]
 
 
 def test_tokens_that_htm_takes_are_drawn(tmp_path: Path) -> None:
     """Every cell of the picture is the own image's or that of the image which gave the token."""
     train(tmp_path / "run", method="htm(block=1, rho=0)", epochs=1)
-    found = [
-        each
-        for each in mixed_examples(open_subject(tmp_path / "run"), count=16)
-        if "taken" in [source.role for source in each.sources]
-    ]
+    found = [each for each in mixed_examples(open_subject(tmp_path / "run"), count=16) if "taken" in each.sources]
     assert found
     for example in found:
-        assert [source.role for source in example.sources] == ["own", "taken"]
-        mixed, own, taken = (pixels(each) for each in (example.mixed, *(source.image for source in example.sources)))
+        assert list(example.sources) == ["own", "taken"]
+        mixed, own, taken = (pixels(each) for each in (example.mixed, *example.sources.values()))
         cells = [each.reshape(2, 8, 2, 8, 3).swapaxes(1, 2).reshape(4, -1) for each in (mixed, own, taken)]
         from_own, from_taken = ((cells[0] == each).all(1) for each in cells[1:])
         assert (from_own | from_taken).all() and (from_taken & ~from_own).any()
@@ -110,7 +106,7 @@ def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
     evaluate_run(run)
     first = Run(run).examples.mixed
     assert {pixels(example.mixed).shape for example in first} == {(256, 256, 3)}
-    assert {pixels(each.image).shape for example in first for each in example.sources} == {(96, 96, 3)}
+    assert {pixels(each).shape for example in first for each in example.sources.values()} == {(96, 96, 3)}
     for number in range(1, 6):
         other = shutil.copytree(run, tmp_path / "runs" / str(number))
         config = (other / "config.yaml").read_text()
@@ -122,5 +118,5 @@ def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
 def test_a_class_may_be_called_rest() -> None:
     target = [Part("own", "rest", 0.6), Part("partner", "cat", 0.3), Part("rest", "rest", 0.1)]
     image = "data:image/png;base64,"
-    shown = html.example(Example("mixup", image, (Source("own", image),), tuple(target)), SOURCES)
+    shown = html.example(Example("mixup", image, {"own": image}, tuple(target)), SOURCES)
     assert re.findall('<i class="([a-z]+)"', shown) == ["own", "partner", "rest"]

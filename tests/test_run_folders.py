@@ -74,7 +74,7 @@ def test_unfinished_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     """Those of the training, once it holds the lock; other commands may be writing theirs."""
     place, folder = tmp_path / "run", FolderLock(tmp_path / "run")
     folder.acquire()
-    ours = ["best.safetensors", "last.safetensors", "metrics.csv", "metrics.jsonl", "summary.json", "config.yaml"]
+    ours = ["best.safetensors", "last.safetensors", "metrics.jsonl", "summary.json", "config.yaml"]
     others = [
         ".evaluation.json.12.partial",
         ".best.safetensors.partial",

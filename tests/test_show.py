@@ -1,4 +1,4 @@
-"""`vitmix show`: what is drawn is what the methods do."""
+"""`vitmix show`: the figure shows what the methods do."""
 
 import struct
 import time
@@ -20,13 +20,15 @@ from vitmix.attention.tap import AttentionTap
 from vitmix.lab.cli.main import main
 from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.data.augment import Augmentation
-from vitmix.lab.show import Picture, Scene, draw_figure, observe, read_picture
-from vitmix.lab.show.figure import _Canvas
+from vitmix.lab.figures import NamedImage, NamedModel, read_image
+from vitmix.lab.plotting.render import grid_figure
+from vitmix.lab.show import MethodResult, PairResults, render_methods, run_methods
+from vitmix.lab.show.figure import methods_grid
 from vitmix.methods import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAIN = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3)
+PLAIN = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
 
 
 def small_model(**settings) -> torch.nn.Module:
@@ -38,14 +40,14 @@ def small_model(**settings) -> torch.nn.Module:
     return model
 
 
-def scene_of(*methods: str, model: torch.nn.Module | None = None, seed: int = 3) -> Scene:
-    pictures = [read_picture(text, 32) for text in ("shapes:1", "shapes:46")]
-    return observe(model or small_model(), PLAIN, pictures, methods, seed=seed)
+def pair_of(*methods: str, model: torch.nn.Module | None = None, seed: int = 3) -> PairResults:
+    images = [read_image(text, 32) for text in ("shapes:1", "shapes:46")]
+    return run_methods(NamedModel("", model or small_model(), PLAIN, 12), images, methods, seed=seed)
 
 
-def view_of(method: str, **settings):
-    (view,) = scene_of(method, **settings).views
-    return view
+def result_of(method: str, **settings) -> MethodResult:
+    (result,) = pair_of(method, **settings).results
+    return result
 
 
 def test_all_methods_are_drawn_by_default():
@@ -54,92 +56,92 @@ def test_all_methods_are_drawn_by_default():
 
 def test_mask_image_and_target_agree():
     """Slow twin: every pixel is the own one's, the partner's, or a blend by the mask that is drawn."""
-    scene = scene_of("mixup", "cutmix", "tokenmix", "smmix", "none")
-    own, partner = scene.pictures
-    for view in scene.views[:3]:
-        height, width = view.origin.shape
-        cells = view.origin.repeat_interleave(32 // height, 0).repeat_interleave(32 // width, 1)
-        torch.testing.assert_close(view.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
-    for view in scene.views[:4]:
-        assert view.partner == pytest.approx(float(view.origin.mean()), abs=1e-5)
-        assert view.own + view.partner == pytest.approx(1, abs=1e-5)
-    assert scene.views[4].own == 1 and torch.allclose(scene.views[4].mixed, own, atol=1e-5)
+    pair = pair_of("mixup", "cutmix", "tokenmix", "smmix", "none")
+    own, partner = pair.pixels
+    for result in pair.results[:3]:
+        height, width = result.origin.shape
+        cells = result.origin.repeat_interleave(32 // height, 0).repeat_interleave(32 // width, 1)
+        torch.testing.assert_close(result.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
+    for result in pair.results[:4]:
+        assert result.partner == pytest.approx(float(result.origin.mean()), abs=1e-5)
+        assert result.own + result.partner == pytest.approx(1, abs=1e-5)
+    assert pair.results[4].own == 1 and torch.allclose(pair.results[4].mixed, own, atol=1e-5)
 
 
 def test_comparable_methods_share_their_draw():
-    cutmix, transmix, tl_align = scene_of("cutmix", "transmix", "tl_align").views
+    cutmix, transmix, tl_align = pair_of("cutmix", "transmix", "tl_align").results
     assert torch.equal(cutmix.mixed, transmix.mixed) and torch.equal(cutmix.origin, tl_align.origin)
-    assert len({round(view.own, 6) for view in (cutmix, transmix, tl_align)}) == 3
+    assert len({round(result.own, 6) for result in (cutmix, transmix, tl_align)}) == 3
 
 
 def test_transmix_shows_the_attention_that_it_uses():
     model = small_model()
-    view = view_of("transmix", model=model)
+    result = result_of("transmix", model=model)
     with AttentionTap(model, class_row=[-1]) as tap, torch.no_grad():
-        images = (torch.stack([view.mixed, view.mixed]) - 0.5) / 0.5
+        images = (torch.stack([result.mixed, result.mixed]) - 0.5) / 0.5
         model.eval()(images)
     expected = tap.class_row(-1)[0].view(4, 4)
-    assert view.used and view.statistics[0].caption == "class attention"
-    torch.testing.assert_close(view.statistics[0].grid, expected, atol=1e-5, rtol=1e-4)
-    assert not view_of("cutmix").used and view_of("cutmix").statistics[0].grid.shape == (4, 4)
+    assert result.used and result.statistics[0].caption == "class attention"
+    torch.testing.assert_close(result.statistics[0].grid, expected, atol=1e-5, rtol=1e-4)
+    assert not result_of("cutmix").used and result_of("cutmix").statistics[0].grid.shape == (4, 4)
 
 
 def test_tl_align_shows_shares_that_average_to_its_target():
-    view = view_of("tl_align", model=small_model(global_pool="avg", class_token=False))
-    assert view.statistics[0].kind == "share"
-    assert float(view.statistics[0].grid.mean()) == pytest.approx(view.partner, abs=1e-5)
+    result = result_of("tl_align", model=small_model(global_pool="avg", class_token=False))
+    assert result.statistics[0].kind == "share"
+    assert float(result.statistics[0].grid.mean()) == pytest.approx(result.partner, abs=1e-5)
 
 
 def test_smmix_shows_where_its_window_came_from():
-    view = view_of("smmix")
-    assert view.moved_from is not None
-    top, bottom, left, right = view.moved_from
-    assert (bottom - top) * (right - left) == pytest.approx(view.partner, abs=1e-5)
-    scores = view.statistics[1].grid  # the window is the partner's most attended
+    result = result_of("smmix")
+    assert result.moved_from is not None
+    top, bottom, left, right = result.moved_from
+    assert (bottom - top) * (right - left) == pytest.approx(result.partner, abs=1e-5)
+    scores = result.statistics[1].grid  # the window is the partner's most attended
     window = scores[round(4 * top) : round(4 * bottom), round(4 * left) : round(4 * right)]
     unfolded = scores.unfold(0, window.shape[0], 1).unfold(1, window.shape[1], 1).sum((2, 3))
     assert float(window.sum()) == pytest.approx(float(unfolded.max()), rel=1e-5)
 
 
 def test_htm_shows_the_tokens_it_took_and_from_whom():
-    scene = scene_of("htm(block=1, rho=0.001)", "cutmix + htm(block=1, rho=0.001)")
-    own, partner = scene.pictures
-    view = scene.views[0]
-    taken = (view.statistics[1].grid - view.statistics[0].grid > 0.001).float()
-    assert 0 < taken.sum() < 16 and torch.equal(view.origin, taken)
+    pair = pair_of("htm(block=1, rho=0.001)", "cutmix + htm(block=1, rho=0.001)")
+    own, partner = pair.pixels
+    result = pair.results[0]
+    taken = (result.statistics[1].grid - result.statistics[0].grid > 0.001).float()
+    assert 0 < taken.sum() < 16 and torch.equal(result.origin, taken)
     cells = taken.repeat_interleave(8, 0).repeat_interleave(8, 1)
-    torch.testing.assert_close(view.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
-    kept, gained = view.statistics[0].grid[taken == 0].sum(), view.statistics[1].grid[taken == 1].sum()
-    assert view.own == pytest.approx(float(kept / (kept + gained)), abs=1e-5)
-    assert scene.views[1].origin.shape == (4, 4)
+    torch.testing.assert_close(result.mixed, own * (1 - cells) + partner * cells, atol=1e-5, rtol=0)
+    kept, gained = result.statistics[0].grid[taken == 0].sum(), result.statistics[1].grid[taken == 1].sum()
+    assert result.own == pytest.approx(float(kept / (kept + gained)), abs=1e-5)
+    assert pair.results[1].origin.shape == (4, 4)
 
 
 def test_htm_without_an_exchange_says_so_and_shows_both():
-    view = view_of("htm(block=1, rho=0.9)")
-    assert view.notes == ("HTM exchanged nothing",) and view.own == 1 and not view.origin.any()
-    assert not torch.equal(view.statistics[0].grid, view.statistics[1].grid)
-    assert view_of("htm(block=1, rho=0.001)").notes == ()
+    result = result_of("htm(block=1, rho=0.9)")
+    assert result.notes == ("HTM exchanged nothing",) and result.own == 1 and not result.origin.any()
+    assert not torch.equal(result.statistics[0].grid, result.statistics[1].grid)
+    assert result_of("htm(block=1, rho=0.001)").notes == ()
 
 
 def test_titles_do_not_touch():
     methods = ["cutmix + htm + vtm", "smmix", "mixup + htm + vtm", "tokenmix + htm", "transmix", "cutmix"]
-    figure = _Canvas(scene_of(*methods), "").figure
+    figure = grid_figure(methods_grid(pair_of(*methods)))
     FigureCanvasAgg(figure).draw()
-    titles = sorted(
-        (each.get_window_extent() for each in figure.texts if each.get_fontweight() == "bold"), key=lambda box: box.x0
-    )
+    last_words = {method.split()[-1] for method in methods}
+    found = [each for each in figure.texts if each.get_text().rpartition(" ")[2] in last_words]
+    titles = sorted((each.get_window_extent() for each in found), key=lambda box: box.x0)
     assert len(titles) == len(methods)
     assert all(left.x1 <= right.x0 for left, right in pairwise(titles)) and titles[-1].x1 <= figure.bbox.x1
 
 
 def test_lines_are_drawn_between_tokens_and_not_between_pixels():
-    figure = _Canvas(scene_of("cutmix", "tokenmix"), "").figure
+    figure = grid_figure(methods_grid(pair_of("cutmix", "tokenmix")))
     assert sorted({len(panel.lines) for panel in figure.axes}) == [0, 6]  # 4 x 4 tokens; the box's pixels are 32 x 32
 
 
 def test_names_in_any_script(tmp_path, capsys, monkeypatch):
     arguments = ["--method", "cutmix", "--output", str(tmp_path / "figure.png")]
-    monkeypatch.setattr("vitmix.lab.show.fonts.OTHERS", ())
+    monkeypatch.setattr("vitmix.lab.plotting.text.OTHERS", ())
     assert main(["show", "--names", "猫", "犬 猫", *arguments]) == 0
     assert "has the letters 猫犬;" in capsys.readouterr().out
     assert main(["show", "--names", "Katze", "кошка", *arguments]) == 0
@@ -161,54 +163,55 @@ def test_a_model_without_attention_is_not_said_to_have_any(tmp_path, capsys):
 
 
 def test_vtm_shows_its_bank():
-    view = view_of("vtm(block=3, tokens=5)")
-    assert view.bank is not None and view.bank.shape == (4, 4) and int(view.bank.sum()) == 15
-    assert view.own == 1 and not view.origin.any()
+    result = result_of("vtm(block=3, tokens=5)")
+    assert result.bank is not None and result.bank.shape == (4, 4) and int(result.bank.sum()) == 15
+    assert result.own == 1 and not result.origin.any()
 
 
 def test_every_choice_of_a_switch_is_a_column():
-    views = scene_of("0.2*mixup | 0.8*cutmix", "transmix").views
-    assert [view.title for view in views] == ["mixup", "cutmix", "transmix"]
-    assert [view.notes for view in views] == [("20% of batches",), ("80% of batches",), ()]
+    results = pair_of("0.2*mixup | 0.8*cutmix", "transmix").results
+    assert [result.title for result in results] == ["mixup", "cutmix", "transmix"]
+    assert [result.notes for result in results] == [("20% of batches",), ("80% of batches",), ()]
 
 
 def test_activation_labels_use_the_models_own_maps():
-    view = view_of("tokenmix(label=activation)")
-    assert view.used and len(view.statistics) == 2 and view.statistics[0].grid.shape == (4, 4)
-    mass = [each.grid / each.grid.sum() for each in view.statistics]
-    assert view.own == pytest.approx(float((mass[0] * (1 - view.origin)).sum()), abs=1e-4)
-    assert view.partner == pytest.approx(float((mass[1] * view.origin).sum()), abs=1e-4)
+    result = result_of("tokenmix(label=activation)")
+    assert result.used and len(result.statistics) == 2 and result.statistics[0].grid.shape == (4, 4)
+    mass = [each.grid / each.grid.sum() for each in result.statistics]
+    assert result.own == pytest.approx(float((mass[0] * (1 - result.origin)).sum()), abs=1e-4)
+    assert result.partner == pytest.approx(float((mass[1] * result.origin).sum()), abs=1e-4)
 
 
 def test_models_without_readable_attention():
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=4)
-    pictures = [read_picture(text, 64) for text in ("shapes:1", "shapes:2")]
+    images = [read_image(text, 64) for text in ("shapes:1", "shapes:2")]
+    named = NamedModel("", model, Augmentation(64, crop_pct=1.0), 4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scene = observe(model, Augmentation(64), pictures, ["cutmix", "tokenmix(grid=[4, 4])"])
-    assert scene.views[0].statistics == () and draw_figure(scene)
+    pair = run_methods(named, images, ["cutmix", "tokenmix(grid=[4, 4])"])
+    assert pair.results[0].statistics == () and render_methods(pair)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # BatchNorm's too
-    aligned = observe(model, Augmentation(64), pictures, ["tl_align"]).views[0]
+    aligned = run_methods(named, images, ["tl_align"]).results[0]
     assert aligned.statistics[0].kind == "share" and aligned.used
     with pytest.raises(ValueError, match="needs attention"):
-        observe(model, Augmentation(64), pictures, ["transmix"])
+        run_methods(named, images, ["transmix"])
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 900), (2000, 1500)])
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "I;16", "CMYK"])
-def test_pictures_of_any_kind_and_size(tmp_path, mode, size):
+def test_images_of_any_kind_and_size(tmp_path, mode, size):
     pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0]), dtype=np.uint8)
-    picture = Image.fromarray(pixels)
-    picture = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else picture.convert(mode)
-    path = tmp_path / ("picture.tif" if mode in ("CMYK", "I;16") else "picture.png")
-    picture.save(path)
-    read = read_picture(str(path), 32)
-    assert read.image.mode == "RGB" and read.name == "picture"
-    scene = observe(small_model(), PLAIN, [read, read], ["cutmix"])
-    assert scene.pictures.shape == (2, 3, 32, 32)
+    image = Image.fromarray(pixels)
+    image = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else image.convert(mode)
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "I;16") else "image.png")
+    image.save(path)
+    read = read_image(str(path), 32)
+    assert read.image.mode == "RGB" and read.name == "image"
+    pair = run_methods(NamedModel("", small_model(), PLAIN, 12), [read, read], ["cutmix"])
+    assert pair.pixels.shape == (2, 3, 32, 32)
 
 
 def bomb() -> bytes:
@@ -226,11 +229,11 @@ def bomb() -> bytes:
     [
         ("bomb.png", bomb(), "more than the 89,478,485 pixels allowed"),
         ("cut.png", bomb()[:20], "cannot be read"),
-        ("text.jpg", b"not a picture", "not an image of a known kind"),
+        ("text.jpg", b"not an image", "not an image of a known kind"),
         ("empty.png", b"", "not an image of a known kind"),
     ],
 )
-def test_broken_and_huge_pictures_get_one_sentence(tmp_path, capsys, name, content, words):
+def test_broken_and_huge_images_get_one_sentence(tmp_path, capsys, name, content, words):
     (tmp_path / name).write_bytes(content)
     output = tmp_path / "out.png"
     assert main(["show", str(tmp_path / name), "shapes:1", "--output", str(output)]) == 2
@@ -241,11 +244,11 @@ def test_broken_and_huge_pictures_get_one_sentence(tmp_path, capsys, name, conte
 
 
 def test_sideways_photographs_stand_upright(tmp_path):
-    picture = Image.new("RGB", (40, 20))
-    exif = picture.getexif()
+    image = Image.new("RGB", (40, 20))
+    exif = image.getexif()
     exif[0x0112] = 6
-    picture.save(tmp_path / "photo.jpg", exif=exif)
-    assert read_picture(str(tmp_path / "photo.jpg"), 32).image.size == (20, 40)
+    image.save(tmp_path / "photo.jpg", exif=exif)
+    assert read_image(str(tmp_path / "photo.jpg"), 32).image.size == (20, 40)
 
 
 # The command
@@ -301,7 +304,7 @@ def test_formats_and_a_run(tmp_path, capsys):
         assert main(["show", *arguments]) == 0
         assert output.read_bytes().startswith(start)
     words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
-    for expected in ("own: arrow", "partner: ring", "cutmix", "tl_align", "50% of batches", "trained"):
+    for expected in ("own:", "arrow", "partner:", "ring", "cutmix", "tl_align", "50% of batches", "trained"):
         assert expected in words
     assert "untrained" not in capsys.readouterr().out and "UNTRAINED" not in words
     (tmp_path / "moved.safetensors").write_bytes((tmp_path / "run" / "best.safetensors").read_bytes())
@@ -310,33 +313,37 @@ def test_formats_and_a_run(tmp_path, capsys):
 
 
 def test_many_methods_go_into_bands():
-    pictures = [Picture(Image.new("RGB", (32, 32), color), color) for color in ("red", "blue")]
-    scene = observe(small_model(), PLAIN, pictures, ["cutmix"] * 11)
-    assert len(scene.views) == 11 and draw_figure(scene, dpi=40)
+    images = [NamedImage(Image.new("RGB", (32, 32), color), color) for color in ("red", "blue")]
+    pair = run_methods(NamedModel("", small_model(), PLAIN, 12), images, ["cutmix"] * 11)
+    assert len(pair.results) == 11 and render_methods(pair, dpi=40)
+    figure = grid_figure(methods_grid(pair))
+    assert sum(text.get_text() == "cutmix" for text in figure.texts) == 11 and figure.get_figwidth() <= 7.2
+    assert sum(bool(axes.texts) and "red" in axes.texts[0].get_text() for axes in figure.axes) == 2  # in each section
 
 
 def test_spec_texts_fit_their_columns():
-    view = view_of("mix(mask=block(share=0.3), share=aligned) + consistency")
-    assert view.title.startswith("mix(") and vitmix.create(view.title, 12)
+    result = result_of("mix(mask=block(share=0.3), share=aligned) + consistency")
+    assert result.title.startswith("mix(") and vitmix.create(result.title, 12)
 
 
 def test_same_command_same_figure():
-    assert draw_figure(scene_of("smmix", "vtm")) == draw_figure(scene_of("smmix", "vtm"))
+    assert render_methods(pair_of("smmix", "vtm")) == render_methods(pair_of("smmix", "vtm"))
 
 
-def test_documented_picture_is_small():
+def test_documented_figure_is_small():
     path = Path(__file__).parents[1] / "docs" / "show.png"
     assert path.stat().st_size < 300_000
 
 
-def test_long_names_keep_their_end_inside_the_picture():
-    pictures = [read_picture(text, 32) for text in ("shapes:1", "shapes:46")]
+def test_long_names_keep_their_end_inside_the_image():
+    images = [read_image(text, 32) for text in ("shapes:1", "shapes:46")]
     names = ["n02056570_king_penguin", "n01774384_black_widow_spider"]
-    named = [Picture(each.image, name) for each, name in zip(pictures, names, strict=True)]
-    figure = _Canvas(observe(small_model(), PLAIN, named, ["cutmix"]), "").figure
+    named = [NamedImage(each.image, name) for each, name in zip(images, names, strict=True)]
+    pair = run_methods(NamedModel("", small_model(), PLAIN, 12), named, ["cutmix"] * 8)
+    figure = grid_figure(methods_grid(pair))
     FigureCanvasAgg(figure).draw()
     tags = {text.get_text(): (text, panel) for panel in figure.axes for text in panel.texts if ":" in text.get_text()}
-    assert list(tags) == ["own:\n…king_penguin", "partner:\n…widow_spider"]
+    assert list(tags) == ["own:\n…penguin", "partner:\n…spider"]
     for text, panel in tags.values():
         frame, box = text.get_bbox_patch(), panel.get_window_extent()
         assert frame is not None and frame.get_window_extent().x1 <= box.x1

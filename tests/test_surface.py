@@ -32,7 +32,7 @@ CLASSES = 10
 COMMANDS = [
     *("train", "eval", "export", "analyze", "compare", "report", "show", "maps"),
     *("recipes", "methods", "models", "bench"),
-    *(f"draw {kind}" for kind in ("attention", "rollout", "heads", "gradcam", "occlusion", "labels", "gallery")),
+    *(f"figure {kind}" for kind in ("attention", "rollout", "heads", "gradcam", "occlusion", "labels", "gallery")),
 ]
 STORED: dict[str, Any] = pinned.read(FILE) if (pinned.FOLDER / FILE).exists() else {}
 

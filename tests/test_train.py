@@ -56,12 +56,10 @@ def test_loss_falls(tmp_path: Path) -> None:
 
 def test_run_folder(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
-        ".lock", "config.yaml", "metrics.csv", "metrics.jsonl", "summary.json", "best.safetensors", "last.safetensors",
+        ".lock", "config.yaml", "metrics.jsonl", "summary.json", "best.safetensors", "last.safetensors",
         "checkpoints",
     }  # fmt: skip
-    lines = (finished / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
-    assert [row["epoch"] for row in rows(finished)] == ["1", "2"]
+    assert [row["epoch"] for row in rows(finished)] == [1, 2]
     assert len(checkpoints.list_checkpoints(finished / "checkpoints")) == 2
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["updates"] == 12 and summary["broken_images"] == []
@@ -133,8 +131,8 @@ def test_evaluation_now_and_then(tmp_path: Path) -> None:
     settings = {"data": "shapes(size=16, length=48, test_length=24)?holdout=0.25", "eval_split": "val"}
     trainer = train(tmp_path / "run", epochs=3, eval_every=2, best="eval_loss", **settings)
     found = rows(tmp_path / "run")
-    assert [row["accuracy"] != "" for row in found] == [False, True, True]
-    losses = {int(row["epoch"]): float(row["eval_loss"]) for row in found if row["eval_loss"]}
+    assert ["accuracy" in row for row in found] == [False, True, True]
+    losses = {row["epoch"]: row["eval_loss"] for row in found if "eval_loss" in row}
     assert trainer.position.best is not None
     assert trainer.position.best.number == min(losses, key=lambda epoch: losses[epoch])
     assert "held out" in trainer.eval_images.description and len(trainer.images) + len(trainer.eval_images) == 48

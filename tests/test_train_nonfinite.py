@@ -71,7 +71,7 @@ def test_files_are_valid_json_and_leave_out_what_is_not_finite(tmp_path: Path) -
     written = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line, parse_constant=refuse) for line in written]
     assert [sorted({"accuracy", "eval_loss", "loss"} & row.keys()) for row in lines] == [["accuracy", "loss"]] * 2
-    assert [row["eval_loss"] for row in rows(tmp_path / "run")] == ["", ""]
+    assert ["eval_loss" in row for row in rows(tmp_path / "run")] == [False, False]
     summary = json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=refuse)
     assert summary["last"] == lines[-1] and summary["accuracy"] == 0.5
     report = ["report", str(tmp_path / "run"), "--output", str(tmp_path / "page.html"), "--examples", "0", "--no-eval"]

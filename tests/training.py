@@ -1,6 +1,5 @@
 """Trainings small enough for tests."""
 
-import csv
 import hashlib
 import json
 import math
@@ -140,9 +139,8 @@ def whole_run(factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def rows(output: Path) -> list[dict[str, str]]:
-    with open(output / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def run_pair(worker: str, folder: Path) -> None:

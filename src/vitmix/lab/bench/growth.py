@@ -9,24 +9,27 @@ from torch import Tensor, nn
 
 from vitmix.attention import _kernels as kernels
 from vitmix.attention import summaries
-from vitmix.lab.bench.clock import median_time, peak_memory
+from vitmix.lab.bench.clock import Call, median_time, peak_memory
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, depth of a head
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class StatisticRow:
-    """Median milliseconds and peak GiB above the inputs; None where memory ran out, or where nobody counts it."""
+    """Median milliseconds, None if memory ran out; peak GiB above the inputs, None on a CPU."""
 
     name: str
     shape: Shape
     time: float | None
     memory: float | None
 
+    @property
+    def mebibytes(self) -> float | None:
+        return None if self.memory is None else self.memory * 1024
+
 
 def attention_shape(model: nn.Module, image: Tensor) -> tuple[int, int, int]:
-    """Heads, tokens and depth of a head in a model's first attention, which one image goes through."""
+    """Heads, tokens and depth of a head in a model's first attention, for one image."""
     first = next((module for module in model.modules() if type(module) is Attention), None)
     if first is None:
         raise ValueError("kernels and growth need a model with timm's Attention, and this has none")
@@ -40,10 +43,10 @@ def attention_shape(model: nn.Module, image: Tensor) -> tuple[int, int, int]:
 
 
 def statistic_calls(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Call]:
-    """Each statistic as it runs in training, attention itself, and the statistics of the materialized matrix."""
+    """Each statistic as in training, attention itself, and the statistics from the materialized matrix."""
     batch, heads, tokens, depth = shape
     qkv = torch.randn(batch, tokens, 3, heads, depth, device=device).to(dtype)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # as a fused projection leaves them
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # the layout of a fused projection
     share = torch.rand(batch, tokens, device=device)
 
     def materialized() -> Tensor:

@@ -4,8 +4,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
@@ -24,7 +25,7 @@ BARE = "bare model"  # no library at all: cross-entropy of the model's logits
 
 
 def methods() -> tuple[str, ...]:
-    """What is measured by default: CutMix, which the others are compared with, the bare model, and every method."""
+    """The default: CutMix, to which the others are compared, the bare model, and every method."""
     texts = REGISTERED.bench()
     return texts.pop("cutmix"), BARE, *texts.values(), "mixup(alpha=0.8) | smmix"
 
@@ -34,7 +35,7 @@ class Workload:
     """What a step trains and how.
 
     Attributes:
-        easy: the part of the samples that HTM finds easy; its threshold is set so.
+        easy: the part of the samples that HTM finds easy, by its threshold.
         graphs: compiles with CUDA graphs, which small models need.
     """
 
@@ -53,9 +54,9 @@ class Workload:
 
 @dataclass
 class StepRow:
-    """Milliseconds of a step of one method in one mode, in repeats of so many `steps`.
+    """Milliseconds per step of one method in one mode, for each repeat of `steps` steps.
 
-    `memory` is in GiB with the model's own, `easy` HTM's mean.
+    `memory` is in GiB and includes the model, `easy` is the mean part of samples that HTM found easy.
     """
 
     method: str
@@ -71,43 +72,38 @@ class StepRow:
 
 
 class Step:
-    """One method's model, optimizer and step. Neither weights nor choices change: without dropout, easy stays easy.
+    """One method's model, optimizer and step. Weights and choices stay: without dropout, easy samples stay easy.
 
-    `easy` has the part of the samples that HTM found easy in each step.
+    `easy` has the part of the samples that HTM found easy in each step, `taken` the steps of each mixer of a switch.
     """
 
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels, self.work = images, labels, work
-        compiling: dict[str, Any] = {"fullgraph": True, "dynamic": False}
-        compiling |= {"mode": "reduce-overhead"} if work.graphs else {}
-        module: nn.Module
-        if text == BARE:
-            module = _Bare(_model_for(mode, work))
-        else:
-            module = _learner(text, mode, work, images, labels)
+        bare = text == BARE
+        self.module = _Bare(_model_for(mode, work)) if bare else _learner(text, mode, work, images, labels)
         if mode == "compiled":
-            module.compile(**compiling)
-        self.module = module
-        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
-        self.taken = [0] * len(module.mixer.mixers) if isinstance(module, Learner) else []
+            self.module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.0, fused=True)
+        self.taken = [0] * len(self.module.mixer.mixers) if isinstance(self.module, Learner) else []
         self.easy: list[Tensor] = []
 
     def __call__(self, arm: int | None = None) -> None:
-        """A step of one mixer of a switch; if none is named, of the one whose turn it is."""
+        """A step of one mixer of a switch: the given one, or the one whose turn it is."""
         with self.work.autocast():
             if isinstance(self.module, Learner):
                 choice = self._turn() if arm is None else arm
                 output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, choice))
+                loss = output.loss
                 if "htm_samples" in output.counts:
-                    self.easy.append(output.counts["htm_samples"].clone())  # which CUDA graphs write again
+                    self.easy.append(output.counts["htm_samples"].clone())  # CUDA graphs overwrite it
             else:
-                output = self.module(self.images, self.labels)
-        output.loss.backward()
+                loss = self.module(self.images, self.labels)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def whole_rounds(self, count: int) -> int:
-        """`count` steps, or up to four times as many so that a switch takes its mixers as often as its odds say."""
+        """`count` steps, or up to four times as many, so that a switch takes its mixers as often as its odds say."""
 
         def off(number: int) -> float:
             return max(abs(round(number * part) / number - part) for part in self._parts())
@@ -116,7 +112,7 @@ class Step:
         return next((number for number in counts if off(number) < 0.01), min(counts, key=off))
 
     def every_arm(self, count: int) -> None:
-        """At least `count` steps, each mixer of a switch as often as the others: to compile, and to see its memory."""
+        """At least `count` steps, equally many of each mixer of a switch: to compile, and for peak memory."""
         arms = len(self.taken) or 1
         for number in range(math.ceil(count / arms) * arms):
             self(number % arms)
@@ -140,19 +136,15 @@ def _draw(learner: Learner, images: Tensor, choice: int) -> Draw:
     return Draw(choice, mixer.draw(learner.mixing.frame(images), generator_for(0)).values)
 
 
-class _Loss(NamedTuple):
-    loss: Tensor
-
-
 class _Bare(nn.Module):
-    """The model with a plain cross-entropy: the floor of any method."""
+    """The model with a plain cross-entropy, which no method can beat."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor, labels: Tensor) -> _Loss:
-        return _Loss(nn.functional.cross_entropy(self.model(images).float(), labels))
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.model(images).float(), labels)
 
 
 def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
@@ -176,7 +168,7 @@ def build_model(work: Workload) -> Any:
         fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
         sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
         return timm.create_model(work.model, **{**sized, **work.model_args}).to(work.device).train()
-    except RuntimeError as error:  # what timm says of names it does not know
+    except RuntimeError as error:  # timm's sentence on unknown names
         raise ValueError(f"{error}; timm.list_models() lists what there is") from None
 
 
@@ -187,7 +179,7 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     side = [work.size] * 2 if work.size is not None else side
     try:
         images = torch.randn(work.batch, channels, *side, device=work.device)
-    except RuntimeError as error:  # more than the memory, or than numbers count
+    except RuntimeError as error:  # out of memory, or more elements than a tensor can have
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"a batch of {work.batch} images of {side} pixels is too large: {reason}") from None
     return images, torch.arange(work.batch, device=work.device) % model.num_classes
@@ -209,7 +201,7 @@ def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor
 
 
 def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:
-    """Why a model does not go with some of the methods, which is better known before the others are measured."""
+    """Why a model does not work with some of the methods, found out before the others are measured."""
     model = build_model(work)
     images, _ = batch_for(model, work)
     found = {}
@@ -239,43 +231,31 @@ def measure_steps(
     images, labels = batch_for(build_model(work), work)
     rows = []
     for mode in modes:
-        if mode == "materialized":
-            with statistics_from_matrix():
-                rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
-        else:
-            rows += _measure_mode(methods, mode, work, images, labels, repeats, steps, warmup, tell)
+        torch._dynamo.reset()
+        torch._dynamo.config.cache_size_limit = 64  # one program for each method and mixer of a switch
+        with statistics_from_matrix() if mode == "materialized" else nullcontext():
+            running: list[tuple[Step, StepRow]] = []
+            for text in methods:
+                began = time.perf_counter()
+                before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
+                step = Step(text, mode, work, images, labels)
+                row = StepRow(text, mode, steps=step.whole_rounds(steps))
+                step.every_arm(warmup)
+                if not work.graphs:  # their memory cannot be counted
+                    row.memory = peak_memory(lambda step=step: step.every_arm(4), work.device, above=before)
+                running.append((step, row))
+                tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
+            for number in range(repeats):
+                _repeat(running, work.device)
+                times = ", ".join(f"{row.times[-1]:.2f}" for _, row in running)
+                tell(f"{mode}: repeat {number + 1} of {repeats}: {times} ms")
+        for step, row in running:
+            row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
+            rows.append(row)
     return rows
 
 
-def _measure_mode(
-    methods: Sequence[str],
-    mode: str,
-    work: Workload,
-    images: Tensor,
-    labels: Tensor,
-    repeats: int,
-    steps: int,
-    warmup: int,
-    tell: Callable[[str], None],
-) -> list[StepRow]:
-    torch._dynamo.reset()
-    torch._dynamo.config.cache_size_limit = 64  # one program for each method and arm of a switch
-    running: list[tuple[Step, StepRow]] = []
-    for text in methods:
-        began = time.perf_counter()
-        before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
-        step = Step(text, mode, work, images, labels)
-        row = StepRow(text, mode, steps=step.whole_rounds(steps))
-        step.every_arm(warmup)
-        if not work.graphs:  # whose memory is not counted
-            row.memory = peak_memory(lambda step=step: step.every_arm(4), work.device, above=before)
-        running.append((step, row))
-        tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
-    for number in range(repeats):
-        for step, row in running:
-            step()  # whatever turns to this method again
-            row.times.append(milliseconds(step, row.steps, work.device))
-        tell(f"{mode}: repeat {number + 1} of {repeats}: {', '.join(f'{row.times[-1]:.2f}' for _, row in running)} ms")
+def _repeat(running: Sequence[tuple[Step, StepRow]], device: torch.device) -> None:
     for step, row in running:
-        row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
-    return [row for _, row in running]
+        step()  # not counted: it warms caches up for this method
+        row.times.append(milliseconds(step, row.steps, device))

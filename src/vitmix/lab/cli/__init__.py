@@ -6,7 +6,8 @@ from vitmix.lab.cli._parser import Command as Command
 from vitmix.lab.cli._parser import Group as Group
 
 MODULES = {"eval": "evaluate"}  # where a module's name is not the command's
-NAMES = ("train", "eval", "export", "analyze", "compare", "report", "show", "draw", "maps")
+RENAMED = {"draw": "figure"}  # old names, which work until version 0.3
+NAMES = ("train", "eval", "export", "analyze", "compare", "report", "show", "figure", "maps")
 NAMES += ("recipes", "methods", "models", "bench")
 COMMANDS: dict[str, Command | Group] = {
     name: import_module(f"vitmix.lab.cli.{MODULES.get(name, name)}").COMMAND for name in NAMES

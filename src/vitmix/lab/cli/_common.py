@@ -22,7 +22,7 @@ def check_method(_: str, text: str) -> None:
 
 
 def check_figure(_: str, file: str) -> None:
-    from vitmix.lab.show.figure import check_suffix
+    from vitmix.lab.plotting.canvas import check_suffix
 
     check_output_file(check_suffix(file))
 

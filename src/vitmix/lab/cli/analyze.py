@@ -134,14 +134,14 @@ def _known(run: Path, name: str, plan: "Analysis", suffix: str) -> str | None:
 
 def _studied(name: str, question: "Question", plan: "Analysis", suffix: str) -> "tuple[Analysis, bytes]":
     """A study, and its figure as a file."""
-    from vitmix.lab.show.figure import figure_bytes
+    from vitmix.lab.plotting.canvas import figure_bytes
     from vitmix.lab.studies.studies import STUDIES
 
     study = STUDIES[name]
     with bar() as report:
         tables = study.measure(replace(question, progress=partial(report, name)))
     found = replace(plan, study=name, about=study.about, tables=tuple(tables))
-    return found, figure_bytes(study.draw(tables), suffix=f".{suffix}", dpi=150)
+    return found, figure_bytes(study.plot(tables), suffix=f".{suffix}", dpi=150)
 
 
 def _question(settings: Analyze) -> "tuple[Question, Analysis]":

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from vitmix import __version__
 from vitmix._registry import PLUGINS, load_plugins
-from vitmix.lab.cli import COMMANDS
+from vitmix.lab.cli import COMMANDS, RENAMED
 from vitmix.lab.cli._parser import Parser, add_commands, parse, settings_from
 from vitmix.lab.training.output import flush_or_discard
 
@@ -58,7 +58,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     add_commands(parser, COMMANDS, "COMMAND")
     try:
-        found = parse(parser, sys.argv[1:] if arguments is None else arguments)
+        found = parse(parser, _with_new_name(sys.argv[1:] if arguments is None else list(arguments)))
         if found.plugin:  # in the environment, so that the processes this one starts have them too
             os.environ[PLUGINS] = ",".join(filter(None, (os.environ.get(PLUGINS), *found.plugin)))
         load_plugins()
@@ -70,6 +70,18 @@ def _main(arguments: Sequence[str] | None) -> int:
             with suppress(BrokenPipeError):
                 print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _with_new_name(arguments: list[str]) -> list[str]:
+    """The arguments with the new name of a renamed command, and a note about it."""
+    places = [
+        n for n, word in enumerate(arguments) if not word.startswith("-") and arguments[n - 1 : n] != ["--plugin"]
+    ]
+    if not places or arguments[places[0]] not in RENAMED:
+        return arguments
+    old, new = arguments[places[0]], RENAMED[arguments[places[0]]]
+    warnings.warn(f"'vitmix {old}' is now 'vitmix {new}'; the old name will be removed in 0.3", FutureWarning, 2)
+    return [*arguments[: places[0]], new, *arguments[places[0] + 1 :]]
 
 
 def _one_line(error: BaseException) -> str:

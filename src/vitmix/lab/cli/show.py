@@ -5,21 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmix._registry import METHODS
-from vitmix.lab.cli._common import UNTRAINED, EarlierChoice, Figure, Image, Method, in_new_words, open_model
+from vitmix.lab.cli._common import UNTRAINED, Figure, Image, Method, ModelChoice, open_model
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.settings import Folder, Name, option
+from vitmix.lab.settings import File, Folder, Name, option
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitmix.lab.evaluation import Subject
+
 
 @dataclass(frozen=True, kw_only=True)
-class Show(EarlierChoice):
-    """Draw what methods do to two images."""
+class Show(ModelChoice):
+    """Show what methods do to two images."""
 
     epilog = (
         "Example: vitmix show cat.jpg dog.jpg --method cutmix 'tokenmix(share=0.3)' --model runs/NAME. "
-        f"Without --model: {UNTRAINED}, untrained. Of a switch, such as 'mixup | cutmix', every choice is drawn."
+        f"Without --model: {UNTRAINED}, untrained. Of a switch, such as 'mixup | cutmix', every choice is shown."
     )
 
     images: tuple[Image, ...] = option(
@@ -30,50 +32,56 @@ class Show(EarlierChoice):
     seed: int = option(0, "decides the random choices, the same for every method")
     output: Figure = option("show.png", "figure as .png, .svg or .pdf")
     run: Folder | None = option(None, "a run's model", now="--model")
+    checkpoint: File | None = option(None, "weights file", now="--model FILE, with --arch for its timm name")
+    num_classes: int | None = option(None, "outputs of that model", now="--model-args num_classes=N")
 
 
 def run(settings: Show) -> int:
     import torch
 
-    from vitmix.lab.show.figure import draw_figure
-    from vitmix.lab.show.fonts import remarks_on
-    from vitmix.lab.show.pictures import BUILT_IN, check_picture, read_picture
-    from vitmix.lab.show.scene import observe
+    from vitmix.lab.figures.images import BUILT_IN, check_image, read_image
+    from vitmix.lab.figures.models import named_model
+    from vitmix.lab.plotting.text import font_remarks
+    from vitmix.lab.show import render_methods, run_methods
     from vitmix.lab.writing import write_file
 
     images = settings.images or tuple(BUILT_IN)
     if len(images) != 2:
-        raise ValueError(f"mixing is shown on two images, got {len(images)}; give two files")
+        raise ValueError(f"methods mix two images, got {len(images)}; give two files")
     for each in images:
-        check_picture(each)
+        check_image(each)
     torch.manual_seed(settings.seed)  # of random weights
-    settings, output = in_new_words(settings, settings.run), Path(settings.output)
-    loaded = open_model(settings, None if settings.model else UNTRAINED)
-    augmentation = loaded.augmentation
-    pictures = [read_picture(text, max(augmentation.sides)) for text in images]
+    loaded, output = _open(settings), Path(settings.output)
+    shown = [read_image(text, max(loaded.augmentation.sides)) for text in images]
     if settings.names:
-        pictures = [replace(each, name=name) for each, name in zip(pictures, settings.names, strict=True)]
+        shown = [replace(each, name=name) for each, name in zip(shown, settings.names, strict=True)]
     methods, left_out = ([*settings.method], []) if settings.method else allowed_methods(loaded.model)
-    scene = observe(
-        loaded.model,
-        augmentation,
-        pictures,
-        methods,
-        classes=None if loaded.classes is None else list(loaded.classes),
-        seed=settings.seed,
-    )
+    pair = run_methods(named_model(loaded, loaded.config.model), shown, methods, seed=settings.seed)
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
     # Without attention there is nothing to say of the model: masks and targets are the method's alone.
-    footer = f"Attention: {loaded.config.model}, {said}." if any(view.statistics for view in scene.views) else ""
-    write_file(output, draw_figure(scene, footer=footer, suffix=output.suffix.lower()))
-    print(f"{output}: {', '.join(view.title for view in scene.views)}")
+    footer = f"Attention: {loaded.config.model}, {said}." if any(result.statistics for result in pair.results) else ""
+    write_file(output, render_methods(pair, footer=footer, suffix=output.suffix.lower()))
+    print(f"{output}: {', '.join(result.title for result in pair.results)}")
     for reason in left_out:
         print(f"Left out: {reason}.")
-    for remark in remarks_on([picture.name for picture in pictures]):
+    for remark in font_remarks([image.name for image in shown]):
         print(remark)
     if not loaded.trained and footer:
         print("The model is untrained, so its attention means nothing yet; --model RUN shows a trained one's.")
     return 0
+
+
+def _open(settings: Show) -> "Subject":
+    """The model, of which earlier spellings are written as now."""
+    if settings.run is not None and (settings.model or settings.checkpoint or settings.pretrained):
+        raise ValueError("--run names the model already; leave --model, --checkpoint and --pretrained out")
+    if settings.run is not None and not Path(settings.run).is_dir():
+        raise ValueError(f"{settings.run!r} is no run folder; give a folder of 'vitmix train'")
+    counted = {} if settings.num_classes is None else {"num_classes": settings.num_classes}
+    settings = replace(settings, model_args={**settings.model_args, **counted})
+    if settings.checkpoint is not None:
+        return open_model(replace(settings, model=settings.checkpoint, arch=settings.arch or settings.model))
+    return open_model(replace(settings, model=settings.run or settings.model or UNTRAINED))
 
 
 def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:

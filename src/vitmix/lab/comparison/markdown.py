@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from vitmix.lab.runs import Estimate
 
-from .rows import Comparison, Row, mean_and_deviation, plain_difference, verdict, warning
-from .tables import MEAN, Conditions, Read, SeedTable
+from .rows import Comparison, Read, Row, mean_and_deviation, plain_difference, verdict, warning
+from .tables import MEAN, Conditions, SeedTable
 
 UNLIKE = "Not all runs were measured on the same images in the same way: such rows do not compare, and are not tested."
 
@@ -25,22 +25,13 @@ def by_seed(row: Row, read: Read) -> dict[int, float]:
 
 
 def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Difference]:
-    """Every row against the baseline, paired by the seeds that both were measured with, in the same way."""
+    """Every row against the baseline in the means of tables, of runs that were measured in the same way."""
     found = []
     for row in comparison.rows:
-        baseline = comparison.beside(row)
-        for table in tables:
-            if baseline is None or MEAN not in table.columns:
-                continue
-            own, other = (by_seed(each, table.columns[MEAN]) for each in (row, baseline))
-            alike = [
-                seed
-                for seed in own
-                if seed in other and table.conditions(row.runs[seed]) == table.conditions(baseline.runs[seed])
-            ]
-            if alike:
-                paired = Estimate.paired([own[seed] for seed in alike], [other[seed] for seed in alike])
-                found.append(Difference(row, table.title, paired))
+        for table in (each for each in tables if MEAN in each.columns):
+            alike = lambda own, other, of=table.conditions: of(own) == of(other)  # noqa: E731
+            paired = comparison.difference(row, table.columns[MEAN], alike)
+            found += [] if paired is None else [Difference(row, table.title, paired)]
     return found
 
 

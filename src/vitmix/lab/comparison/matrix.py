@@ -250,7 +250,7 @@ def read_matrix(what: str) -> Matrix:
     ready, published = _FOLDER / f"{what}.yaml", Path(what) / FILE
     if published.is_file() or Path(what).name == FILE:
         about = read_published(published if published.is_file() else Path(what)).about
-        return parse_matrix(about.get("matrix", {}), what)
+        return parse_matrix(about["matrix"] if isinstance(about.get("matrix"), dict) else {}, what)
     if Path(what).suffix in (".yaml", ".yml") or (Path(what).is_file() and not ready.is_file()):
         return parse_matrix(read_yaml(what), what)
     if not ready.is_file():

@@ -32,9 +32,10 @@ def _table(comparison: Comparison, shown: Sequence[Row], groups: Sequence[Group]
     rows = []
     for row, group in zip(shown, groups, strict=True):
         is_baseline = row.name == comparison.baseline
-        slowdown = "1.00" if is_baseline else NONE if row.slowdown is None else f"{row.slowdown:.2f}"
+        ratio, found = comparison.slowdown(row), comparison.difference(row)
+        slowdown = "1.00" if is_baseline else NONE if ratio is None else f"{ratio:.2f}"
         no_difference = [NONE, NONE, NONE, "baseline" if is_baseline else NONE]
-        difference = no_difference if row.difference is None else _difference(row.difference, group.number)
+        difference = no_difference if found is None else _difference(found, group.number)
         accuracy = comparison.quantity.spread(group)
         rows.append([group.key, row.seeds, accuracy, *difference, SECONDS.spread(group), slowdown])
     missing = [", ".join(row.names(comparison.axes)) for row in comparison.rows if not row.runs]

@@ -23,7 +23,7 @@ from .evaluations import Evaluations, usual_parts
 from .markdown import markdown_table, plain_tables, sections
 from .matrix import Matrix
 from .page import comparison_page
-from .rows import GFLOPS, Comparison, Row, csv_text, notes, plain, table, with_differences
+from .rows import GFLOPS, Comparison, Row, csv_text, notes, plain, table
 from .tables import read_tables
 
 SHARED = "Trainings that ran side by side slowed each other down: times and images/s then do not compare methods."
@@ -57,8 +57,7 @@ def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
     rows = (
         replace(row, runs={seed: stored[run.path.name] for seed, run in row.runs.items()}) for row in comparison.rows
     )
-    found = with_differences(replace(comparison, rows=tuple(rows)))
-    write_file(folder / "README.md", readme(matrix, found).encode())
+    write_file(folder / "README.md", readme(matrix, replace(comparison, rows=tuple(rows))).encode())
 
 
 def readme(matrix: Matrix, comparison: Comparison) -> str:

@@ -3,12 +3,12 @@
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vitmix._checks import check_choice
-from vitmix.lab.report.groups import check_started
+from vitmix.lab.report.groups import started
 from vitmix.lab.report.quantities import COUNT, SECONDS, Quantity, best, evaluated, last
 from vitmix.lab.runs import Estimate, Run
 from vitmix.lab.training.progress import duration
@@ -16,6 +16,8 @@ from vitmix.lab.training.progress import duration
 from .matrix import Matrix, Training
 from .runner import is_done
 
+Read = Callable[[Run], float | None]
+Alike = Callable[[Run, Run], bool]
 MEASURES = {"last": last("accuracy"), "best": best("accuracy")}
 PARAMETERS, FLOPS = evaluated("parameters", COUNT), evaluated("flops", COUNT)
 GFLOPS = "GFLOPs of one image's forward pass: two operations for each multiply-add."
@@ -33,8 +35,6 @@ class Row:
 
     Attributes:
         runs: the finished runs by seed; `planned` are how many there will be.
-        difference: from the baseline, paired by seed.
-        slowdown: the training time over the baseline's.
         column: of its trainings; rows are compared within one.
     """
 
@@ -44,8 +44,6 @@ class Row:
     runs: Mapping[int, Run]
     planned: int
     column: tuple[str, str]
-    difference: Estimate | None = None
-    slowdown: float | None = None
 
     def values(self, quantity: Quantity) -> list[float]:
         return [value for run in self.runs.values() if (value := quantity.read(run)) is not None]
@@ -83,10 +81,27 @@ class Comparison:
         fitting = [each for each in self.rows if each.name == self.baseline and each.column == row.column]
         return None if row.name == self.baseline or not fitting else fitting[0]
 
+    def pairs(self, row: Row, read: Read, alike: Alike = lambda own, other: True) -> list[tuple[float, float]]:
+        """A number of a row's runs and of the baseline's with the same seeds, where both have it and are alike."""
+        baseline = self.beside(row)
+        runs = [] if baseline is None else [(run, baseline.runs.get(seed)) for seed, run in row.runs.items()]
+        values = [(read(own), read(other)) for own, other in runs if other is not None and alike(own, other)]
+        return [(own, other) for own, other in values if own is not None and other is not None]
+
+    def difference(self, row: Row, read: Read | None = None, alike: Alike = lambda own, other: True) -> Estimate | None:
+        """A row less the baseline, paired by seed: in the compared quantity, or in another number."""
+        pairs = self.pairs(row, read or self.quantity.read, alike)
+        return Estimate.paired([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
+
+    def slowdown(self, row: Row) -> float | None:
+        """The training time of a row over the baseline's."""
+        own, other = (sum(side) for side in zip((0.0, 0.0), *self.pairs(row, SECONDS.read), strict=True))
+        return own / other if other else None
+
     @property
     def tests(self) -> int:
         """How many paired tests there are."""
-        return sum(row.difference is not None and row.difference.p is not None for row in self.rows)
+        return sum(found is not None and found.p is not None for found in map(self.difference, self.rows))
 
     @property
     def axes(self) -> list[str]:
@@ -109,28 +124,9 @@ def compare(matrix: Matrix, trainings: Sequence[Training], *, measure: str = "la
     rows = []
     for name, column in dict.fromkeys((each.row, each.column) for each in trainings):
         own = [each for each in trainings if (each.row, each.column) == (name, column)]
-        runs = {each.seed: _started(each.run) for each in own if is_done(each)}
+        runs = {each.seed: started(each.run) for each in own if is_done(each)}
         rows.append(Row(name, own[0].model, own[0].data, runs, len(own), column))
-    return with_differences(Comparison(tuple(rows), matrix.reference, measure))
-
-
-def with_differences(found: Comparison) -> Comparison:
-    """The comparison with the distance of every row from the baseline."""
-    return replace(found, rows=tuple(_compared(row, found.beside(row), found.quantity) for row in found.rows))
-
-
-def _started(run: Run) -> Run:
-    check_started(run)
-    return run
-
-
-def _compared(row: Row, baseline: Row | None, quantity: Quantity) -> Row:
-    seeds = [] if baseline is None else [seed for seed in row.runs if seed in baseline.runs]
-    if baseline is None or not seeds:
-        return row
-    sides = [[float(quantity.read(each.runs[seed]) or 0) for seed in seeds] for each in (row, baseline)]
-    own, other = (sum(float(SECONDS.read(each.runs[seed]) or 0) for seed in seeds) for each in (row, baseline))
-    return replace(row, difference=Estimate.paired(*sides), slowdown=own / other if other else None)
+    return Comparison(tuple(rows), matrix.reference, measure)
 
 
 # Files
@@ -140,7 +136,7 @@ def plain(comparison: Comparison) -> dict[str, Any]:
     """As JSON holds it; accuracies and differences are fractions."""
     rows = []
     for row in comparison.rows:
-        accuracy = row.values(comparison.quantity)
+        accuracy, difference = row.values(comparison.quantity), comparison.difference(row)
         rows.append(
             {
                 "row": row.name,
@@ -151,9 +147,9 @@ def plain(comparison: Comparison) -> dict[str, Any]:
                 "accuracy": dict(zip(map(str, row.runs), accuracy, strict=True)),
                 "mean": statistics.fmean(accuracy) if accuracy else None,
                 "std": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
-                "difference": None if row.difference is None else plain_difference(row.difference),
+                "difference": None if difference is None else plain_difference(difference),
                 "training_seconds": row.values(SECONDS),
-                "slowdown": row.slowdown,
+                "slowdown": comparison.slowdown(row),
                 "parameters": row.any(PARAMETERS),
                 "flops": row.any(FLOPS),
                 "runs": [str(run.path) for run in row.runs.values()],
@@ -234,10 +230,10 @@ def mean_and_deviation(values: Sequence[float], scale: float = 100, form: str = 
 
 
 def _numbers(row: Row, comparison: Comparison) -> list[str]:
-    accuracy, seconds, found = row.values(comparison.quantity), row.values(SECONDS), row.difference
+    accuracy, seconds, found = row.values(comparison.quantity), row.values(SECONDS), comparison.difference(row)
     if not accuracy:
         return ["-"] * 9
-    is_baseline = row.name == comparison.baseline
+    is_baseline, slowdown = row.name == comparison.baseline, comparison.slowdown(row)
     flops, parameters, interval = row.any(FLOPS), row.any(PARAMETERS), None if found is None else found.interval
     return [
         mean_and_deviation(accuracy),
@@ -246,7 +242,7 @@ def _numbers(row: Row, comparison: Comparison) -> list[str]:
         "-" if found is None or found.p is None else f"{found.p:.3f}",
         ("baseline" if is_baseline else "-") if found is None else verdict(found),
         duration(statistics.fmean(seconds)) if seconds else "-",
-        "1.00" if is_baseline else "-" if row.slowdown is None else f"{row.slowdown:.2f}",
+        "1.00" if is_baseline else "-" if slowdown is None else f"{slowdown:.2f}",
         "-" if parameters is None else f"{parameters:,.0f}",
         "-" if flops is None else f"{flops / 1e9:.4g}",
     ]

@@ -1,28 +1,24 @@
 """What was measured of finished runs besides their accuracy, as tables with a line for each row of the comparison.
 
-Every measurement and study in the runs' folders has tables; those with a question of a paper are written out here.
+All of them are made of the runs' records, whichever parts of the suite and studies there are.
 """
 
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from vitmix.lab.report.courses import Course, course_of, courses
-from vitmix.lab.report.groups import Group, every_run
 from vitmix.lab.report.measurements import measured
 from vitmix.lab.report.quantities import measurement
-from vitmix.lab.report.studies import ALONG, measured_how, read_studies
-from vitmix.lab.runs import Analysis, Measurement, Run
-from vitmix.lab.studies.fluctuation import ALIGNED, AREA, TRANSMIX
-from vitmix.lab.studies.regions import PAIRS
+from vitmix.lab.report.studies import ALONG, Studies, measured_how, read_studies
+from vitmix.lab.runs import Measurement, Run, Table
 
-Read = Callable[[Run], float | None]
-Studies = Mapping[Path, Analysis]  # one study of each run, by the run's folder
+from .rows import Read
+
 MEAN = "mean"
-MOST_TABLES = 6  # of a study that is not written out here
+MOST_NAMES = 16  # of rows; longer tables are for the report alone
 
 
 class Conditions(NamedTuple):
@@ -49,15 +45,8 @@ class SeedTable:
 
 def read_tables(runs: Sequence[Run]) -> tuple[list[SeedTable], list[str]]:
     """The tables of everything that at least one run has, and a sentence for each study that cannot be shown."""
-    group = Group(dict(enumerate(runs)))
-    members, notes = read_studies([group])
-    found: dict[str, dict[Path, Analysis]] = {}
-    for member in members:
-        found.setdefault(member.study.study, {})[member.run.path] = member.study
-    tables = _changed_images(every_run([group]))
-    for name in sorted(found, key=lambda name: (list(WRITTEN).index(name) if name in WRITTEN else len(WRITTEN), name)):
-        tables += WRITTEN.get(name, _any_study)(found[name])
-    return tables, notes
+    found, notes = read_studies(runs)
+    return [*_changed_images(runs), *(table for studies in found.values() for table in _study(studies))], notes
 
 
 def _with_mean(columns: Mapping[str, Read], parts: Sequence[Read]) -> dict[str, Read]:
@@ -117,100 +106,45 @@ def _conditions(run: Run, names: Sequence[str]) -> Conditions | None:
 # Studies
 
 
-def _mixed_accuracy(studies: Studies) -> list[SeedTable]:
-    tables = []
-    for top, seen in (
-        ("top-1", "the likeliest class is one of the pair's two"),
-        ("top-2", "the two likeliest are the pair's two"),
-    ):
-        columns = {method: _number(studies, top, method=method) for method in _names(studies, "method")}
-        note = f"Of the mixed images whose pair has two classes, in %: {seen}."
-        with_mean = _with_mean(columns, list(columns.values()))
-        tables.append(SeedTable(f"Mixed images, {top}", note, with_mean, _studied(studies)))
-    return tables
+def _study(studies: Studies) -> list[SeedTable]:
+    """Tables of the rows that a study's own tables have; of rows along the blocks or epochs, of the last.
+
+    Columns stay columns, with a table for each row, or else the rows are columns, whichever makes fewer tables.
+    """
+    found: list[SeedTable] = []
+    for like in {table.title: table for study in studies.values() for table in study.tables}.values():
+        rows = list(dict.fromkeys(_names(like, names) for names, _ in like.rows))
+        if len(rows) > MOST_NAMES:
+            continue
+        columns = [(column,) for column in like.columns]
+        turned = len(rows) > len(columns)
+        last = [f"Of the last {key}." for key in like.keys if key in ALONG]
+        for each in columns if turned else rows:
+            reads = {
+                ", ".join(other): _number(studies, like.title, *((other, each) if turned else (each, other)))
+                for other in (rows if turned else columns)
+            }
+            percent = set(each if turned else like.columns) <= set(like.percent)
+            if percent and turned:  # accuracies under several names, whose mean can be tested
+                reads = _with_mean(reads, list(reads.values()))
+            scale, form = (100, ".2f") if percent else (1, ".3g")
+            note = " ".join((*like.notes, *last))
+            found.append(SeedTable(", ".join((like.title, *each)), note, reads, _studied(studies), scale, form))
+    return found
 
 
-def _regions(studies: Studies) -> list[SeedTable]:
-    methods = _names(studies, "method")
-    method = "smmix" if "smmix" in methods else methods[0]
-    note = (
-        f"Mean attention, × 1000, of a patch of one region to a patch of the other in the last block, on images mixed "
-        f"by `{method}` (SMMix table A2, whose source region is the partner's). The study has every block."
-    )
-    columns = {pair: _number(studies, pair, method=method) for pair in PAIRS}
-    return [SeedTable("Attention between regions", note, columns, _studied(studies), scale=1000)]
+def _names(table: Table, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a row, without its block or epoch."""
+    return tuple(name for key, name in zip(table.keys, names, strict=True) if key not in ALONG)
 
 
-def _fluctuation(studies: Studies) -> list[SeedTable]:
-    studies = {folder: study for folder, study in studies.items() if study.methods in (None, ("cutmix",))}
-    note = (
-        "On CutMix pairs: the root mean square of the difference between area and aligned labels (TL-Align figure 3), "
-        "and how the shares by three rules correlate over the pairs with the share by similarity of the tokens after "
-        "the last block (figure 4)."
-    )
-    columns = {f"RMSE {name}": _number(studies, name) for name in ("of shares", "of targets")}
-    columns |= {
-        f"correlation, {rule}": _number(studies, "correlation", rule=rule) for rule in (AREA, TRANSMIX, ALIGNED)
-    }
-    return [SeedTable("Token fluctuation", note, columns, _studied(studies), 1, ".3g")] if studies else []
-
-
-def _labels(studies: Studies) -> list[SeedTable]:
-    """A table for each mask, whose columns are label rules."""
-    note = (
-        "Mean distance between the partner's share by this rule and what the image shows of it: visible partner object "
-        "over visible objects, in pixels. The study has the bias, and errors by how much is cut."
-    )
-    rules = [rule for rule in _names(studies, "rule") if ", " in rule]
-    tables = []
-    for mask in dict.fromkeys(rule.split(", ")[0] for rule in rules):
-        own = {rule.removeprefix(f"{mask}, "): rule for rule in rules if rule.startswith(f"{mask}, ")}
-        columns = {name: _number(studies, "error", rule=rule, cut=None) for name, rule in own.items()}
-        tables.append(SeedTable(f"Label error, {mask}", note, columns, _studied(studies), 1, ".3f"))
-    return tables
-
-
-def _any_study(studies: Studies) -> list[SeedTable]:
-    """A table for each stored one and each of its names, with the same columns; of a course the last row."""
-    tables = []
-    for table in next(iter(studies.values())).tables:
-        others = [key for key in table.keys if key not in ALONG]
-        named = [dict(zip(table.keys, names, strict=True)) for names, _ in table.rows]
-        scale, form = (100, ".2f") if set(table.columns) <= set(table.percent) else (1, ".3g")
-        for where in {tuple(names[key] for key in others): names for names in named}.values():
-            where = {key: where[key] for key in others}
-            columns = {column: _number(studies, column, title=table.title, **where) for column in table.columns}
-            title = ": ".join(filter(None, (table.title, ", ".join(where.values()))))
-            tables.append(SeedTable(title, " ".join(table.notes), columns, _studied(studies), scale, form))
-    return tables[:MOST_TABLES]
-
-
-WRITTEN: dict[str, Callable[[Studies], list[SeedTable]]] = {
-    "accuracy": _mixed_accuracy,
-    "regions": _regions,
-    "fluctuation": _fluctuation,
-    "labels": _labels,
-}
-
-
-def _names(studies: Studies, key: str) -> list[str]:
-    tables = [table for study in studies.values() for table in study.tables if key in table.keys]
-    return list(dict.fromkeys(names[table.keys.index(key)] for table in tables for names, _ in table.rows))
-
-
-def _number(studies: Studies, column: str, title: str | None = None, **where: str | None) -> Read:
-    """The mean in the last row that has the column and these names: where rows go along the blocks, the last block."""
+def _number(studies: Studies, title: str, row: tuple[str, ...], column: tuple[str, ...]) -> Read:
+    """The mean in the last row with these names."""
 
     def number(run: Run) -> float | None:
-        tables = studies[run.path].tables if run.path in studies else ()
-        found = [
-            values[column].mean
-            for table in tables
-            if title in (None, table.title)
-            for names, values in table.rows
-            if column in values
-            and all(dict(zip(table.keys, names, strict=True)).get(key) == name for key, name in where.items())
-        ]
+        table = studies[run.path].table(title) if run.path in studies else None
+        rows = [] if table is None else [values for names, values in table.rows if _names(table, names) == row]
+        found = [values[column[0]].mean for values in rows if column[0] in values]
         return found[-1] if found else None
 
     return number

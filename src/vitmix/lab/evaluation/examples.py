@@ -20,12 +20,13 @@ from vitmix._sampling import generator_for
 from vitmix.attention.readers import read_model
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.loader import TrainLoader
-from vitmix.lab.figures.held_out import held_out
-from vitmix.lab.figures.kinds import Subjects, draw_attention, draw_labels
-from vitmix.lab.figures.looks import chosen_blocks
-from vitmix.lab.figures.sheet import Sheet
-from vitmix.lab.figures.sights import sight_of
-from vitmix.lab.runs.examples import Example, Examples, Part, Source, Strips, Tile
+from vitmix.lab.figures.attention import chosen_blocks
+from vitmix.lab.figures.images import held_out
+from vitmix.lab.figures.kinds import attention_figure, labels_figure
+from vitmix.lab.figures.layout import FigureInputs
+from vitmix.lab.figures.models import named_model
+from vitmix.lab.plotting.grid import ImageGrid
+from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
 from vitmix.lab.training import prepare
 
 from .subject import Subject
@@ -97,10 +98,10 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
             Example(
                 str(method.mixers[draw.choice]),
                 _image(looks[row], augmentation, MIXED_SIDE),
-                tuple(
-                    Source(role, _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE))
+                {
+                    role: _image((mixed if role == "taken" else first).images[at], augmentation, SOURCE_SIDE)
                     for role, at in sources[row].items()
-                ),
+                },
                 _parts(targets[row], [(role, int(first.labels[at])) for role, at in sources[row].items()], names),
             )
             for row in order
@@ -171,33 +172,33 @@ def _strips(subject: Subject, problems: list[str]) -> list[Strips]:
     """Attention and aligned label maps of a few held-out images; why there are none goes to the problems."""
     try:
         images = held_out(subject, HELD_OUT)
-        pairs = Subjects([sight_of(subject, "")], images, seed=SEED)
+        pairs = FigureInputs([named_model(subject, "")], images, seed=SEED)
         blocks = chosen_blocks(read_model(subject.model).depth, None, most=MOST_BLOCKS)
     except Problems as error:
         problems.append(f"Attention and label maps could not be drawn: {_sentence(error)}")
         return []
-    alone = Subjects(pairs.sights, images[:2])
-    kinds: dict[str, Callable[[], Sheet]] = {
-        "attention": lambda: draw_attention(alone, blocks=blocks),
-        "label maps": lambda: draw_labels(pairs, blocks=blocks),
+    alone = FigureInputs(pairs.models, images[:2])
+    kinds: dict[str, Callable[[], ImageGrid]] = {
+        "attention": lambda: attention_figure(alone, blocks=blocks),
+        "label maps": lambda: labels_figure(pairs, blocks=blocks),
     }
     found = []
-    for what, draw in kinds.items():
+    for what, figure in kinds.items():
         try:
-            found.append(Strips(what, tuple(_rows(draw()))))
+            found.append(Strips(what, tuple(_rows(figure()))))
         except Problems as error:
             problems.append(f"No {what}: {_sentence(error)}")
     return found
 
 
-def _rows(sheet: Sheet) -> list[tuple[Tile, ...]]:
+def _rows(grid: ImageGrid) -> list[tuple[Tile, ...]]:
     return [
         tuple(
-            Tile(_tile(panel.pixels), (head, *panel.caption.splitlines()))
-            for head, panel in zip(band.heads, row.panels, strict=True)
+            Tile(_tile(tile.pixels), (head, *tile.caption.splitlines()))
+            for head, tile in zip(section.heads, row.tiles, strict=True)
         )
-        for band in sheet.bands
-        for row in band.rows
+        for section in grid.sections
+        for row in section.rows
     ]
 
 

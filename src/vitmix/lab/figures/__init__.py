@@ -1,12 +1,12 @@
-"""Pictures of what models look at: attention, rollout, heads, Grad-CAM, occlusion, aligned labels, galleries."""
+"""Figures of what models look at: attention, rollout, heads, Grad-CAM, occlusion, aligned labels, galleries."""
 
+from .attention import attention_rollout as attention_rollout
+from .attention import block_attention as block_attention
+from .attention import head_attention as head_attention
+from .attention import label_maps as label_maps
 from .cam import grad_cam as grad_cam
+from .images import NamedImage as NamedImage
+from .images import read_image as read_image
 from .kinds import KINDS as KINDS
-from .kinds import Subjects as Subjects
-from .looks import attention_rollout as attention_rollout
-from .looks import block_attention as block_attention
-from .looks import head_attention as head_attention
-from .looks import label_maps as label_maps
-from .sheet import Sheet as Sheet
-from .sheet import draw_sheet as draw_sheet
-from .sights import Sight as Sight
+from .layout import FigureInputs as FigureInputs
+from .models import NamedModel as NamedModel

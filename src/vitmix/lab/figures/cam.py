@@ -1,4 +1,4 @@
-"""Grad-CAM of any classifier, through the grad-cam package, on the token grid that the model's reader knows."""
+"""Grad-CAM of any classifier by the grad-cam package, on the token grid that the model's reader knows."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from vitmix.attention.readers import logits_of, read_model
 
 
 def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:
-    """Grad-CAM `(B, H, W)` in 0..1 of each image's label, from the least to the largest value of each image."""
+    """Grad-CAM `(B, H, W)` for the label of each image, scaled to 0..1 per image."""
     try:
         from pytorch_grad_cam import GradCAM
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -29,10 +29,10 @@ def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:
 
 
 def target_layer(model: nn.Module, images: Tensor) -> tuple[nn.Module, Grid]:
-    """The last place whose tokens or features all reach the classifier, and their grid.
+    """The last layer whose tokens or features all reach the classifier, and their grid.
 
-    A class token sees the patches for the last time through the norm before the last attention; a mean over patches
-    sees what the final module returns. Of a model without reader it is the last module that returns a grid.
+    A class token reads the patches last through the norm before the last attention; a mean over patches reads the
+    output of the final module. For a model without reader it is the last module that returns a grid.
     """
     size = (images.shape[2], images.shape[3])
     try:
@@ -68,7 +68,7 @@ def _last_grid(model: nn.Module, images: Tensor) -> tuple[nn.Module, Grid]:
         for handle in handles:
             handle.remove()
     if not found:
-        raise ValueError(f"Grad-CAM needs features on a grid, and this {type(model).__name__} shows none")
+        raise ValueError(f"Grad-CAM needs features on a grid, and no module of this {type(model).__name__} returns one")
     return found[-1]
 
 

@@ -1,209 +1,168 @@
-"""Each kind of picture: from models and pictures to a sheet of panels."""
+"""Each kind of figure: from models and images to a grid of tiles."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from vitmix._mix import Grid
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix._text import create
 from vitmix.attention.readers import Reader, logits_of, read_model
-from vitmix.lab.show.scene import observe
+from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, overlay
 from vitmix.parts.hidden import HTM
 
+from .attention import LabelMap, attention_rollout, block_attention, head_attention, label_maps
 from .cam import grad_cam
-from .layout import Subjects, banded, columns, heat_panel, picture_panel
-from .looks import LabelMap, attention_rollout, block_attention, head_attention, label_maps
-from .occlude import PARTS, cell_orders, confidence, occluded
-from .sheet import Band, Curve, Panel, Row, Sheet, as_pixels, overlay
-from .sights import MANIFOLD, Look, Shot, Sight, look, look_mixed, pairs_of
-
-ORDERS = 16  # in which cells are occluded, to average over
-UNREAD_GRID = (14, 14)  # of occlusion, where the first model's tokens are unknown
-FEWEST = "Color: each map from its least to its largest value, on a square-root scale."
+from .layout import SCALE_WORDS, FigureInputs, as_columns, as_rows, heat_tile
+from .models import NamedModel
+from .occlusion import occlusion_figure
+from .samples import MANIFOLD, Observation, Sample, method_choices, observe, observe_mixed, pairs_of
 
 
-def draw_attention(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
-    """The attention of each block, by rows: pictures, and for each of them the models."""
+def attention_figure(inputs: FigureInputs, *, blocks: Sequence[int] | None = None) -> ImageGrid:
+    """The attention of each block; a row for each image and model."""
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
-        seen = look(sight, shot, subjects.seed, lambda images: block_attention(sight.model, images, blocks))
-        maps = [heat_panel(seen, values[0]) for values in seen.found.values()]
-        heads = ("picture", *(f"block {block}" for block in seen.found))
-        return heads, [picture_panel(seen, shot), *maps]
+    def columns(model: NamedModel, sample: Sample) -> tuple[Observation, dict[str, Tile]]:
+        seen = observe(model, sample, inputs.seed, lambda images: block_attention(model.model, images, blocks))
+        return seen, {f"block {block}": heat_tile(seen, values[0]) for block, values in seen.found.items()}
 
-    shots = subjects.shots()
-    footer = subjects.footer(shots, _attention_words(subjects.sights), FEWEST)
-    return Sheet(banded(subjects, row, shots), footer, "heat")
+    samples = inputs.samples()
+    footer = inputs.footer(samples, _attention_words(inputs.models), SCALE_WORDS)
+    return ImageGrid(as_rows(inputs, samples, columns), footer, "heat")
 
 
-def draw_rollout(subjects: Subjects) -> Sheet:
+def rollout_figure(inputs: FigureInputs) -> ImageGrid:
     """Attention rollout, one column for each model."""
 
-    def panels(sight: Sight, shot: Shot) -> tuple[Look, list[Panel]]:
-        seen = look(sight, shot, subjects.seed, lambda images: attention_rollout(sight.model, images)[0])
-        return seen, [heat_panel(seen, seen.found)]
+    def tiles(model: NamedModel, sample: Sample) -> tuple[Observation, list[Tile]]:
+        seen = observe(model, sample, inputs.seed, lambda images: attention_rollout(model.model, images)[0])
+        return seen, [heat_tile(seen, seen.found)]
 
-    shots = subjects.shots()
-    said = "Attention rolled out through all blocks, each as the mean of attention and identity."
-    return columns(subjects, shots, panels, [""], footer=subjects.footer(shots, said, FEWEST))
+    samples = inputs.samples()
+    words = "Attention rolled out through all blocks, each as the mean of attention and identity."
+    return as_columns(inputs, samples, tiles, [""], footer=inputs.footer(samples, words, SCALE_WORDS))
 
 
-def draw_heads(subjects: Subjects, *, block: int = -1) -> Sheet:
-    """The attention of each head of a block, by rows: pairs, and for each of them the methods and the models."""
-    mixed_at = _hidden_block(subjects.methods, subjects.sights)
-    methods = subjects.methods or ["none", MANIFOLD, f"htm(block={mixed_at})"]
+def heads_figure(inputs: FigureInputs, *, block: int = -1) -> ImageGrid:
+    """The attention of each head of a block; a row for each pair, method and model."""
+    mixed_at = _hidden_block(inputs.methods, inputs.models)
+    methods = inputs.methods or ["none", MANIFOLD, f"htm(block={mixed_at})"]
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
-        if shot.method == MANIFOLD:
-            seen = _manifold(sight, shot, mixed_at, block)
+    def columns(model: NamedModel, sample: Sample) -> tuple[Observation, dict[str, Tile]]:
+        if sample.method == MANIFOLD:
+            seen = _blended(model, sample, mixed_at, block)
         else:
-            seen = look(sight, shot, subjects.seed, lambda images: head_attention(sight.model, images, block)[0])
-        maps = [heat_panel(seen, values) for values in seen.found]
-        heads = ("picture", *(f"head {number}" for number in range(len(maps))))
-        return heads, [picture_panel(seen, shot), *maps]
+            seen = observe(model, sample, inputs.seed, lambda images: head_attention(model.model, images, block)[0])
+        return seen, {f"head {number}": heat_tile(seen, values) for number, values in enumerate(seen.found)}
 
-    said = f"Block {block}." if block >= 0 else "Last block." if block == -1 else f"Block {-block} from the end."
-    words = _attention_words(subjects.sights)
+    where = f"Block {block}." if block >= 0 else "Last block." if block == -1 else f"Block {-block} from the end."
     blend = f"{MANIFOLD}: tokens blended half and half at block {mixed_at}." if MANIFOLD in methods else ""
-    shots = subjects.shots(methods)
-    return Sheet(banded(subjects, row, shots), subjects.footer(shots, said, words, blend, FEWEST), "heat")
+    samples = inputs.samples(methods)
+    footer = inputs.footer(samples, where, _attention_words(inputs.models), blend, SCALE_WORDS)
+    return ImageGrid(as_rows(inputs, samples, columns), footer, "heat")
 
 
-def draw_gradcam(subjects: Subjects, *, only_right: bool = False) -> Sheet:
-    """Grad-CAM of what a picture shows, and of a mixed one for both of its classes, one column for each model."""
-    for method in subjects.methods:
-        if any(arm.inner for arm in create(method, 2).mixers):
-            raise ValueError(f"{method} mixes inside the network and leaves the picture as it is; draw another method")
-    shots = subjects.shots()
+def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGrid:
+    """Grad-CAM for the class of an image, or for both classes of a mixed one; one column for each model."""
+    for method in inputs.methods:
+        if any(mixer.inner for mixer in create(method, 2).mixers):
+            raise ValueError(f"{method} mixes inside the network and leaves the image as it is; use another method")
+    samples = inputs.samples()
     if only_right:
-        shots = [shot for shot in shots if all(_right(sight, shot) for sight in subjects.sights)]
-        if not shots:
-            raise ValueError("no picture is classified rightly by all of the models; give more pictures")
+        samples = [sample for sample in samples if all(_right(model, sample) for model in inputs.models)]
+        if not samples:
+            raise ValueError("all models together classify no image correctly; give more images")
 
-    def panels(sight: Sight, shot: Shot) -> tuple[Look, list[Panel]]:
-        labels = sight.labels(shot.pictures)
+    def tiles(model: NamedModel, sample: Sample) -> tuple[Observation, list[Tile]]:
+        labels = model.labels(sample.images)
 
         def cams(images: Tensor) -> list[Tensor]:
-            return [grad_cam(sight.model, images[:1], [label])[0] for label in labels]
+            return [grad_cam(model.model, images[:1], [label])[0] for label in labels]
 
         def mixed_cams(mixing: Mixing, batch: MixedBatch) -> list[Tensor]:
-            with torch.no_grad():
-                sight.model(batch.images)
-            mixing.targets(batch)  # from here on the method does not listen any more
+            _targets(model, mixing, batch)  # from here on the method does not listen any more
             return cams(batch.images)
 
-        if shot.method is None:
-            seen = look(sight, shot, subjects.seed, cams)
+        if sample.method is None:
+            seen = observe(model, sample, inputs.seed, cams)
         else:
-            seen = look_mixed(sight, shot, subjects.seed, mixed_cams)
+            seen = observe_mixed(model, sample, inputs.seed, mixed_cams)
         with torch.no_grad():
-            part = logits_of(sight.model(sight.images(seen.pixels[None]))).softmax(1)[0]
-        captions = [f"{sight.class_name(label)} {float(part[label]):.0%}" for label in labels]
+            probability = logits_of(model.model(model.inputs(seen.pixels[None]))).softmax(1)[0]
+        captions = [f"{model.class_name(label)} {float(probability[label]):.0%}" for label in labels]
         found = zip(seen.found, captions, strict=True)
-        return seen, [Panel(overlay(seen.pixels, cam, "heat", strength=0.6), words) for cam, words in found]
+        return seen, [Tile(overlay(seen.pixels, cam, "heat", strength=0.6), caption) for cam, caption in found]
 
-    footer = subjects.footer(shots, "Grad-CAM; below, the class that is explained and its probability.")
-    parts = ["own", "partner"] if subjects.methods else [""]
-    return columns(subjects, shots, panels, parts, footer=footer, ends=("none", "most"))
-
-
-def draw_occlusion(subjects: Subjects) -> Sheet:
-    """Confidence under growing occlusion: of each picture, a strip of occluded copies above the models' curves."""
-    if subjects.methods:
-        raise ValueError("occlusion is drawn of unmixed pictures; leave the methods out")
-    bands = []
-    for picture in subjects.pictures:
-        curves = []
-        labels = [sight.labels([picture])[0] for sight in subjects.sights]
-        seen = [sight.class_name(label) for sight, label in zip(subjects.sights, labels, strict=True)]
-        alike = len(set(seen)) == 1
-        grid = _occlusion_grid(subjects.sights[0])
-        orders = cell_orders(grid, ORDERS, subjects.seed)
-        for sight, label, words in zip(subjects.sights, labels, seen, strict=True):
-            pixels = sight.pixels([picture])[0]
-            copies = torch.stack([occluded(pixels, order, part, grid) for order in orders for part in PARTS])
-            values = confidence(sight.model, sight.images(copies), label).view(ORDERS, len(PARTS))
-            mean, spread = values.mean(0), values.std(0)
-            low, high = (mean - spread).clamp_min(0), (mean + spread).clamp_max(1)
-            name = sight.name if alike else f"{sight.name}: {words}"
-            curves.append(Curve(name, mean.tolist(), low.tolist(), high.tolist()))
-        first = subjects.sights[0]
-        shown = first.pixels([picture])[0]
-        strip = tuple(Panel(as_pixels(occluded(shown, orders[0], part, grid))) for part in PARTS)
-        heads = tuple(f"{part:.0%}" for part in PARTS)
-        said = f"probability\n“{seen[0]}”" if alike else "probability\nof the class"
-        bands.append(Band(heads, (Row(strip),), curves=tuple(curves), axes=("occluded", said)))
-    rows, columns = _occlusion_grid(subjects.sights[0])
-    said = f"Mean and standard deviation over {ORDERS} random orders of {rows} x {columns} cells; shown is the first."
-    return Sheet(tuple(bands), subjects.footer((), said))
+    footer = inputs.footer(samples, "Grad-CAM; below, the explained class and its probability.")
+    parts = ["own", "partner"] if inputs.methods else [""]
+    return as_columns(inputs, samples, tiles, parts, footer=footer, ends=("none", "most"))
 
 
-def draw_labels(subjects: Subjects, *, blocks: Sequence[int] | None = None) -> Sheet:
-    """Aligned label maps: whose each token is after each block, orange the partner's and blue the own."""
+def labels_figure(inputs: FigureInputs, *, blocks: Sequence[int] | None = None) -> ImageGrid:
+    """Aligned label maps: the share of each token after each block, orange for the partner and blue for the own."""
 
-    def find(sight: Sight, mixing: Mixing, batch: MixedBatch) -> list[LabelMap]:
-        with torch.no_grad():
-            sight.model(batch.images)
-            mixing.targets(batch)
-        return label_maps(mixing, batch, blocks)
+    def columns(model: NamedModel, sample: Sample) -> tuple[Observation, dict[str, Tile]]:
+        def find(mixing: Mixing, batch: MixedBatch) -> list[LabelMap]:
+            _targets(model, mixing, batch)
+            return label_maps(mixing, batch, blocks)
 
-    def row(sight: Sight, shot: Shot) -> tuple[tuple[str, ...], list[Panel]]:
-        seen = look_mixed(sight, shot, subjects.seed, lambda mixing, batch: find(sight, mixing, batch))
-        maps = [
-            Panel(overlay(seen.pixels, each.grid.clamp(0, 1), "share", strength=0.8), f"{each.read:.0%}")
+        seen = observe_mixed(model, sample, inputs.seed, find)
+        return seen, {
+            "input" if each.block < 0 else f"block {each.block}": Tile(
+                overlay(seen.pixels, each.grid.clamp(0, 1), "share", strength=0.8), f"{each.read:.0%}"
+            )
             for each in seen.found
-        ]
-        heads = ("picture", *("input" if each.block < 0 else f"block {each.block}" for each in seen.found))
-        return heads, [picture_panel(seen, shot), *maps]
+        }
 
-    said = "Below: the partner's part of the class token, or of the mean patch where there is none."
-    shots = subjects.shots(subjects.methods or ["tl_align"])
-    return Sheet(banded(subjects, row, shots), subjects.footer(shots, said), "share", ("own", "partner"))
+    words = "Below: the partner's part of the class token, or of the mean patch where there is none."
+    samples = inputs.samples(inputs.methods or ["tl_align"])
+    return ImageGrid(as_rows(inputs, samples, columns), inputs.footer(samples, words), "share", ("own", "partner"))
 
 
-def draw_gallery(subjects: Subjects) -> Sheet:
-    """What methods make of the same pairs, with targets; the models are told apart where a method looks into them."""
-    pairs = pairs_of(subjects.pictures)
-    looks_inside = any(create(method, 2).looks_inside for method in subjects.methods)
-    sights = subjects.sights if looks_inside else subjects.sights[:1]
-    rows, heads = [], ("own", "partner")
-    for pair in pairs:
-        for sight in sights:
-            classes = list(sight.classes) or None
-            scene = observe(
-                sight.model, sight.augmentation, pair, subjects.methods, classes=classes, seed=subjects.seed
-            )
-            own, partner = (
-                Panel(as_pixels(pixels), name) for pixels, name in zip(scene.pictures, scene.names, strict=True)
-            )
-            mixed = [Panel(as_pixels(view.mixed), f"{view.own:.0%} + {view.partner:.0%}") for view in scene.views]
-            heads = ("own", "partner", *(view.title for view in scene.views))
-            rows.append(Row((own, partner, *mixed), sight.name if len(sights) > 1 else ""))
-    said = "Below: the own and the partner's part of the target."
-    looking = subjects.footer((), said) if looks_inside else said
-    return Sheet((Band(heads, tuple(rows), lead=2),), looking)
+def gallery_figure(inputs: FigureInputs) -> ImageGrid:
+    """The same pairs mixed by each method, with targets; a row for each model if a method reads the model."""
+    reads_model = any(create(method, 2).looks_inside for method in inputs.methods)
+    models = inputs.models if reads_model else inputs.models[:1]
+    titles = [title for method in inputs.methods for title in method_choices(method)]
+    rows = []
+    for pair in pairs_of(inputs.images):
+        for model in models:
+            originals = zip(model.pixels(pair), pair, strict=True)
+            tiles = [Tile(as_pixels(pixels), image.name) for pixels, image in originals]
+            for title in titles:
+                seen = observe_mixed(model, Sample(pair, title), inputs.seed, partial(_targets, model))
+                tiles.append(Tile(as_pixels(seen.pixels), f"{seen.own:.0%} + {seen.partner:.0%}"))
+            rows.append(Row(tuple(tiles), model.name if len(models) > 1 else ""))
+    words = "Below: the own and the partner's part of the target."
+    footer = inputs.footer((), words) if reads_model else words
+    return ImageGrid((Section(("own", "partner", *titles), tuple(rows), lead=2),), footer)
 
 
-KINDS: dict[str, Callable[..., Sheet]] = {
-    "attention": draw_attention,
-    "rollout": draw_rollout,
-    "heads": draw_heads,
-    "gradcam": draw_gradcam,
-    "occlusion": draw_occlusion,
-    "labels": draw_labels,
-    "gallery": draw_gallery,
+KINDS: dict[str, Callable[..., ImageGrid]] = {
+    "attention": attention_figure,
+    "rollout": rollout_figure,
+    "heads": heads_figure,
+    "gradcam": gradcam_figure,
+    "occlusion": occlusion_figure,
+    "labels": labels_figure,
+    "gallery": gallery_figure,
 }
 
 
-def _attention_words(sights: Sequence[Sight]) -> str:
-    said: dict[str, list[str]] = {}
-    for sight in sights:
-        said.setdefault(_whose_attention(read_model(sight.model)), []).append(sight.name)
-    if len(said) == 1:
-        return f"Attention {next(iter(said))}."
-    return " ".join(f"{', '.join(names)}: attention {words}." for words, names in said.items())
+def _targets(model: NamedModel, mixing: Mixing, batch: MixedBatch) -> Tensor:
+    with torch.no_grad():
+        model.model(batch.images)
+        return mixing.targets(batch)
+
+
+def _attention_words(models: Sequence[NamedModel]) -> str:
+    names: dict[str, list[str]] = {}
+    for model in models:
+        names.setdefault(_whose_attention(read_model(model.model)), []).append(model.name)
+    if len(names) == 1:
+        return f"Attention {next(iter(names))}."
+    return " ".join(f"{', '.join(each)}: attention {words}." for words, each in names.items())
 
 
 def _whose_attention(reader: Reader) -> str:
@@ -214,45 +173,38 @@ def _whose_attention(reader: Reader) -> str:
     return f"{received}; in the last {count} blocks, of the class token" if count else received
 
 
-def _right(sight: Sight, shot: Shot) -> bool:
-    """Whether the model names each unmixed picture by its class."""
-    known = [sight.known(picture) for picture in shot.pictures]
+def _right(model: NamedModel, sample: Sample) -> bool:
+    """Whether the model classifies each unmixed image correctly."""
+    known = [model.known(image) for image in sample.images]
     if None in known:
-        picture = shot.pictures[known.index(None)]
+        image = sample.images[known.index(None)]
         raise ValueError(
-            f"which class {picture.name!r} shows is not known to {sight.name}; name the pictures by their classes "
-            "(--names), or leave --only-right out"
+            f"the class of {image.name!r} is not known to {model.name}; name the images by their classes (--names), "
+            "or leave --only-right out"
         )
-    return sight.predicted(shot.pictures) == known
+    return model.predicted(sample.images) == known
 
 
-def _hidden_block(methods: Sequence[str], sights: Sequence[Sight]) -> int:
-    """The block at which the methods mix tokens, or else HTM's own as far as every model is deep enough."""
-    arms = [arm for method in methods if method != MANIFOLD for arm in create(method, 2).mixers]
-    depth = min(read_model(sight.model).patch_depth for sight in sights)
-    own = min(HTM().block, depth - 1)
-    return next((part.block for arm in arms for part in arm.inner if part.moves_tokens), own)
+def _hidden_block(methods: Sequence[str], models: Sequence[NamedModel]) -> int:
+    """The block at which the methods mix tokens, or else HTM's default as far as every model is deep enough."""
+    mixers = [mixer for method in methods if method != MANIFOLD for mixer in create(method, 2).mixers]
+    depth = min(read_model(model.model).patch_depth for model in models)
+    default = min(HTM().block, depth - 1)
+    return next((part.block for mixer in mixers for part in mixer.inner if part.moves_tokens), default)
 
 
-def _manifold(sight: Sight, shot: Shot, mixed_at: int, block: int) -> Look:
-    """Heads where the tokens of both pictures are blended half and half at the input of a block."""
-    reader = read_model(sight.model)
+def _blended(model: NamedModel, sample: Sample, mixed_at: int, block: int) -> Observation[Tensor]:
+    """Heads when the tokens of both images are blended half and half at the input of a block."""
+    reader = read_model(model.model)
     module = reader.block(reader.resolve(mixed_at)).module
 
     def blend(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0] + args[0].flip(0)) / 2, *args[1:]
 
-    pixels = sight.pixels(shot.pictures)
+    pixels = model.pixels(sample.images)
     handle = module.register_forward_pre_hook(blend)
     try:
-        found = head_attention(sight.model, sight.images(pixels), block)[0]
+        found = head_attention(model.model, model.inputs(pixels), block)[0]
     finally:
         handle.remove()
-    return Look(pixels.mean(0), found, 0.5, 0.5)
-
-
-def _occlusion_grid(sight: Sight) -> Grid:
-    try:
-        return read_model(sight.model).mask_grid(sight.augmentation.sides)
-    except ValueError:
-        return UNREAD_GRID
+    return Observation(pixels.mean(0), found, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""How pictures and models share a sheet: as rows, or as columns."""
+"""How images and models share a figure: as rows, or as columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,87 +6,100 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitmix.lab.show.pictures import Picture
+from vitmix._text import create
+from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, overlay, unit_scale
 
-from .sheet import Band, Panel, Row, Sheet, as_pixels, overlay, unit_scale
-from .sights import Look, Shot, Sight, shots_of
+from .images import NamedImage
+from .models import NamedModel
+from .samples import MANIFOLD, Observation, Sample, samples_of
+
+SCALE_WORDS = "Color: each map from its least to its largest value, on a square-root scale."
 
 
 @dataclass(frozen=True)
-class Subjects:
-    """What all kinds take: models, pictures, and methods that mix neighboring pictures."""
+class FigureInputs:
+    """What every kind of figure takes: models, images, and methods that mix neighboring images."""
 
-    sights: Sequence[Sight]
-    pictures: Sequence[Picture]
+    models: Sequence[NamedModel]
+    images: Sequence[NamedImage]
     methods: Sequence[str] = ()
     seed: int = 0
 
-    def shots(self, methods: Sequence[str] | None = None) -> list[Shot]:
-        return shots_of(self.pictures, self.methods if methods is None else methods)
+    def samples(self, methods: Sequence[str] | None = None) -> list[Sample]:
+        chosen = self.methods if methods is None else methods
+        for method in chosen:
+            inner = [] if method == MANIFOLD else [part for each in create(method, 2).mixers for part in each.inner]
+            if any(part.adds_tokens for part in inner):
+                raise ValueError(f"{method} adds tokens that have no place in the image; use another method")
+        return samples_of(self.images, chosen)
 
-    def footer(self, shots: Sequence[Shot], *words: str) -> str:
-        untrained = [sight.name for sight in self.sights if not sight.trained]
+    def footer(self, samples: Sequence[Sample], *words: str) -> str:
+        untrained = [model.name for model in self.models if not model.trained]
         warning = f"UNTRAINED, so this means nothing: {', '.join(untrained)}." if untrained else ""
-        model = f"Model: {self.sights[0].name}." if len(self.sights) == 1 else ""
-        mixed = {shot.method for shot in shots if shot.method is not None}
+        model = f"Model: {self.models[0].name}." if len(self.models) == 1 else ""
+        mixed = {sample.method for sample in samples if sample.method is not None}
         method = f"Mixed by {min(mixed)}." if len(mixed) == 1 else ""
         return "  ".join(each for each in (*words, method, model, warning) if each)
 
 
-def banded(
-    subjects: Subjects, row: Callable[[Sight, Shot], tuple[tuple[str, ...], list[Panel]]], shots: Sequence[Shot]
-) -> tuple[Band, ...]:
-    """Rows of every shot through every model; models whose columns differ get a band of their own."""
-    bands: dict[tuple[str, ...], list[Row]] = {}
-    for shot in shots:
-        for sight in subjects.sights:
-            heads, panels = row(sight, shot)
-            said = [_method(shot, shots), sight.name if len(subjects.sights) > 1 else ""]
-            bands.setdefault(heads, []).append(Row(tuple(panels), "\n".join(filter(None, said))))
-    return tuple(Band(heads, tuple(rows), lead=1) for heads, rows in bands.items())
+def as_rows(
+    inputs: FigureInputs,
+    samples: Sequence[Sample],
+    columns: Callable[[NamedModel, Sample], tuple[Observation, dict[str, Tile]]],
+) -> tuple[Section, ...]:
+    """Rows of every sample and model: the image, and a tile under each head; models with other heads go below."""
+    sections: dict[tuple[str, ...], list[Row]] = {}
+    for sample in samples:
+        for model in inputs.models:
+            seen, tiles = columns(model, sample)
+            label = "\n".join(filter(None, [_method(sample, samples), model.name if len(inputs.models) > 1 else ""]))
+            row = Row((image_tile(seen, sample), *tiles.values()), label)
+            sections.setdefault(("image", *tiles), []).append(row)
+    return tuple(Section(heads, tuple(rows), lead=1) for heads, rows in sections.items())
 
 
-def columns(
-    subjects: Subjects,
-    shots: Sequence[Shot],
-    look_at: Callable[[Sight, Shot], tuple[Look, list[Panel]]],
+def as_columns(
+    inputs: FigureInputs,
+    samples: Sequence[Sample],
+    tiles_of: Callable[[NamedModel, Sample], tuple[Observation, list[Tile]]],
     parts: Sequence[str],
     *,
     footer: str,
     ends: tuple[str, str] = ("least", "most"),
-) -> Sheet:
-    """The picture, then what each model gives, in as many columns as there are `parts` of it.
+) -> ImageGrid:
+    """The image, then for each model one column per part.
 
-    Where a method mixes by what the model sees, each model has a picture of its own.
+    If a method mixes by what the model sees, each model has its own image.
     """
-    found = [[look_at(sight, shot) for sight in subjects.sights] for shot in shots]
-    alike = all(torch.equal(seen.pixels, row[0][0].pixels) for row in found for seen, _ in row)
+    found = [[tiles_of(model, sample) for model in inputs.models] for sample in samples]
+    shared = all(torch.equal(seen.pixels, row[0][0].pixels) for row in found for seen, _ in row)
     heads: list[str] = []
-    for number, sight in enumerate(subjects.sights):
-        name = sight.name if len(subjects.sights) > 1 else ""
-        heads += [": ".join(filter(None, ("" if alike else name, "picture")))] if not (alike and number) else []
+    for number, model in enumerate(inputs.models):
+        name = model.name if len(inputs.models) > 1 else ""
+        if not (shared and number):
+            heads.append("image" if shared or not name else f"{name}: image")
         heads += [": ".join(filter(None, (name, part))) for part in parts]
     rows = []
-    for shot, row in zip(shots, found, strict=True):
-        panels: list[Panel] = []
+    for sample, row in zip(samples, found, strict=True):
+        tiles: list[Tile] = []
         for number, (seen, maps) in enumerate(row):
-            panels += [*([] if alike and number else [picture_panel(seen, shot)]), *maps]
-        rows.append(Row(tuple(panels), _method(shot, shots)))
-    unit = len(parts) + (not alike)
-    return Sheet((Band(tuple(heads), tuple(rows), lead=int(alike), unit=unit),), footer, "heat", ends)
+            tiles += [*([] if shared and number else [image_tile(seen, sample)]), *maps]
+        rows.append(Row(tuple(tiles), _method(sample, samples)))
+    unit = len(parts) + (not shared)
+    return ImageGrid((Section(tuple(heads), tuple(rows), lead=int(shared), unit=unit),), footer, "heat", ends)
 
 
-def _method(shot: Shot, shots: Sequence[Shot]) -> str:
-    """The method of a shot, where it tells shots apart."""
-    return shot.method or "" if len({each.method for each in shots}) > 1 else ""
+def _method(sample: Sample, samples: Sequence[Sample]) -> str:
+    """The method of a sample, if samples differ in it."""
+    return sample.method or "" if len({each.method for each in samples}) > 1 else ""
 
 
-def picture_panel(seen: Look, shot: Shot) -> Panel:
-    if shot.method in (None, "none"):  # other methods that took nothing of the partner say so
-        return Panel(as_pixels(seen.pixels), shot.pictures[0].name)
-    parts = zip(shot.pictures, (seen.own, seen.partner), strict=True)
-    return Panel(as_pixels(seen.pixels), "\n".join(f"{picture.name} {part:.0%}" for picture, part in parts))
+def image_tile(seen: Observation, sample: Sample) -> Tile:
+    if sample.method in (None, "none"):  # other methods say so if they took nothing of the partner
+        return Tile(as_pixels(seen.pixels), sample.images[0].name)
+    parts = zip(sample.images, (seen.own, seen.partner), strict=True)
+    return Tile(as_pixels(seen.pixels), "\n".join(f"{image.name} {part:.0%}" for image, part in parts))
 
 
-def heat_panel(seen: Look, values: Tensor) -> Panel:
-    return Panel(overlay(seen.pixels, unit_scale(values), "heat"))
+def heat_tile(seen: Observation, values: Tensor) -> Tile:
+    return Tile(overlay(seen.pixels, unit_scale(values), "heat"))

@@ -2,16 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vitmix._mixer import Mixer
+from vitmix.lab.runs import Run
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import build_mixer
 
-from .groups import Group, legend
+from .groups import Group, course_lines, legend
 from .html import Html, html
-from .svg import Band, Line, line_chart
+from .svg import Band, line_chart
 
 LOSSES = {"ce": "cross-entropy", "bce": "binary cross-entropy"}
 Course = list[tuple[float, float]]
@@ -39,9 +41,9 @@ COLUMNS = {
 def curves(groups: Sequence[Group]) -> list[Html]:
     figures = []
     for name, column in COLUMNS.items():
-        lines, bands = _lines(groups, name, column)
+        lines = course_lines(groups, partial(_points, name=name))
         if lines:
-            percent = column.most == 1.0
+            bands, percent = list(_bands(groups, name, column.most)), column.most == 1.0
             chart = line_chart(column.title, lines, bands, shown=column.shown, x_name="epoch", percent=percent)
             caption = different_losses(groups) if name == "loss" else ""
             figures.append(html.figure(column.title, chart, "curve", name, caption))
@@ -50,35 +52,24 @@ def curves(groups: Sequence[Group]) -> list[Html]:
     return [legend(groups), html.paragraph(said), html.charts(figures, "charts")]
 
 
-def _lines(groups: Sequence[Group], name: str, column: Column) -> tuple[list[Line], list[Band]]:
-    lines: list[Line] = []
-    bands: list[Band] = []
+def _points(run: Run, name: str) -> Course:
+    return [(epoch.number, value) for epoch in run.epochs if (value := epoch.get(name)) is not None]
+
+
+def _bands(groups: Sequence[Group], name: str, most: float) -> Iterator[Band]:
+    """Mean ± deviation (`most` at most) at the epochs that all runs of a group reached."""
     for group in groups:
-        runs = list(group.runs.values())
-        courses = [[(e.number, value) for e in run.epochs if (value := e.get(name)) is not None] for run in runs]
-        kind = "seed" if len(runs) > 1 else "mean"
-        lines += [Line(group.number, c, group.label(run), kind) for c, run in zip(courses, runs, strict=True) if c]
-        if len(runs) > 1:
-            mean, low, high = _mean_course(courses, column.most)
-            if mean:
-                lines.append(Line(group.number, mean, f"{group.name}, mean"))
-                bands.append(Band(group.number, low, high))
-    return lines, bands
-
-
-def _mean_course(courses: Sequence[Course], most: float) -> tuple[Course, Course, Course]:
-    """Mean, mean - deviation and mean + deviation (`most` at most) at the epochs that all runs reached."""
-    tables = [dict(course) for course in courses]
-    shared = sorted(set.intersection(*map(set, tables)))
-    mean, low, high = [], [], []
-    for epoch in shared:
-        values = [each[epoch] for each in tables]
-        middle, deviation = statistics.fmean(values), statistics.stdev(values)
-        mean.append((epoch, middle))
-        # Accuracies, losses and speeds are never below zero, whatever their spread.
-        low.append((epoch, max(middle - deviation, min(0.0, *values))))
-        high.append((epoch, min(middle + deviation, most)))
-    return mean, low, high
+        tables = [dict(_points(run, name)) for run in group.runs.values()]
+        shared = sorted(set.intersection(*map(set, tables))) if len(tables) > 1 else []
+        low, high = [], []
+        for epoch in shared:
+            values = [each[epoch] for each in tables]
+            mean, deviation = statistics.fmean(values), statistics.stdev(values)
+            # Accuracies, losses and speeds are never below zero, whatever their spread.
+            low.append((epoch, max(mean - deviation, min(0.0, *values))))
+            high.append((epoch, min(mean + deviation, most)))
+        if shared:
+            yield Band(group.number, low, high)
 
 
 def different_losses(groups: Sequence[Group]) -> str:

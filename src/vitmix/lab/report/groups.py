@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.training.config import FIELDS, TrainConfig
 
 from .html import Html, html
+from .svg import Line, Points
 
 UNTELLING = ("recipe", "model_args")  # a name for other settings, and a long one
 Settings = Mapping[str, Any]
@@ -46,6 +48,20 @@ def legend(groups: Sequence[Group]) -> Html:
     return html.legend([group.key for group in groups]) if len(groups) > 1 else ""
 
 
+def course_lines(groups: Iterable[Group], points: Callable[[Run], Points]) -> list[Line]:
+    """Curves of the runs; of a group of several also their mean, where all of them have a point."""
+    lines: list[Line] = []
+    for group in groups:
+        courses = {run: points(run) for run in group.runs.values()}
+        kind = "seed" if len(courses) > 1 else "mean"
+        lines += [Line(group.number, course, group.label(run), kind) for run, course in courses.items() if course]
+        tables = [dict(course) for course in courses.values()]
+        shared = sorted(set.intersection(*map(set, tables))) if len(tables) > 1 else []
+        mean = [(x, statistics.fmean(each[x] for each in tables)) for x in shared]
+        lines += [Line(group.number, mean, f"{group.name}, mean")] if mean else []
+    return lines
+
+
 def numbered(groups: Iterable[Group]) -> dict[int, tuple[Group, Run]]:
     """Every run with its group, by its number on the page."""
     return {number: (group, run) for group in groups for number, run in group.runs.items()}
@@ -55,13 +71,20 @@ def every_run(groups: Iterable[Group]) -> list[Run]:
     return [run for group in groups for run in group.runs.values()]
 
 
+def advice(run: Run, command: str, does: str = "measures it") -> str:
+    """Which command repairs what a run lacks; none for a published run, which has no weights."""
+    return f"; 'vitmix {command.format(run.path)}' {does}" if run.path.exists() else ""
+
+
 class NotStarted(ValueError):
     """A run without an evaluated epoch."""
 
 
-def check_started(run: Run) -> None:
+def started(run: Run) -> Run:
+    """The run, if it has an evaluated epoch."""
     if run.best_epoch is None:
         raise NotStarted(f"{run.path} has no evaluated epoch yet; come back when its first row is written")
+    return run
 
 
 def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -82,8 +105,7 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
     left_out: list[str] = []
     for run, named in found.values():
         try:
-            check_started(run)
-            runs.append(run)
+            runs.append(started(run))
         except NotStarted as error:
             if named:
                 raise

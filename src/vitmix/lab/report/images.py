@@ -1,4 +1,4 @@
-"""The sections with images: mixed ones with their targets, where models look, and figures that `vitmix draw` left."""
+"""The sections with images: mixed ones with their targets, where models look, and figures that `vitmix figure` left."""
 
 import base64
 import io
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from vitmix.lab.figures.kept import Kept, kept_pictures
+from vitmix.lab.figures.stored import StoredFigure, stored_figures
 from vitmix.lab.runs.examples import SOURCES
+from vitmix.lab.runs.folder import EXAMPLES
 
-from .groups import Group, every_run
+from .groups import Group, advice, every_run
 from .html import Html, html
 
 MOST_GROUPS = 6
@@ -25,17 +26,16 @@ def examples(groups: Sequence[Group], count: int) -> list[Html]:
     parts: list[Html] = []
     taken = False
     for group in groups[:MOST_GROUPS]:
-        found = group.first.examples
-        if found is None:
-            problem = group.first.problems["examples.json"]
-            parts.append(html.note(f"{group.name}: {problem}; 'vitmix eval {group.first.path}' draws examples"))
+        found, repair = group.first.examples, advice(group.first, "eval {}", "draws examples")
+        if found is None:  # a published run never has any
+            parts += [html.note(f"{group.name}: {group.first.problems[EXAMPLES]}{repair}")] if repair else []
             continue
         parts += [html.note(f"{group.name}: {each}") for each in found.problems]
-        taken |= any(source.role == "taken" for each in found.mixed for source in each.sources)
+        taken |= any("taken" in each.sources for each in found.mixed)
         for method in dict.fromkeys(each.method for each in found.mixed):
             shown = [each for each in found.mixed if each.method == method][:count]
             parts.append(html.tiles(html.key(group.number, html.code(method)), shown, SOURCES))
-    return [html.about_examples(taken), *parts]
+    return [html.about_examples(taken), *parts] if parts else []
 
 
 def gallery(groups: Sequence[Group], count: int) -> list[Html]:
@@ -50,9 +50,9 @@ def gallery(groups: Sequence[Group], count: int) -> list[Html]:
 
 def figures(groups: Sequence[Group]) -> list[Html]:
     """Each figure once, however many of the runs it shows; those that are too much for a page are named."""
-    found: dict[bytes, Kept] = {}
+    found: dict[bytes, StoredFigure] = {}
     for run in every_run(groups):
-        for kept in kept_pictures(run.path):
+        for kept in stored_figures(run.path):
             found.setdefault(kept.image.tobytes(), kept)
     parts: list[Html] = []
     left_out, total = [], 0
@@ -62,7 +62,7 @@ def figures(groups: Sequence[Group]) -> list[Html]:
         if total > MOST:
             left_out.append(str(kept.path))
             continue
-        words = kept.words if kept.current else f"{kept.words} Drawn with earlier weights of the run."
+        words = kept.description if kept.current else f"{kept.description} Made with earlier weights of the run."
         parts.append(html.stored(uri, kept.path.stem, kept.image.width, words))
     if left_out:
         parts.append(html.note(f"Left out, as they are too large for this page: {', '.join(left_out)}"))

@@ -1,15 +1,15 @@
 """The section on changed images: what `vitmix eval RUN --suite ...` stored in RUN/robustness.json."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from vitmix.lab.runs import Facts, Measurement, Run
 
 from .courses import Course, course_of, courses
-from .groups import Group, every_run, legend, numbered
-from .html import NONE, Html, html
-from .quantities import COUNT, measurement
-from .svg import Band, Line, line_chart
+from .groups import Group, advice, course_lines, every_run, legend
+from .html import Html, html
+from .quantities import counts, measurement, with_interval
+from .svg import Band, line_chart
 
 FOLDED = {"severities": "Accuracy under each corruption, by severity"}  # kinds of which charts are folded away, too
 TITLES = {"noise": "Gaussian noise", "occlusion": "Dropped patches", "attacks": "Attacks", "autoattack": "AutoAttack"}
@@ -46,7 +46,7 @@ def robustness(groups: Sequence[Group]) -> list[Html]:
     parts.append(html.charts([figure for figures in charts.values() for figure in figures]) if charts else "")
     for kind, names in kinds.items():
         title = TITLES.get(kind, kind[0].upper() + kind[1:])
-        parts.append(html.details(f"{title}: numbers", _table(seen, names, _grid_caption(seen, names))))
+        parts.append(html.details(f"{title}: numbers", _table(seen, names, _caption(_grids(seen, names)))))
     single = all(len(group.runs) == 1 for group in seen)
     many = "" if single else "Mean ± sample standard deviation over the runs; thick: their mean, thin: each run. "
     return [html.paragraph(f"{many}In brackets and shaded: 95 % intervals over the images."), *parts]
@@ -62,20 +62,11 @@ def _kind(of: Facts) -> str:
 
 
 def _chart(groups: Sequence[Group], course: Course, names: Mapping[float, str]) -> Html:
-    lines: list[Line] = []
-    bands: list[Band] = []
+    lines = course_lines(groups, lambda run: _points(run, course, names, "value"))
+    bands = []
     for group in groups:
-        runs = list(group.runs.values())
-        points = [_points(run, course, names, "value") for run in runs]
-        kind = "seed" if len(runs) > 1 else "mean"
-        lines += [Line(group.number, p, group.label(run), kind) for p, run in zip(points, runs, strict=True) if p]
-        if len(runs) > 1:
-            tables = [dict(each) for each in points]
-            shared = sorted(set.intersection(*map(set, tables)))
-            mean = [(x, statistics.fmean(each[x] for each in tables)) for x in shared]
-            lines += [Line(group.number, mean, f"{group.name}, mean")] if mean else []
-        elif low := _points(runs[0], course, names, "low"):
-            bands.append(Band(group.number, low, _points(runs[0], course, names, "high")))
+        low, high = (_points(group.first, course, names, end) for end in ("low", "high"))
+        bands += [Band(group.number, low, high)] if len(group.runs) == 1 and low else []
     shown = lambda share: f"{100 * share:.3g} %"  # noqa: E731
     chart = line_chart(course.title, lines, bands, shown=shown, x_name=course.x_name, percent=True)
     return html.figure(course.title, chart, "robustness", course.title)
@@ -87,54 +78,39 @@ def _points(run: Run, course: Course, names: Mapping[float, str], part: str) -> 
 
 
 def _table(groups: Sequence[Group], names: Iterable[str], caption: str = "") -> Html:
-    rows = []
-    for name in names:
-        counts: dict[int, Html] = {}
-        for number, (_, run) in numbered(groups).items():
-            if name in measured(run):
-                counts.setdefault(measured(run)[name].estimate.n, measurement(name, "n", COUNT).number(number, run))
-        images = html.joined(list(counts.values()), " or ")
-        rows.append([html.code(name), images, *(_cell(group, name) for group in groups)])
+    rows = [
+        [
+            html.code(name),
+            counts(groups, [measurement(name, "n")]),
+            *(with_interval(group, partial(measurement, name)) for group in groups),
+        ]
+        for name in names
+    ]
     return html.table(["", "images", *(group.key for group in groups)], rows, caption)
 
 
-def _cell(group: Group, name: str) -> Html:
-    having = {number: run for number, run in group.runs.items() if name in measured(run)}
-    if not having:
-        return NONE
-    shown = measurement(name).spread(group)
-    (number, run), *others = having.items()
-    if others or measured(run)[name].estimate.interval is None:
-        return shown
-    ends = (measurement(name, end, lambda value: f"{100 * value:.1f}").number(number, run) for end in ("low", "high"))
-    return html.interval(shown, *ends)
-
-
-def _grids(runs: Iterable[Run], names: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """The grids that patches were dropped on, with their runs."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        every = [each.of.grid for name, each in measured(run).items() if names is None or name in names]
-        for grid in sorted({grid for grid in every if grid is not None}):
-            found.setdefault(" × ".join(map(str, grid)), []).append(run)
+def _grids(groups: Sequence[Group], names: Iterable[str]) -> dict[str, list[str]]:
+    """The grids that patches were dropped on, with the names of their groups."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        every = {each.of.grid for run in group.runs.values() for name, each in measured(run).items() if name in names}
+        for grid in sorted(grid for grid in every if grid is not None):
+            found.setdefault(" × ".join(map(str, grid)), []).append(group.name)
     return found
 
 
-def _grid_caption(groups: Sequence[Group], names: Iterable[str]) -> str:
-    names = set(names)
-    grids = {group.name: " and ".join(_grids(group.runs.values(), names)) for group in groups}
-    different = set(filter(None, grids.values()))
-    if len(different) == 1:
-        return f"Grid of {different.pop()}."
-    return " ".join(f"Grid of {grid}: {name}." for name, grid in grids.items() if grid)
+def _caption(grids: Mapping[str, Sequence[str]]) -> str:
+    if len(grids) == 1:
+        return f"Grid of {next(iter(grids))}."
+    return " ".join(f"Grid of {grid}: {', '.join(names)}." for grid, names in grids.items())
 
 
 def _reservations(groups: Sequence[Group]) -> list[str]:
     """What a reader must know before comparing."""
     runs = every_run(groups)
     found = [
-        f"{run.path} has no results on changed images for its best weights; "
-        f"'vitmix eval {run.path} --suite robustness' measures them"
+        f"{run.path} has no results on changed images for its best weights"
+        f"{advice(run, 'eval {} --suite robustness', 'measures them')}"
         for run in runs
         if not measured(run)
     ]
@@ -153,7 +129,7 @@ def _reservations(groups: Sequence[Group]) -> list[str]:
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
         found.append(f"Measured on different images or bounds, so these do not compare: {', '.join(different)}")
-    grids = _grids(runs)
+    grids = _grids(groups, {name for run in runs for name in measured(run)})
     if len(grids) > 1:
         found.append(f"Patches are dropped on different grids, so these accuracies do not compare: {', '.join(grids)}")
     if len(references) > 1:

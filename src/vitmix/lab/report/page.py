@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitmix import __version__
-from vitmix.lab.show.figure import OWN, PARTNER
+from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.writing import write_file
 
 from .cost import cost, runs, settings

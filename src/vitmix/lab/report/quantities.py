@@ -1,13 +1,13 @@
 """Quantities of a run: where a number is stored, how it is read from the run's records, and how it is shown."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vitmix.lab.runs import Estimate, Run
+from vitmix.lab.runs import Estimate, Evaluation, Run
 from vitmix.lab.training.progress import duration
 
-from .groups import Group
+from .groups import Group, numbered
 from .html import NONE, Html, html
 
 Shown = Callable[[float], str]
@@ -51,9 +51,42 @@ class Quantity:
         return html.number(value, f"{value:,}", self.place, group=group.number, of="total")
 
 
+def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
+    """The value over the group's runs; where one run has it, with its interval.
+
+    Args:
+        quantity: the value, low and high of an estimate by these words.
+    """
+    shown = quantity("value").spread(group)
+    having = [(number, run) for number, run in group.runs.items() if quantity("value").read(run) is not None]
+    if len(having) != 1 or quantity("low").read(having[0][1]) is None:
+        return shown
+    return html.interval(shown, *(quantity(end).number(*having[0]) for end in ("low", "high")))
+
+
+def counts(groups: Iterable[Group], quantities: Sequence[Quantity]) -> Html:
+    """The smallest and the largest of counts that are mostly the same."""
+    every: dict[float, Html] = {}
+    for number, (_, run) in numbered(groups).items():
+        for quantity in quantities:
+            if (value := quantity.read(run)) is not None:
+                every.setdefault(value, quantity.number(number, run))
+    return html.joined([every[end] for end in sorted({min(every), max(every)})], " to ")
+
+
 def best(name: str, shown: Shown = PERCENT) -> Quantity:
     """A score of the epoch whose weights were kept."""
     return Quantity(f"metrics.jsonl:best.{name}", lambda run: run.score(run.best_epoch, name), shown)
+
+
+def informative_top5() -> Quantity:
+    """Top-5 accuracy of the best epoch, of runs with more than five classes."""
+    found = best("accuracy5")
+
+    def read(run: Run) -> float | None:
+        return found.read(run) if run.evaluation is None or run.evaluation.top5_informative else None
+
+    return Quantity(found.place, read, found.shown)
 
 
 def last(name: str, shown: Shown = PERCENT) -> Quantity:
@@ -79,24 +112,27 @@ def evaluated(name: str, shown: Shown = PERCENT) -> Quantity:
 
 
 def images_of(label: int) -> Quantity:
-    place = f"evaluation.json:images.{label}"
-    return Quantity(place, lambda run: None if run.evaluation is None else run.evaluation.images_of(label), COUNT)
+    return _of_evaluation(f"images.{label}", lambda found: found.images_of(label), COUNT)
 
 
 def recall(label: int) -> Quantity:
-    place = f"evaluation.json:recall.{label}"
-    return Quantity(place, lambda run: None if run.evaluation is None else run.evaluation.recall(label), PERCENT)
+    return _of_evaluation(f"recall.{label}", lambda found: found.recall(label), PERCENT)
 
 
 def confusion(label: int, predicted: int) -> Quantity:
-    def read(run: Run) -> float | None:
-        return None if run.evaluation is None else run.evaluation.counts.get(label, {}).get(predicted, 0)
-
-    return Quantity(f"evaluation.json:confusion.{label}.{predicted}", read, COUNT)
+    place = f"confusion.{label}.{predicted}"
+    return _of_evaluation(place, lambda found: found.counts.get(label, {}).get(predicted, 0), COUNT)
 
 
-def measurement(name: str, part: str = "value", shown: Shown = PERCENT) -> Quantity:
+def _of_evaluation(place: str, read: Callable[[Evaluation], float | None], shown: Shown) -> Quantity:
+    return Quantity(
+        f"evaluation.json:{place}", lambda run: None if run.evaluation is None else read(run.evaluation), shown
+    )
+
+
+def measurement(name: str, part: str = "value") -> Quantity:
     """Of a measurement of the suite: its `value`, `low`, `high` or `n`."""
+    shown = {"value": PERCENT, "n": COUNT}.get(part, lambda value: f"{100 * value:.1f}")
 
     def read(run: Run) -> float | None:
         found = None if run.robustness is None else run.robustness.by_name.get(name)

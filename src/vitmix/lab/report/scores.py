@@ -7,13 +7,12 @@ from vitmix.lab.runs import Run
 
 from .groups import Group, every_run
 from .html import Html, html
-from .quantities import LOSS, Quantity, best, evaluated, last
+from .quantities import LOSS, Quantity, best, evaluated, informative_top5, last
 
-TOP5 = best("accuracy5")
 COLUMNS: dict[str, Quantity] = {
     "top-1, best epoch": best("accuracy"),
     "top-1, last epoch": last("accuracy"),
-    "top-5, best epoch": TOP5,
+    "top-5, best epoch": informative_top5(),
     "loss, best epoch": best("eval_loss", LOSS),
     "calibration error": evaluated("ece"),
 }
@@ -21,28 +20,14 @@ COLUMNS: dict[str, Quantity] = {
 
 def results(groups: Sequence[Group]) -> list[Html]:
     runs = every_run(groups)
-    columns = {name: each for name, each in COLUMNS.items() if each is not TOP5 or any(map(_top5_informative, runs))}
+    columns = {name: each for name, each in COLUMNS.items() if any(each.values(group) for group in groups)}
     notes: list[Html] = [html.note(each) for each in _reservations(groups)]
     if len(runs) == 1:
         cards = [(name, quantity.number(0, runs[0])) for name, quantity in columns.items()]
         return [*notes, html.cards(cards), html.paragraph(_best_epoch(runs))]
-    rows = [
-        [group.key, str(len(group.runs)), *(_informative(group, each).spread(group) for each in columns.values())]
-        for group in groups
-    ]
+    rows = [[group.key, str(len(group.runs)), *(each.spread(group) for each in columns.values())] for group in groups]
     caption = f"Mean ± sample standard deviation over the runs. {_best_epoch(runs)}"
     return [*notes, html.table(["", "runs", *columns], rows, caption)]
-
-
-def _informative(group: Group, quantity: Quantity) -> Quantity:
-    """The quantity; top-5 only of runs with more than five classes."""
-    if quantity is not TOP5:
-        return quantity
-    return Quantity(TOP5.place, lambda run: TOP5.read(run) if _top5_informative(run) else None, TOP5.shown)
-
-
-def _top5_informative(run: Run) -> bool:
-    return run.evaluation is None or run.evaluation.top5_informative
 
 
 def _best_epoch(runs: Sequence[Run]) -> str:

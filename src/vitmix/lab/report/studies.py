@@ -1,77 +1,61 @@
 """The section of studies: the tables that `vitmix analyze` stored, with the runs side by side, and their curves."""
 
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 from vitmix.lab.runs import ANALYSIS, Analysis, Estimate, Run
 from vitmix.lab.runs import Table as Stored
 from vitmix.lab.studies.studies import STUDIES
 
-from .groups import Group, legend, numbered
-from .html import NONE, Html, html
-from .quantities import part_of
+from .groups import Group, advice, every_run, legend
+from .html import Html, html
+from .quantities import Quantity, counts, part_of, with_interval
 from .svg import Line, line_chart
 
 ALONG = ("block", "epoch")  # keys of tables whose rows are points of a curve
 SHORT, LONG = 12, 24  # rows; a longer table is folded away, sooner where charts show the same
+Studies = Mapping[Path, Analysis]  # one study of each run that has it, by the run's folder
 
 
-@dataclass(frozen=True)
-class Member:
-    """A run's study, and where it stands on the page."""
-
-    group: Group
-    number: int
-    run: Run
-    study: Analysis
-
-    def row(self, title: str, names: Sequence[str]) -> dict[str, Estimate]:
-        table = self.study.table(title)
-        return {} if table is None else dict(table.row(names))
-
-
-def read_studies(groups: Sequence[Group]) -> tuple[list[Member], list[str]]:
-    """The studies in the folders of the runs, and a sentence for each that cannot be shown."""
-    found: list[Member] = []
+def read_studies(runs: Sequence[Run]) -> tuple[dict[str, dict[Path, Analysis]], list[str]]:
+    """The studies of the runs by name, those of this version first, and a sentence for each that cannot be shown."""
+    found: dict[str, dict[Path, Analysis]] = {}
     notes: list[str] = []
     keys: dict[tuple[str, str], tuple[str, ...]] = {}
-    for number, (group, run) in numbered(groups).items():
-        for study in run.analyses.values():
-            if any(keys.setdefault((study.study, table.title), table.keys) != table.keys for table in study.tables):
-                path = run.path / ANALYSIS / f"{study.study}.json"
+    for run in runs:
+        for name, study in run.analyses.items():
+            if any(keys.setdefault((name, table.title), table.keys) != table.keys for table in study.tables):
+                path = run.path / ANALYSIS / f"{name}.json"
                 notes.append(f"{path} has tables of another form than those of other runs, and is left out")
             else:
-                found.append(Member(group, number, run, study))
+                found.setdefault(name, {})[run.path] = study
         problems = [text for file, text in run.problems.items() if file.startswith(f"{ANALYSIS}/")]
-        notes += [f"{text}; 'vitmix analyze {run.path}' measures it" for text in problems]
-    return found, notes
+        notes += [f"{text}{advice(run, 'analyze {}')}" for text in problems]
+    order = [*STUDIES, *sorted(found.keys() - STUDIES.keys())]
+    return {name: found[name] for name in order if name in found}, notes
 
 
 def studies(groups: Sequence[Group]) -> list[Html]:
     """Every study that a run has in its folder; nothing where there is none."""
-    found, notes = read_studies(groups)
-    parts: list[Html] = [html.note(each) for each in notes]
-    alike = len({measured_how(each.study) for each in found}) == 1
-    parts += [_conditions(found)] if alike else []
-    for name in sorted({each.study.study for each in found}, key=_order):
-        members = [each for each in found if each.study.study == name]
-        about = STUDIES[name].about if name in STUDIES else members[0].study.about or name
+    found, notes = read_studies(every_run(groups))
+    every = {(path, name): study for name, own in found.items() for path, study in own.items()}
+    alike = len(set(map(measured_how, every.values()))) == 1
+    parts = [html.note(each) for each in notes]
+    parts += [_conditions({path: study for (path, _), study in every.items()})] if alike else []
+    for name, own in found.items():
+        about = STUDIES[name].about if name in STUDIES else name
         parts.append(html.heading(about[0].upper() + about[1:], anchor=f"analysis-{name}"))
-        parts += [] if alike else [_conditions(members)]
-        for title in dict.fromkeys(table.title for each in members for table in each.study.tables):
-            parts += _table(members, title)
+        parts += [] if alike else [_conditions(own)]
+        members = [group.only(n for n, run in group.runs.items() if run.path in own) for group in groups]
+        for title in dict.fromkeys(table.title for study in own.values() for table in study.tables):
+            parts += _table([group for group in members if group.runs], own, title)
     return [html.about_studies(), legend(groups), *parts] if found else parts
 
 
-def _order(name: str) -> tuple[int, str]:
-    """The studies of this version first."""
-    return (list(STUDIES).index(name) if name in STUDIES else len(STUDIES)), name
-
-
-def _conditions(members: Sequence[Member]) -> Html:
+def _conditions(found: Studies) -> Html:
     """On what studies were measured; a warning where the runs differ in it."""
-    every = {str(each.run.path): measured_how(each.study) for each in members}
+    every = {str(path): measured_how(study) for path, study in found.items()}
     if len(set(every.values())) == 1:
         return html.paragraph(f"{next(iter(every.values()))}.")
     listed = "; ".join(f"{folder}: {said}" for folder, said in every.items())
@@ -85,138 +69,100 @@ def measured_how(study: Analysis) -> str:
     return f"{study.data}: {study.images} images, batch {study.batch}, seed {study.seed}{methods}, {which}"
 
 
-def _table(members: Sequence[Member], title: str) -> list[Html]:
-    tables = [table for each in members if (table := each.study.table(title)) is not None]
+def _quantity(found: Studies, like: Stored, names: tuple[str, ...], column: str, part: str) -> Quantity:
+    """A number of a study: of a row of a table, by the row's names, in a column."""
+
+    def read(run: Run) -> float | None:
+        estimate = _row(found, run, like.title, names).get(column)
+        return None if estimate is None else part_of(estimate, part)
+
+    study = next(iter(found.values())).study
+    percent = column in like.percent and part != "n"
+    shown = (lambda value: f"{100 * value:.1f} %") if percent else lambda value: f"{value:.4g}"
+    place = "/".join((like.title, *names, column, "mean" if part == "value" else part))
+    return Quantity(f"{ANALYSIS}/{study}.json:{place}", read, (lambda n: f"{n:,}") if part == "n" else shown)
+
+
+def _row(found: Studies, run: Run, title: str, names: tuple[str, ...]) -> Mapping[str, Estimate]:
+    table = found[run.path].table(title) if run.path in found else None
+    return {} if table is None else table.row(names)
+
+
+def _table(groups: Sequence[Group], found: Studies, title: str) -> list[Html]:
+    tables = [table for study in found.values() if (table := study.table(title)) is not None]
     like = tables[0]
     columns = list(dict.fromkeys(column for table in tables for column in table.columns))
-    groups = {each.group.number: each.group for each in members}
     rows = []
     for names in dict.fromkeys(names for table in tables for names, _ in table.rows):
-        for group in groups.values():
-            having = [each for each in members if each.group is group and each.row(title, names)]
-            if having:
-                places = [Place(title, names, column, column in like.percent) for column in columns]
+        quantities = [partial(_quantity, found, like, names, column) for column in columns]
+        for group in groups:
+            if any(_row(found, run, title, names) for run in group.runs.values()):
                 who = [group.key] if len(groups) > 1 else []
-                rows.append([*names, *who, *(place.cell(having) for place in places), _counts(having, places)])
-    head = [*like.keys, *([""] if len(groups) > 1 else []), *columns, "n"]
-    table = html.table(head, rows, " ".join(like.notes))
+                cells = [with_interval(group, quantity) for quantity in quantities]
+                rows.append([*names, *who, *cells, counts([group], [quantity("n") for quantity in quantities])])
+    table = html.table([*like.keys, *([""] if len(groups) > 1 else []), *columns, "n"], rows, " ".join(like.notes))
     along = next((key for key in ALONG if key in like.keys), None)
-    charts = [] if along is None else list(_charts(members, like, columns, along))
-    shown: list[Html] = [html.charts(charts)] if charts else []
-    if len(rows) > (SHORT if charts else LONG):
+    figures = [] if along is None else list(_charts(groups, found, like, columns, along))
+    shown = [html.charts(figures)] if figures else []
+    if len(rows) > (SHORT if figures else LONG):
         return [*shown, html.details(f"{title}: table", table)]
     return [*shown, html.heading(title, level=4), table]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A number of a study: its table, the names of its row, its column."""
-
-    title: str
-    names: tuple[str, ...]
-    column: str
-    percent: bool
-
-    def of(self, member: Member) -> Estimate | None:
-        return member.row(self.title, self.names).get(self.column)
-
-    def source(self, member: Member, part: str) -> str:
-        path = "/".join((self.title, *self.names, self.column, part))
-        return f"{ANALYSIS}/{member.study.study}.json:{path}"
-
-    def shown(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
-
-    def cell(self, members: Sequence[Member]) -> Html:
-        having = [(each, value) for each in members if (value := self.of(each)) is not None]
-        if not having:
-            return NONE
-        if len(having) == 1:
-            mean, low, high = (self._number(*having[0], part) for part in ("mean", "low", "high"))
-            return html.interval(mean, low, high) if low and high else mean
-        values = [value.mean for _, value in having]
-        found = {"mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
-        group, source = having[0][0].group.number, self.source(having[0][0], "mean")
-        mean, deviation = (
-            html.number(value, self.shown(value), source, group=group, of=of) for of, value in found.items()
-        )
-        return html.joined([mean, deviation], " ± ")
-
-    def _number(self, member: Member, estimate: Estimate, part: str) -> Html:
-        value = part_of(estimate, "value" if part == "mean" else part)
-        return (
-            "" if value is None else html.number(value, self.shown(value), self.source(member, part), run=member.number)
-        )
-
-
-def _counts(having: Sequence[Member], places: Sequence[Place]) -> Html:
-    """The smallest and the largest n of a row."""
-    every = [(value.n, each, place) for each in having for place in places if (value := place.of(each)) is not None]
-    ends = {end[0]: end for end in (min(every, key=lambda one: one[0]), max(every, key=lambda one: one[0]))}
-    numbers = [html.number(n, f"{n:,}", place.source(each, "n"), run=each.number) for n, each, place in ends.values()]
-    return html.joined(numbers, " to ")
-
-
-def _charts(members: Sequence[Member], like: Stored, columns: Sequence[str], along: str) -> Iterator[Html]:
+def _charts(
+    groups: Sequence[Group], found: Studies, like: Stored, columns: Sequence[str], along: str
+) -> Iterator[Html]:
     """Curves along the blocks or epochs: a chart for each column and each of the other names, a line for each run.
 
     Label rules are compared with each other, as in TL-Align's figure 4: charts for each run, a line for each rule.
     """
-    others = [key for key in like.keys if key != along]
-    if others == ["rule"]:
-        yield from _rule_charts(members, like.title, columns, along)
+    if set(like.keys) == {along, "rule"}:
+        for group in groups:
+            for run in group.runs.values():
+                table = found[run.path].table(like.title)
+                yield from () if table is None else _rule_charts(group.label(run), table, columns, along)
         return
-    place = like.keys.index(along)
-    for other in dict.fromkeys((*names[:place], *names[place + 1 :]) for names, _ in like.rows):
+    for other in dict.fromkeys(_others(like, names, along) for names, _ in like.rows):
         for column in columns:
             lines = [
-                Line(each.group.number, points, each.group.label(each.run))
-                for each in members
-                if (points := _points(each, like.title, column, along, other))
+                Line(group.number, points, group.label(run))
+                for group in groups
+                for run in group.runs.values()
+                if (points := _points(found[run.path].table(like.title), column, along, other))
             ]
-            if lines:
-                yield _chart(", ".join((*other, column)), lines, column in like.percent, along)
+            yield from _chart(", ".join((*other, column)), lines, column in like.percent, along)
 
 
-def _rule_charts(members: Sequence[Member], title: str, columns: Sequence[str], along: str) -> Iterator[Html]:
-    for each in members:
-        table = each.study.table(title)
-        if table is None:
-            continue
-        place = table.keys.index("rule")
-        rules = list(dict.fromkeys(names[place] for names, _ in table.rows))
-        yield html.legend(
-            [each.group.label(each.run), *(html.key(n, rule) for n, rule in enumerate(rules))], "legend wide"
-        )
-        for column in columns:
-            lines = [
-                Line(number, points, rule)
-                for number, rule in enumerate(rules)
-                if (points := _points(each, title, column, along, (rule,)))
-            ]
-            if lines:
-                yield _chart(
-                    column if column == "correlation" else f"{column}, mean over the pairs", lines, False, along
-                )
-        lines = [Line(n, list(enumerate(table.example[r])), r) for n, r in enumerate(rules) if r in table.example]
-        if lines:
-            yield _chart("share, one pair", lines, False, along)
+def _rule_charts(label: str, table: Stored, columns: Sequence[str], along: str) -> Iterator[Html]:
+    rules = list(dict.fromkeys(_others(table, names, along)[0] for names, _ in table.rows))
+    yield html.legend([label, *(html.key(number, rule) for number, rule in enumerate(rules))], "legend wide")
+    for column in columns:
+        points = [(number, rule, _points(table, column, along, (rule,))) for number, rule in enumerate(rules)]
+        said = "" if column == "correlation" else ", mean over the pairs"
+        yield from _chart(f"{column}{said}", [Line(n, each, rule) for n, rule, each in points if each], False, along)
+    lines = [Line(n, list(enumerate(table.example[r])), r) for n, r in enumerate(rules) if r in table.example]
+    yield from _chart("share, one pair", lines, False, along)
 
 
-def _points(each: Member, title: str, column: str, along: str, other: tuple[str, ...]) -> list[tuple[float, float]]:
-    """Along a key the means of the rows whose other names are these."""
-    table = each.study.table(title)
+def _others(table: Stored, names: tuple[str, ...], along: str) -> tuple[str, ...]:
+    """The names of a row but for the one that it is along."""
+    return tuple(name for key, name in zip(table.keys, names, strict=True) if key != along)
+
+
+def _points(table: Stored | None, column: str, along: str, other: tuple[str, ...]) -> list[tuple[float, float]]:
+    """The means of the rows with these other names."""
     if table is None:
         return []
     place = table.keys.index(along)
     return [
         (float(names[place]), values[column].mean)
         for names, values in table.rows
-        if column in values and names[place].isdecimal() and (*names[:place], *names[place + 1 :]) == other
+        if column in values and names[place].isdecimal() and _others(table, names, along) == other
     ]
 
 
-def _chart(title: str, lines: Sequence[Line], percent: bool, along: str) -> Html:
+def _chart(title: str, lines: Sequence[Line], percent: bool, along: str) -> Iterator[Html]:
     shown = lambda value: f"{100 * value:.3g} %" if percent else f"{value:.4g}"  # noqa: E731
-    chart = line_chart(title, lines, shown=shown, x_name=along, percent=percent)
-    return html.figure(title, chart, "analysis", title)
+    if lines:
+        chart = line_chart(title, lines, shown=shown, x_name=along, percent=percent)
+        yield html.figure(title, chart, "analysis", title)

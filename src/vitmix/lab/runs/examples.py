@@ -1,6 +1,7 @@
 """Images that a run shows of itself: examples.json, with each image as a small file within a data URI."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .records import Record, absent
@@ -9,15 +10,6 @@ SOURCES = {"own": "original image", "partner": "partner", "taken": "image whose 
 ROLES = (*SOURCES, "other", "rest")
 """Of a source: the image itself, the one mixed into it, the one (as mixed) whose tokens HTM took. Of a part of a target
 also a class of none of them (`other`), and what smoothing spreads over all classes (`rest`)."""
-_URI = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/=]*")
-
-
-def _check(image: str, role: str | None = None) -> None:
-    """Anything but an image in the file itself could lead a reader of a page elsewhere."""
-    if not _URI.fullmatch(image):
-        raise ValueError("an image is not a data URI of one")
-    if role is not None and role not in ROLES:
-        raise ValueError(f"{role!r} is not a role")
 
 
 @dataclass(frozen=True)
@@ -28,41 +20,21 @@ class Part(Record):
     name: str
     share: float
 
-    def __post_init__(self) -> None:
-        _check("data:image/png;base64,", self.role)
-
-
-@dataclass(frozen=True)
-class Source(Record):
-    """An image that a mixed one is made of."""
-
-    role: str
-    image: str
-
-    def __post_init__(self) -> None:
-        _check(self.image, self.role)
-
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A mixed image, the images that it is made of, and its target in the same order."""
+    """A mixed image, the images by role that it is made of, and its target in the same order."""
 
     method: str
     mixed: str
-    sources: tuple[Source, ...]
+    sources: dict[str, str]
     target: tuple[Part, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.mixed)
 
 
 @dataclass(frozen=True)
 class Tile(Record):
     image: str
     words: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.image)
 
 
 @dataclass(frozen=True)
@@ -81,3 +53,19 @@ class Examples(Record):
     mixed: tuple[Example, ...]
     strips: tuple[Strips, ...]
     problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Any other address, or style, could lead a reader of a page elsewhere."""
+        if not all(
+            re.fullmatch(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/=]*", each) for each in self._images()
+        ):
+            raise ValueError("an image is not a data URI of one")
+        roles = {part.role for each in self.mixed for part in each.target} - set(ROLES)
+        if roles or any(each.sources.keys() - SOURCES for each in self.mixed):
+            raise ValueError("an image has an unknown role")
+
+    def _images(self) -> Iterator[str]:
+        for each in self.mixed:
+            yield from (each.mixed, *each.sources.values())
+        for strips in self.strips:
+            yield from (tile.image for row in strips.rows for tile in row)

@@ -1,8 +1,6 @@
 """A run folder: where its files are, what they say, and whether results belong to its weights."""
 
-import csv
 import hashlib
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from .records import Record
 from .robustness import RobustnessResults
 from .training import EMA, SCORES, Epoch, Summary, best_epoch, parse_epochs
 
-METRICS = ("metrics.csv", "metrics.jsonl")
+METRICS = "metrics.jsonl"
 SUMMARY, EVALUATION, ROBUSTNESS = "summary.json", "evaluation.json", "robustness.json"
 EXAMPLES = "examples.json"
 ANALYSIS, LEFT_OUT = "analysis", ".left_out"
@@ -34,7 +32,7 @@ class Run:
     """The files of one training, as they were when each of them was first asked for.
 
     config.yaml         the resolved configuration
-    metrics.csv, .jsonl one row per epoch
+    metrics.jsonl       one row per epoch
     checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
     summary.json        written at the end: the results in short
@@ -73,7 +71,7 @@ class Run:
     def epochs(self) -> list[Epoch]:
         """The finished epochs; what follows a damaged row is left out."""
         try:
-            return parse_epochs(read_bytes(self.path / METRICS[1], MOST_JSON).decode(errors="replace"))
+            return parse_epochs(read_bytes(self.path / METRICS, MOST_JSON).decode(errors="replace"))
         except FileNotFoundError:
             return []
 
@@ -168,15 +166,10 @@ class Run:
     def write_config(self, config: TrainConfig) -> None:
         write_file(self.path / CONFIG, to_yaml(replace(config, resume=None)).encode())
 
-    def write_epochs(self, epochs: Sequence[Epoch], columns: Sequence[str]) -> None:
-        """Stores all epochs, so that what a full disk kept out is made up for; the CSV file has these columns."""
-        lines = io.StringIO()
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([each.to_json().get(name, "") for name in columns] for each in epochs)
-        write_file(self.path / METRICS[0], lines.getvalue().encode())
+    def write_epochs(self, epochs: Sequence[Epoch]) -> None:
+        """Stores all epochs, so that what a full disk kept out is made up for."""
         rows = (json.dumps(each.to_json(), allow_nan=False) + "\n" for each in epochs)
-        write_file(self.path / METRICS[1], "".join(rows).encode())
+        write_file(self.path / METRICS, "".join(rows).encode())
 
     def write_summary(self, summary: Summary) -> None:
         self._write(SUMMARY, summary, indent=1)

@@ -125,7 +125,7 @@ class FolderLock:
 
     def _remove_unfinished(self) -> None:
         """Only the training's own files: other commands write without the lock."""
-        own = (CONFIG, SUMMARY, *METRICS, "best.safetensors", "last.safetensors")
+        own = (CONFIG, SUMMARY, METRICS, "best.safetensors", "last.safetensors")
         unfinished = re.compile(rf"\.({'|'.join(map(re.escape, own))})\.[0-9]+{re.escape(PARTIAL)}")
         for path in self.folder.iterdir():
             if unfinished.fullmatch(path.name):

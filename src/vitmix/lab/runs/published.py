@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from vitmix.lab.training.config import CONFIG, TrainConfig, resolve
 from vitmix.lab.writing import write_file
 
 from .folder import ANALYSIS, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Found, Run
+from .records import parse
 from .training import Epoch
 
 FILE = "comparison.jsonl.gz"
@@ -45,7 +47,7 @@ class PublishedRun(Run):
 
     @cached_property
     def epochs(self) -> list[Epoch]:
-        return [Epoch.from_json(row) for row in self._files.get(METRICS[1], ())]
+        return list(parse(tuple[Epoch, ...], self._files.get(METRICS, []), METRICS))
 
     def _studies(self) -> list[str]:
         return [Path(name).stem for name in self._files if name.startswith(f"{ANALYSIS}/")]
@@ -85,7 +87,7 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
 def _files(name: str, run: Run) -> dict[str, Any]:
     """The contents of a run's files, with nothing of where the run was."""
     config = dataclasses.asdict(dataclasses.replace(run.config, output=None, resume=None))
-    found: dict[str, Any] = {CONFIG: config, METRICS[1]: [epoch.to_json() for epoch in run.epochs]}
+    found: dict[str, Any] = {CONFIG: config, METRICS: [epoch.to_json() for epoch in run.epochs]}
     measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
     measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}
     for file, record in measured.items():
@@ -119,8 +121,8 @@ def read_published(path: Path) -> Published:
         files: dict[str, dict[str, Any]] = {}
         for line in lines:
             files.setdefault(str(line["run"]), {})[str(line["file"])] = line["content"]
-    except (gzip.BadGzipFile, EOFError, ValueError, KeyError, TypeError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a published comparison: {error}") from None
-    if not isinstance(about, dict) or not all(CONFIG in each for each in files.values()):
+    if not isinstance(about, dict) or not all(isinstance(each.get(CONFIG), dict) for each in files.values()):
         raise ValueError(f"{path} is not a published comparison: its first line or a configuration is missing")
     return Published(about, {name: PublishedRun(path.parent / name, each) for name, each in files.items()})

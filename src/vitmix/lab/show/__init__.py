@@ -1,8 +1,6 @@
-"""Pictures of what the methods do: originals, mask, mixed image, attention statistic and target, side by side."""
+"""What methods do to two images: mask, mixed image, attention and target, side by side."""
 
-from .figure import draw_figure as draw_figure
-from .pictures import Picture as Picture
-from .pictures import read_picture as read_picture
-from .scene import Scene as Scene
-from .scene import View as View
-from .scene import observe as observe
+from .figure import render_methods as render_methods
+from .methods import MethodResult as MethodResult
+from .methods import PairResults as PairResults
+from .methods import run_methods as run_methods

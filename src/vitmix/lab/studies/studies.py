@@ -58,11 +58,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study measures, and how; `draw` makes its figure."""
+    """What a study measures, and how; `plot` makes its figure."""
 
     about: str
     measure: Callable[[Question], list[Table]]
-    draw: Callable[[Sequence[Table]], Figure]
+    plot: Callable[[Sequence[Table]], Figure]
 
 
 ByMethod = Callable[..., Table]  # (model, methods, batches, *, seed)
@@ -126,32 +126,32 @@ ACCURACY = _by_method(accuracy.mixed_accuracy, ("mixup", "cutmix", "tokenmix", "
 COVERAGE = _by_method(coverage.coverage_study, ("cutmix", "smmix", "smmix(source=random, destination=random)"))
 
 STUDIES: dict[str, Study] = {
-    "accuracy": Study("top-1 and top-2 accuracy on mixed images (SMMix figure 5a)", ACCURACY, figures.draw_bars),
-    "labels": Study("error of label rules against visible objects, by how much is cut", _labels, figures.draw_bars),
+    "accuracy": Study("top-1 and top-2 accuracy on mixed images (SMMix figure 5a)", ACCURACY, figures.plot_bars),
+    "labels": Study("error of label rules against visible objects, by how much is cut", _labels, figures.plot_bars),
     "fluctuation": Study(
         "shares per block beside token similarity; RMSE of area and aligned (TL-Align figures 3, 4)",
         _fluctuation,
-        figures.draw_fluctuation,
+        figures.plot_fluctuation,
     ),
     "regions": Study(
         "attention between the two regions per block (SMMix tables A1, A2)",
         REGIONS,
-        partial(figures.draw_blocks, measure="attention of a patch to a patch"),
+        partial(figures.plot_blocks, measure="attention of a patch to a patch"),
     ),
     "presence": Study(
         "presence of each token per block (TL-Align equation 2)",
         PRESENCE,
-        partial(figures.draw_blocks, measure="presence of a patch"),
+        partial(figures.plot_blocks, measure="presence of a patch"),
     ),
     "sharpness": Study(
         "total variation and variance of saliency, attention and gradient (TokenMixup supplement, table 2)",
         _sharpness,
-        figures.draw_bars,
+        figures.plot_bars,
     ),
-    "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", COVERAGE, figures.draw_bars),
+    "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", COVERAGE, figures.plot_bars),
     "htm": Study(
         "samples and tokens that HTM mixed, epoch by epoch (TokenMixup supplement, table 1)",
         _hidden,
-        figures.draw_hidden,
+        figures.plot_hidden,
     ),
 }

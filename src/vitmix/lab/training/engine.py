@@ -47,19 +47,19 @@ class Trainer(Setup):
         self.tally = LossTally(parts, self.device, capacity=config.log_every)
         self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
         scores = [*SCORES, *(f"{EMA}{name}" for name in SCORES if self.ema is not None)]
-        self.columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
+        columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
         self.reporter = Reporter(
             enabled=accelerator.is_main_process,
             epochs=config.total_epochs,
             updates=self.total_updates,
-            columns=[name for name in self.columns if self.classes > 5 or not name.endswith("accuracy5")],
+            columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper, self._part = processes.Stopper(), 0
         self._outcomes: list[Outcomes] = []  # of the newest evaluation in this process
         if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
         about = texts.header_texts(config, self.model_settings, self.augmentation, self.images.classes)
-        self.journal = Journal(self.folder, self.state, self.reporter, columns=self.columns, about=about)
+        self.journal = Journal(self.folder, self.state, self.reporter, about=about)
         self.lock = FolderLock(self.folder.path)
         processes.on_main(accelerator, self._take_folder)
 

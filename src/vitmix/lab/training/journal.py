@@ -4,7 +4,7 @@ A full or failing disk is reported and does not end the training: what was not w
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -26,10 +26,8 @@ class Journal:
         outcomes: of the weights in best.safetensors, if this process evaluated them.
     """
 
-    def __init__(
-        self, run: Run, state: TrainState, reporter: Reporter, *, columns: Sequence[str], about: Mapping[str, str]
-    ) -> None:
-        self.run, self.state, self.reporter, self.columns, self.about = run, state, reporter, columns, about
+    def __init__(self, run: Run, state: TrainState, reporter: Reporter, *, about: Mapping[str, str]) -> None:
+        self.run, self.state, self.reporter, self.about = run, state, reporter, about
         self.outcomes: list[Outcomes] = []
 
     @property
@@ -122,7 +120,7 @@ class Journal:
             self.reporter.say(f"Tracking stopped: {error.strerror or error}. The training continues without it.")
 
     def _write_epochs(self) -> None:
-        self.run.write_epochs(self.state.position.history, self.columns)
+        self.run.write_epochs(self.state.position.history)
 
     def _write_weights(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         write_weights(path, weights, self.about)

@@ -87,5 +87,8 @@ def recipe_header(name: str) -> list[str]:
 
 def recipe_text(name: str) -> str:
     """A recipe as a YAML file of all its settings, which `vitmix train --config` takes too."""
-    header = "".join(f"# {line}\n" for line in recipe_header(name))
-    return header + yaml.safe_dump(load_recipe(name), sort_keys=False, width=1000)
+    lines = [f"# {line}" for line in recipe_header(name)]
+    for setting, value in load_recipe(name).items():
+        text = yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]
+        lines.append(f"{setting}: {text}")
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Pictures that stay with the runs they are of: RUN/pictures/NAME.png, which `vitmix report` shows."""
+"""Figures stored with the runs they show: RUN/pictures/NAME.png, which `vitmix report` includes."""
 
 import io
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.reading import open_regular
 from vitmix.lab.writing import make_folder, write_file
 
-FOLDER = "pictures"
-DPI = 110  # a printed page's width is then about that of a window
-WORDS, WEIGHTS = "Description", "Weights"  # texts within the file
+FOLDER = "pictures"  # as version 0.1 calls it
+DPI = 110  # the width of a printed page is then about that of a window
+DESCRIPTION, WEIGHTS = "Description", "Weights"  # texts within the file
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A picture of a run, what it is, and whether the run's best weights are still those that it was drawn of."""
+class StoredFigure:
+    """A figure of a run, its description, and whether the run's best weights are still those that it shows."""
 
     path: Path
-    words: str
+    description: str
     image: Image.Image
     current: bool
 
 
-def keep_picture(run: Path, name: str, png: bytes, words: str, weights: str | None) -> Path:
-    """Stores a picture with a run, in the place of an earlier one of the same name; `weights` is what it is of."""
+def store_figure(run: Path, name: str, png: bytes, description: str, weights: str | None) -> Path:
+    """Stores a figure with a run and replaces one of the same name; `weights` is the checksum of those it shows."""
     texts = PngInfo()
-    texts.add_itxt(WORDS, words)
+    texts.add_itxt(DESCRIPTION, description)
     texts.add_itxt(WEIGHTS, weights or "")
     file = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(file, format="PNG", pnginfo=texts, optimize=True)
@@ -40,8 +40,8 @@ def keep_picture(run: Path, name: str, png: bytes, words: str, weights: str | No
     return path
 
 
-def kept_pictures(run: Path) -> list[Kept]:
-    """A run's pictures by name, those included that somebody put there; files that are no pictures are passed over."""
+def stored_figures(run: Path) -> list[StoredFigure]:
+    """A run's figures by name, including PNG files that somebody put there; unreadable files are skipped."""
     paths = sorted((run / FOLDER).glob("*.png"))
     weights = _weights(run) if paths else ""
     found = []
@@ -53,7 +53,8 @@ def kept_pictures(run: Path) -> list[Kept]:
                 texts = file.info
         except Exception:  # decoders raise nearly anything on damaged bytes
             continue
-        found.append(Kept(path, str(texts.get(WORDS, path.stem)), image, texts.get(WEIGHTS, weights) == weights))
+        description, current = str(texts.get(DESCRIPTION, path.stem)), texts.get(WEIGHTS, weights) == weights
+        found.append(StoredFigure(path, description, image, current))
     return found
 
 

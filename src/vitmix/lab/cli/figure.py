@@ -1,4 +1,4 @@
-"""`vitmix draw`: where models look."""
+"""`vitmix figure`: where models look."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +13,8 @@ from vitmix.lab.settings import Count, Name, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation.subject import Subject
-    from vitmix.lab.figures import Sheet, Sight
-    from vitmix.lab.show import Picture
+    from vitmix.lab.figures import NamedImage, NamedModel
+    from vitmix.lab.plotting import ImageGrid
 
 KINDS = {  # and the settings that a kind takes besides those of all
     "attention": ("Attention of the class token, or received, block by block", ("method", "blocks")),
@@ -30,7 +30,7 @@ Mixing = Annotated[str, "METHOD", lambda name, text: text == "manifold" or _comm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw(ModelChoice):
+class FigureSettings(ModelChoice):
     models: tuple[Place, ...] = option((), f"models side by side (default: {UNTRAINED}, untrained)", positional=True)
     images: tuple[Image, ...] = option(
         (), "files, or shapes:N for built-in ones (default: two held-out images of the first run, or built-in ones)"
@@ -40,109 +40,112 @@ class Draw(ModelChoice):
         (),
         "mix pairs of neighboring images (default: heads: none manifold htm, labels: tl_align, gallery: all)",
     )
-    blocks: tuple[int, ...] | None = option(None, "blocks to draw (default: all, of a deep model twelve)")
-    block: int = option(-1, "block whose heads are drawn (default: -1, the last)")
+    blocks: tuple[int, ...] | None = option(None, "blocks to show (default: all, of a deep model twelve)")
+    block: int = option(-1, "block whose heads are shown (default: -1, the last)")
     only_right: bool = option(False, "only images that all of the models classify correctly, unmixed")
     seed: int = option(0, "decides the random choices, the same for all models")
     dpi: Count = option(200, "dots per inch of a PNG")
     output: Figure = option(..., "figure as .png, .svg or .pdf")
 
 
-def run(kind: str, settings: Draw) -> int:
-    from vitmix.lab.figures import KINDS as DRAWN
-    from vitmix.lab.figures import Subjects, draw_sheet
-    from vitmix.lab.show.fonts import remarks_on
+def run(kind: str, settings: FigureSettings) -> int:
+    from vitmix.lab.figures import KINDS as FIGURES
+    from vitmix.lab.figures import FigureInputs
+    from vitmix.lab.plotting import render_grid
+    from vitmix.lab.plotting.text import font_remarks
     from vitmix.lab.writing import write_file
 
     output = Path(settings.output)
     about, own = KINDS[kind]
     given, methods = {name: getattr(settings, name) for name in own if name != "method"}, [*settings.method]
-    subjects, sights = _open_models(settings)
-    side = max(max(sight.augmentation.sides) for sight in sights)
-    pictures = _find_pictures(settings, side, subjects, sights)
+    subjects, models = _open_models(settings)
+    side = max(max(model.augmentation.sides) for model in models)
+    images = _find_images(settings, side, subjects, models)
     if kind == "gallery" and not methods:
-        methods = [method for method in allowed_methods(sights[0].model)[0] if method != "vtm"]  # it mixes no images
-    sheet = DRAWN[kind](Subjects(sights, pictures, methods, settings.seed), **given)
-    write_file(output, draw_sheet(sheet, suffix=output.suffix.lower(), dpi=settings.dpi))
-    print(f"{output}: {kind} of {', '.join(sight.name for sight in sights)}")
-    words = f"{about.split(' (')[0]}: {', '.join(sight.name for sight in sights)}."
+        methods = [method for method in allowed_methods(models[0].model)[0] if method != "vtm"]  # it mixes no images
+    grid = FIGURES[kind](FigureInputs(models, images, methods, settings.seed), **given)
+    write_file(output, render_grid(grid, suffix=output.suffix.lower(), dpi=settings.dpi))
+    print(f"{output}: {kind} of {', '.join(model.name for model in models)}")
+    words = f"{about.split(' (')[0]}: {', '.join(model.name for model in models)}."
     _keep_copies(
-        output.stem, words, sheet, [each for each in subjects if each.run and Path(each.weights).stem == "best"]
+        output.stem, words, grid, [each for each in subjects if each.run and Path(each.weights).stem == "best"]
     )
-    for remark in remarks_on([picture.name for picture in pictures]):
+    for remark in font_remarks([image.name for image in images]):
         print(remark)
-    if not all(sight.trained for sight in sights):
+    if not all(model.trained for model in models):
         print("A model is untrained, so where it looks means nothing yet; name a run, or give --pretrained.")
     return 0
 
 
-def _keep_copies(name: str, words: str, sheet: "Sheet", subjects: list["Subject"]) -> None:
-    """A copy for the reports of each run that is drawn."""
-    from vitmix.lab.figures import draw_sheet
-    from vitmix.lab.figures.kept import DPI, keep_picture
+def _keep_copies(name: str, words: str, grid: "ImageGrid", subjects: list["Subject"]) -> None:
+    """Stores a copy with each run, for reports."""
+    from vitmix.lab.figures.stored import DPI, store_figure
+    from vitmix.lab.plotting import render_grid
 
-    png = draw_sheet(sheet, dpi=DPI) if subjects else b""
+    png = render_grid(grid, dpi=DPI) if subjects else b""
     for each in subjects:
         assert each.run is not None
         try:
-            keep_picture(each.run, name, png, words, each.sha256)
+            store_figure(each.run, name, png, words, each.sha256)
         except OSError as error:
             print(f"No copy for reports could be kept in {each.run}: {error.strerror}.")
 
 
-def _open_models(settings: Draw) -> tuple[list["Subject"], list["Sight"]]:
+def _open_models(settings: FigureSettings) -> tuple[list["Subject"], list["NamedModel"]]:
     import torch
 
-    from vitmix.lab.figures.sights import short_names, sight_of
+    from vitmix.lab.figures.models import named_model, short_names
 
     first, arch = _common.named_model(settings, settings.models[0] if settings.models else None)
     places = [*settings.models] or [first or UNTRAINED]
-    subjects, sights = [], []
+    subjects, models = [], []
     for place, name in zip(places, short_names(places), strict=True):
         torch.manual_seed(settings.seed)  # of random weights
         subjects.append(_common.open_beside(settings, place, arch))
-        sights.append(sight_of(subjects[-1], name, trained=subjects[-1].trained))
-    return subjects, sights
+        models.append(named_model(subjects[-1], name, trained=subjects[-1].trained))
+    return subjects, models
 
 
-def _find_pictures(settings: Draw, side: int, subjects: list["Subject"], sights: list["Sight"]) -> list["Picture"]:
+def _find_images(
+    settings: FigureSettings, side: int, subjects: list["Subject"], models: list["NamedModel"]
+) -> list["NamedImage"]:
     run = next((subject for subject in subjects if subject.run is not None), None)
-    pictures = _held_out(run) if run is not None and not settings.images else _read(settings.images, side, sights)
+    images = _held_out(run) if run is not None and not settings.images else _read(settings.images, side, models)
     if not settings.names:
-        return pictures
-    if len(settings.names) != len(pictures):
-        raise ValueError(f"there are {len(pictures)} images but {len(settings.names)} names; give one for each")
-    return [replace(each, name=name) for each, name in zip(pictures, settings.names, strict=True)]
+        return images
+    if len(settings.names) != len(images):
+        raise ValueError(f"there are {len(images)} images but {len(settings.names)} names; give one for each")
+    return [replace(each, name=name) for each, name in zip(images, settings.names, strict=True)]
 
 
-def _held_out(run: "Subject") -> list["Picture"]:
-    from vitmix.lab.figures.held_out import held_out
+def _held_out(run: "Subject") -> list["NamedImage"]:
+    from vitmix.lab.figures.images import held_out
 
     try:
         return held_out(run, 2)
     except (ValueError, OSError) as error:
-        raise ValueError(f"no images of {run.run} can be drawn ({error}); give --images") from None
+        raise ValueError(f"no images of {run.run} can be read ({error}); give --images") from None
 
 
-def _read(texts: tuple[str, ...], side: int, sights: list["Sight"]) -> list["Picture"]:
+def _read(texts: tuple[str, ...], side: int, models: list["NamedModel"]) -> list["NamedImage"]:
     """The named images, or built-in ones; one that lies in a folder named like a class shows that class."""
-    from vitmix.lab.show.pictures import BUILT_IN, read_picture
+    from vitmix.lab.figures.images import BUILT_IN, read_image
 
     texts = texts or tuple(BUILT_IN)
-    pictures = [read_picture(text, side) for text in texts]
-    classes = {name for sight in sights for name in sight.classes}
+    images = [read_image(text, side) for text in texts]
+    classes = {name for model in models for name in model.classes}
     folders = [Path(text).resolve().parent.name for text in texts]
     return [
         replace(each, name=folder) if each.name not in classes and folder in classes else each
-        for each, folder in zip(pictures, folders, strict=True)
+        for each, folder in zip(images, folders, strict=True)
     ]
 
 
 COMMAND = Group(
-    "Draw where models look: attention, Grad-CAM, label maps, galleries.",
+    "Plot where models look: attention, Grad-CAM, label maps, galleries.",
     {
         kind: Command(
-            Draw,
+            FigureSettings,
             partial(run, kind),
             about,
             without={*OWN} - {*own},
@@ -150,5 +153,5 @@ COMMAND = Group(
         )
         for kind, (about, own) in KINDS.items()
     },
-    epilog="Example: vitmix draw attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf",
+    epilog="Example: vitmix figure attention runs/a runs/b --images cat.jpg dog.jpg --output figure.pdf",
 )

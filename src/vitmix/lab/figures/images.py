@@ -1,0 +1,79 @@
+"""The images of a figure: files of any kind and size, built-in ones, or some of a run's own data."""
+
+import io
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vitmix.lab.data.images import MAX_BYTES, BrokenImage, as_rgb, check_pixels, reason_of
+from vitmix.lab.data.shapes import CLASSES, shapes_batch
+from vitmix.lab.evaluation.subject import Subject
+from vitmix.lab.reading import read_bytes
+
+BUILT_IN = ("shapes:1", "shapes:46")
+BUILT_IN_IMAGE = r"shapes:(\d{1,9})"
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image, and its name: the class if that is known."""
+
+    image: Image.Image
+    name: str
+
+
+def check_image(text: str) -> None:
+    """Raises ValueError for what is neither a file nor a built-in image, before a model is loaded."""
+    path = Path(text)
+    if not re.fullmatch(BUILT_IN_IMAGE, text) and not path.is_file():
+        problem = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+        raise ValueError(f"image {text!r} {problem}; give an image file, or shapes:N for a built-in image")
+
+
+def read_image(text: str, side: int) -> NamedImage:
+    """An image file, or built-in image N for the text `shapes:N`, computed with `side` pixels a side."""
+    check_image(text)
+    built_in = re.fullmatch(BUILT_IN_IMAGE, text)
+    if built_in:
+        batch = shapes_batch([int(built_in[1])], size=max(side, 8), split="test")
+        pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+        return NamedImage(Image.fromarray(pixels), CLASSES[int(batch.labels[0])])
+    path = Path(text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged metadata, and about the size, which is checked here
+            with Image.open(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
+                check_pixels(opened)
+                opened.draft("RGB", (4 * side, 4 * side))  # decodes a JPEG at a smaller size
+                ImageOps.exif_transpose(opened, in_place=True)  # a copy of a large image is large, too
+                return NamedImage(as_rgb(opened), path.stem)
+    except MemoryError:
+        raise
+    except Exception as problem:  # decoders raise nearly anything on damaged bytes
+        raise ValueError(f"image {text!r} cannot be read: {reason_of(problem)}; give another file") from None
+
+
+def held_out(subject: Subject, count: int) -> list[NamedImage]:
+    """An even number of readable images that a run was evaluated on, the same for all runs on the same data.
+
+    They show as many classes as possible; neighbors, which become pairs, show two if there are two.
+    """
+    images = subject.evaluation_images()
+    classes = np.unique(images.labels)
+    wanted = classes[np.arange(count) * len(classes) // count].reshape(2, -1).T.ravel()
+    found: list[NamedImage] = []
+    for number, label in enumerate(wanted):
+        rows = np.flatnonzero(images.labels == label)
+        for index in np.roll(rows, -number):  # another image if classes repeat
+            try:
+                found.append(NamedImage(images[int(index)][0], images.classes[label]))
+                break
+            except BrokenImage:
+                continue
+    if len(found) < count:
+        raise ValueError(f"fewer than {count} of the classes of {images.description} have a readable image")
+    return found

@@ -1,0 +1,131 @@
+"""What a figure shows a model: an image, or a pair mixed by a method; and what comes of it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitmix._mixer import Mixer
+from vitmix._mixing import MixedBatch, Mixing
+from vitmix._text import create
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.maps.teachers import dense_logits
+
+from .images import NamedImage
+from .models import NamedModel
+
+MANIFOLD = "manifold"  # the baseline of the figure of heads: hidden tokens blended half and half
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image, or two and the method that mixes them."""
+
+    images: tuple[NamedImage, ...]
+    method: str | None = None
+
+
+def pairs_of(images: Sequence[NamedImage]) -> list[tuple[NamedImage, NamedImage]]:
+    """Neighbors, two by two."""
+    if len(images) % 2:
+        raise ValueError(f"images are mixed in pairs, got {len(images)}; give an even number")
+    return list(zip(images[::2], images[1::2], strict=True))
+
+
+def samples_of(images: Sequence[NamedImage], methods: Sequence[str]) -> list[Sample]:
+    """Every image; with methods, every pair mixed by each of them, and by each choice of a switch."""
+    if not methods:
+        return [Sample((image,)) for image in images]
+    texts = [text for method in methods for text in method_choices(method)]
+    return [Sample(pair, text) for pair in pairs_of(images) for text in texts]
+
+
+def method_choices(method: str) -> list[str]:
+    """The method, or the methods of a switch."""
+    mixers = () if method == MANIFOLD else create(method, 2).mixers
+    return [str(mixer) for mixer in mixers] if len(mixers) > 1 else [method]
+
+
+@dataclass(frozen=True)
+class Observation(Generic[Found]):
+    """What was found, the image as the model saw it `(3, H, W)`, and the two parts of its target."""
+
+    pixels: Tensor
+    found: Found
+    own: float = 1.0
+    partner: float = 0.0
+
+
+def observe(model: NamedModel, sample: Sample, seed: int, find: Callable[[Tensor], Found]) -> Observation[Found]:
+    """What `find`, which runs the model, returns for a sample, in row 0 of its input; a method acts meanwhile."""
+    if sample.method is None:
+        pixels = model.pixels(sample.images)
+        return Observation(pixels[0], find(model.inputs(pixels)))
+    return observe_mixed(model, sample, seed, lambda mixing, batch: find(batch.images))
+
+
+def observe_mixed(
+    model: NamedModel, sample: Sample, seed: int, find: Callable[[Mixing, MixedBatch], Found]
+) -> Observation[Found]:
+    """The same for a mixed pair, with the batch at hand."""
+    assert sample.method is not None
+    (mixer,) = create(sample.method, model.outputs).mixers
+    images = model.inputs(model.pixels(sample.images))
+    labels = model.labels(sample.images) if mixer.needs.maps else [0, 1]
+    with mixing_pair(model.model, mixer, images, labels, seed) as (mixing, batch):
+        found = find(mixing, batch)
+        own, partner = mixing.targets(batch)[0, :2].tolist()
+    return Observation(mixed_pixels(batch, model.augmentation), found, own, partner)
+
+
+@contextmanager
+def mixing_pair(
+    model: nn.Module, mixer: Mixer, images: Tensor, labels: Sequence[int], seed: int
+) -> Iterator[tuple[Mixing, MixedBatch]]:
+    """A method acting on two images, which get classes 0 and 1, so that the target shows their parts.
+
+    The method acts when the model runs on the batch's images inside this context.
+
+    Args:
+        labels: the images' classes, for activation labels.
+    """
+    inner = tuple(part.demonstrated() for part in mixer.inner)
+    maps = None
+    if mixer.needs.maps:
+        maps = torch.stack([each[label] for each, label in zip(dense_logits(model, images), labels, strict=True)])
+    with dataclasses.replace(mixer, inner=inner).attach(model, seed=seed, rank=0) as mixing:
+        if maps is not None:  # on the token grid any mask fits them
+            grid = mixing.frame(images).grid or images.shape[2:]
+            maps = functional.interpolate(maps.unsqueeze(1), tuple(grid), mode="bilinear", antialias=True).squeeze(1)
+        generator = torch.Generator().manual_seed(seed)
+        yield mixing, mixing.mix(images, torch.tensor([0, 1]), maps=maps, generator=generator)
+
+
+def mixed_pixels(batch: MixedBatch, augmentation: Augmentation) -> Tensor:
+    """The first mixed image `(3, H, W)` in 0..1; tokens that HTM took show as pixels."""
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
+    return (mixed_origin(batch)[1] * std + mean).clamp(0, 1)
+
+
+def mixed_origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
+    """The partner's part of each cell of the first mixed image, and that image; including what HTM took."""
+    mask = batch.mix.mask.float()
+    mask = mask.expand(2, *mask.shape[1:])
+    mixed = batch.images[0]
+    paired = batch.mix.partner != torch.arange(2)
+    first, second = mask[0] * paired[0], 1 - mask[1] * paired[1]
+    for actor in batch.tape.actors:
+        if actor.exchange is not None and int(actor.exchange.partner[0]) == 1:
+            grid = batch.frame.grids[actor.block]
+            take = actor.exchange.take[0].view(1, *grid)
+            coarse = [functional.adaptive_avg_pool2d(each.unsqueeze(0), grid)[0] for each in (first, second)]
+            first = torch.where(take[0], coarse[1], coarse[0])
+            taken = functional.interpolate(take.float().unsqueeze(0), batch.frame.size, mode="nearest")[0]
+            mixed = torch.where(taken > 0, batch.images[1], mixed)
+    return first, mixed

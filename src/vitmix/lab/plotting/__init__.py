@@ -1,0 +1,8 @@
+"""The one look of all figures: colors, fonts, images in rows and columns with captions, and charts."""
+
+from .grid import Curve as Curve
+from .grid import ImageGrid as ImageGrid
+from .grid import Row as Row
+from .grid import Section as Section
+from .grid import Tile as Tile
+from .render import render_grid as render_grid
