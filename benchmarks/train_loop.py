@@ -131,7 +131,7 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
 def compare_rows(matrix: Matrix, folder: Path) -> None:
     """Prints each round, then images per second, time relative to the baseline, and memory of each row."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
-    cells = [matrix.only([row]).cells(folder / str(number))[0] for number, row in enumerate(order)]
+    cells = [matrix.only([row]).trainings(folder / str(number))[0] for number, row in enumerate(order)]
     measured = []
     for measured in measure_rows([cell.config for cell in cells]):
         print(*(f"{own[-1]:,.0f}" for own, _ in measured), flush=True)
@@ -188,7 +188,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.settings}, {measured}")
     with tempfile.TemporaryDirectory() as folder:
         if given.rows is None:
-            look_into(matrix.cells(Path(folder))[0].config, given.profile)
+            look_into(matrix.trainings(Path(folder))[0].config, given.profile)
         else:
             compare_rows(matrix, Path(folder))
 
