@@ -164,7 +164,7 @@ def test_ready_matrices_are_trainings(name: str, tmp_path: Path) -> None:
         method = create(training.config.method, 10, loss=training.config.loss)
         activation = any(mixer.share.name == "activation" for mixer in method.mixers)
         assert activation == (training.config.maps is not None)
-        assert not activation or "vitmix maps --data DATA --teacher NAME --pretrained --output" in ready.note
+        assert not activation or "vitmix maps --data DATA --model NAME --pretrained --output" in ready.note
     deciding = {(training.model, yaml.safe_dump(_settings(training.config))) for training in trainings}
     assert len(deciding) == len(trainings)  # no two rows are the same training
 
