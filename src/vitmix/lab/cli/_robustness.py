@@ -1,6 +1,5 @@
 """`vitmix eval --suite`: what it takes, and what it writes."""
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -98,10 +97,10 @@ def run_suite(
     output: str | None,
 ) -> int:
     """`own`: a run's best weights are measured on its own data, so that the result belongs into its folder."""
-    from vitmix.lab.evaluation import text
-    from vitmix.lab.evaluation.results import keep_in_run, results_of
+    from vitmix.lab.evaluation.describe import describe_suite
     from vitmix.lab.evaluation.robustness import Suite
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.runs import Run
+    from vitmix.lab.writing import write_file
 
     folder = Path(cells or (subject.run or Path()) / "robustness")
     if folder.is_file():
@@ -114,13 +113,13 @@ def run_suite(
     except KeyboardInterrupt:
         print(f"Stopped. What was measured is kept in {folder}; the same command resumes.", file=sys.stderr)
         return 130
-    found = results_of(measured, measurements, seconds=time.monotonic() - start)
-    print(text.describe_suite(found))  # first: a disk may be full by now
+    found = measured.results(measurements, seconds=time.monotonic() - start)
+    print(describe_suite(found))  # first: a disk may be full by now
     written = []
     if subject.run is not None and own:
-        written.append(str(keep_in_run(subject.run, found)))
+        written.append(str(Run(subject.run).write_robustness(found)))
     if output:
-        write_file(Path(output), json.dumps(found, allow_nan=False).encode())
+        write_file(Path(output), found.encoded())
         written.append(output)
     print(f"Written to {' and '.join(written)}." if written else "Add --output FILE to have the numbers as JSON.")
     return 0

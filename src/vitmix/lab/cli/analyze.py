@@ -1,22 +1,20 @@
 """`vitmix analyze`: what labels, attention and tokens do on mixed images."""
 
-import dataclasses
-import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from vitmix._checks import check_count
 from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._common import Measured, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
-from vitmix.lab.reading import read_json
 from vitmix.lab.settings import Folder, Workers, option, usual
 
 if TYPE_CHECKING:
+    from vitmix.lab.runs import Analysis
     from vitmix.lab.studies.studies import Question
 
 FOLDER = "analysis"
@@ -49,10 +47,10 @@ class Analyze(Measured):
 
 
 def run(settings: Analyze) -> int:
-    from vitmix.lab.evaluation.text import head
+    from vitmix.lab.evaluation.describe import head
+    from vitmix.lab.runs import Run
     from vitmix.lab.studies.studies import STUDIES
-    from vitmix.lab.training.checkpoints import make_folder, write_file
-    from vitmix.lab.training.runs import RunFolder
+    from vitmix.lab.writing import make_folder, write_file
 
     if settings.list:
         width = max(map(len, STUDIES))
@@ -61,32 +59,33 @@ def run(settings: Analyze) -> int:
     question, facts = _question(settings)
     own = _own(settings, question, facts)
     folder = Path(settings.output or (own or Path()) / FOLDER)
-    if not settings.output and own is None and RunFolder(Path()).exists:
+    if not settings.output and own is None and Run(Path()).exists:
         raise ValueError("this folder is a run, whose analysis is of its own weights and data; add --output FOLDER")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
-    print("\n".join([*head(facts, facts), ""]), flush=True)
+    print("\n".join([*head(facts.weights, facts.model, facts.data, facts.remarks), ""]), flush=True)
     left_out, written = [], []
     try:
         for name in dict.fromkeys(settings.study or STUDIES):
             if own is not None and not (settings.study or settings.output or settings.masks):
-                known = _known(folder, name, facts, settings.figure)
-                if known is not None:
+                known = _known(own, name, facts)
+                if known is not None and (folder / f"{name}.{settings.figure}").is_file():
                     written.append(name)
-                    print(known, end="\n\n", flush=True)
+                    print(known.text(), end="\n\n", flush=True)
                     continue
             try:
-                files, text = _measured(name, question, facts, settings.figure)
+                found, figure = _measured(name, question, facts, settings.figure)
             except ValueError as error:
                 if settings.study:
                     raise
                 left_out.append(f"Left out: {name}, since {error}.")
                 continue
             make_folder(folder)
-            for suffix, content in files.items():
+            contents = {"json": found.encoded(1), "txt": f"{found.text()}\n".encode(), settings.figure: figure}
+            for suffix, content in contents.items():
                 write_file(folder / f"{name}.{suffix}", content)
             written.append(name)
-            print(text, end="\n\n", flush=True)
+            print(found.text(), end="\n\n", flush=True)
     except KeyboardInterrupt:
         print(f"Stopped. Finished studies are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
         print("".join(f"{each}\n" for each in left_out), end="")
@@ -104,59 +103,52 @@ def run(settings: Analyze) -> int:
     return 0
 
 
-def _own(settings: Analyze, question: "Question", facts: dict[str, Any]) -> Path | None:
+def _own(settings: Analyze, question: "Question", facts: "Analysis") -> Path | None:
     """The run in whose folder the studies belong: of its best weights, studied with the defaults.
 
     A folder of masks is no other data: it says where the objects of the same images are.
     """
     other = settings.data or settings.split or settings.size or settings.method
     default = all(getattr(settings, name) == usual(Analyze, name) for name in ("images", "batch", "seed"))
-    best = Path(facts["weights"]).stem == "best"  # a file of a run can be named by itself
+    best = Path(facts.weights).stem == "best"  # a file of a run can be named by itself
     return question.run if default and best and not other else None
 
 
-def _known(folder: Path, name: str, facts: dict[str, Any], suffix: str) -> str | None:
-    """A study's text, if an earlier command made it of the same weights in the same way, and the training is over."""
-    from vitmix.lab.training.runs import RunFolder
+def _known(place: Path, name: str, facts: "Analysis") -> "Analysis | None":
+    """A study that an earlier command made of the same weights in the same way, if the training is over."""
+    from vitmix.lab.runs import Run
 
-    try:
-        stored = read_json(folder / f"{name}.json")
-        same = all(stored[key] == value for key, value in facts.items() if key != "weights")  # whose path may differ
-        over = RunFolder(folder.parent).read_summary() is not None
-        drawn = (folder / f"{name}.{suffix}").is_file()
-        text = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    run = Run(place)
+    found = run.analyses.get(name)
+    if found is None or run.summary is None:
         return None
-    return text if same and over and drawn and stored.get("masks") is None else None
+    same = replace(found, study="", about="", weights=facts.weights, tables=()) == facts  # the weights may have moved
+    return found if same else None
 
 
-def _measured(name: str, question: "Question", facts: dict[str, Any], suffix: str) -> tuple[dict[str, bytes], str]:
-    """What a study's files hold, by their endings, and its tables as text."""
+def _measured(name: str, question: "Question", facts: "Analysis", suffix: str) -> "tuple[Analysis, bytes]":
+    """A study and its figure."""
     from vitmix.lab.plotting.canvas import figure_bytes
     from vitmix.lab.studies.studies import STUDIES
 
     study = STUDIES[name]
     with bar() as report:
-        tables = study.measure(dataclasses.replace(question, progress=partial(report, name)))
-    about = {"study": name, "about": study.about, **facts, "tables": [table.to_json() for table in tables]}
-    text = "\n\n".join(table.text() for table in tables)
-    return {
-        "json": (json.dumps(about, indent=1, allow_nan=False) + "\n").encode(),
-        "txt": f"{text}\n".encode(),
-        suffix: figure_bytes(study.plot(tables), suffix=f".{suffix}", dpi=150),
-    }, text
+        tables = study.measure(replace(question, progress=partial(report, name)))
+    found = replace(facts, study=name, about=study.about, tables=tuple(tables))
+    return found, figure_bytes(study.plot(tables), suffix=f".{suffix}", dpi=150)
 
 
-def _question(settings: Analyze) -> "tuple[Question, dict[str, Any]]":
+def _question(settings: Analyze) -> "tuple[Question, Analysis]":
+    """What the studies are asked about, and what all of their results say."""
     from vitmix import __version__
-    from vitmix.lab.evaluation import stored
+    from vitmix.lab.runs import Analysis
     from vitmix.lab.studies.batches import Batches
     from vitmix.lab.studies.objects import object_finder
     from vitmix.lab.studies.studies import Question
 
     found = open_model(settings, settings.what)
-    images, remarks = found.fit_labels(stored.own_images(found, data=settings.data, split=settings.split))
-    running = stored.running_of(found, images, cpu=settings.cpu)
+    images, remarks = found.fit_labels(found.evaluation_images(data=settings.data, split=settings.split))
+    running = found.running(images, cpu=settings.cpu)
     augmentation = found.augmentation
     masks = None if settings.masks is None else Path(settings.masks)
     batches = Batches(
@@ -178,20 +170,21 @@ def _question(settings: Analyze) -> "tuple[Question, dict[str, Any]]":
         size=augmentation.sides,
         seed=settings.seed,
     )
-    facts = {
-        "weights": found.weights,
-        "weights_sha256": found.sha256,
-        "model": found.config.model,
-        "data": images.description,
-        "images": len(batches.rows),
-        "batch": settings.batch,
-        "seed": settings.seed,
-        "methods": [*settings.method] or None,
-        "remarks": remarks,
-        "vitmix": __version__,
-    }
-    if masks is not None:
-        facts["masks"] = masks.name
+    facts = Analysis(
+        study="",
+        weights=found.weights,
+        weights_sha256=found.sha256,
+        model=found.config.model,
+        data=images.description,
+        images=len(batches.rows),
+        batch=settings.batch,
+        seed=settings.seed,
+        methods=settings.method or None,
+        remarks=tuple(remarks),
+        vitmix=__version__,
+        masks=None if masks is None else masks.name,
+        tables=(),
+    )
     return question, facts
 
 

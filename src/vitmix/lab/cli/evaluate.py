@@ -1,7 +1,6 @@
 """`vitmix eval`."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,14 +25,15 @@ class Eval(SuiteSettings, Measured):
 
 def run(settings: Eval) -> int:
     # Not at the top: every other command would wait for these imports.
-    from vitmix.lab.evaluation import stored, text
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.evaluation.classification import evaluate, store
+    from vitmix.lab.evaluation.describe import describe
+    from vitmix.lab.writing import write_file
 
     suite = suite_of(settings)
     found = open_model(settings, settings.what)
     needs_images = suite is None or suite.needs_images
-    images = stored.own_images(found, data=settings.data, split=settings.split) if needs_images else None
-    running = stored.running_of(found, images, cpu=settings.cpu)
+    images = found.evaluation_images(data=settings.data, split=settings.split) if needs_images else None
+    running = found.running(images, cpu=settings.cpu)
     given = {name: getattr(settings, name) for name in ("precision", "batch", "workers")}
     if suite is not None:
         given["workers"] = workers(settings.workers)
@@ -43,12 +43,12 @@ def run(settings: Eval) -> int:
     if suite is not None:
         return run_suite(suite, found, images, running, own=own, cells=settings.cells, output=settings.output)
     assert images is not None
-    evaluation = stored.evaluate(found, images, running)
+    evaluation = evaluate(found, images, running)
     if own:
-        stored.keep_evaluation(found, evaluation)
-    print(text.describe(evaluation))  # first: a disk may be full by now
+        evaluation = store(found, evaluation)
+    print(describe(evaluation))  # first: a disk may be full by now
     if settings.output:
-        write_file(Path(settings.output), json.dumps(evaluation, allow_nan=False).encode())
+        write_file(Path(settings.output), evaluation.encoded())
     return 0
 
 

@@ -53,7 +53,7 @@ def run(kind: str, settings: FigureSettings) -> int:
     from vitmix.lab.figures import FigureInputs
     from vitmix.lab.plotting import render_grid
     from vitmix.lab.plotting.text import font_remarks
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.writing import write_file
 
     output = Path(settings.output)
     about, own = KINDS[kind]

@@ -39,7 +39,7 @@ def run(settings: Show) -> int:
     from vitmix.lab.figures.models import named_model
     from vitmix.lab.plotting.text import font_remarks
     from vitmix.lab.show import render_methods, run_methods
-    from vitmix.lab.training.checkpoints import write_file
+    from vitmix.lab.writing import write_file
 
     images = settings.images or tuple(BUILT_IN)
     if len(images) != 2:

@@ -151,7 +151,7 @@ def open_subject(
         if "/" in str(what) or place.suffix in (".safetensors", ".pth", ".pt", ".bin"):
             raise ValueError(f"there is no run folder and no file {what}")
         if model is not None:
-            raise ValueError(f"--model needs a weights file; {str(what)!r} is not one; give one of the two")
+            raise ValueError(f"--arch needs a weights file; {str(what)!r} is not one; leave --arch out")
         return _of_timm(str(what), dict(model_args or {}), pretrained, size)
     if pretrained:
         raise ValueError(f"pretrained needs the name of a timm model; {what} holds weights of its own")
@@ -187,7 +187,7 @@ def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: in
     name = model or header.model
     if name is None:
         read_weights(path)  # says so if it is damaged
-        raise ValueError(f"{path} does not say what model it belongs to; give --model NAME, a timm model")
+        raise ValueError(f"{path} does not say what model it belongs to; give --arch NAME, a timm model")
     settings = {**header.model_args, **model_args}
     outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
     own = settings.get("img_size")  # height and width stay an argument of the model
@@ -240,7 +240,7 @@ def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
     if weight is None:
         said = read_header(path).model
         if said is not None and said != name:
-            raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --model out")
+            raise ValueError(f"{path} holds weights of {said}, not of {name}; leave --arch out")
         raise ValueError(
             f"{path} has no classifier {first!r} as {name} has; give its model, "
             "or the number of its classes (num_classes)"

@@ -10,7 +10,8 @@ from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from vitmix.attention.readers import logits_of
-from vitmix.lab.data.augment import Augmentation, eval_pixels, normalize
+from vitmix.lab.data.augment import eval_pixels, normalize
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.evaluation.subject import Subject
 
 from .images import NamedImage

@@ -13,7 +13,7 @@ from torch.nn import functional
 from vitmix._mixer import Mixer
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix._text import create
-from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.maps.teachers import dense_logits
 
 from .images import NamedImage

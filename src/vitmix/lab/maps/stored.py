@@ -121,7 +121,7 @@ def read_index(folder: Path) -> MapIndex:
     except FileNotFoundError:
         raise ValueError(
             f"{str(folder)!r} is not a folder of activation maps; make one with 'vitmix maps --data DATA "
-            f"--teacher TEACHER --output {folder}'"
+            f"--model TEACHER --output {folder}'"
         ) from None
     except (ValueError, OSError) as problem:
         raise ValueError(f"{str(folder / INDEX)!r} is not an index of activation maps ({problem})") from None

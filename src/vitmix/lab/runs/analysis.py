@@ -54,8 +54,6 @@ class Table(Record):
         about = {"title": self.title, "keys": list(self.keys), "columns": self.columns, "percent": list(self.percent)}
         return {**about, "rows": rows, "notes": list(self.notes), "example": dict(self.example)}
 
-    plain = to_json  # the old name, until nobody uses it
-
     @property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(name for _, values in self.rows for name in values))

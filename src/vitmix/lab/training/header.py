@@ -131,7 +131,7 @@ def _check_model(model: Any) -> None:
     except RuntimeError:  # of that name there are no weights with this tag
         known = False
     if not known:
-        raise ValueError(f"it names the model {model!r}, which timm has not registered; give --model NAME instead")
+        raise ValueError(f"it names the model {model!r}, which timm has not registered; give its timm name instead")
 
 
 def _check_argument(name: str, value: Any) -> None:
@@ -148,7 +148,7 @@ def _check_argument(name: str, value: Any) -> None:
     elif name in NUMBER:
         right, wanted = _one_or_several(value, is_number), "numbers"
     else:
-        raise ValueError(f"it sets {name!r}, which no file may set for a model; give --model and --model-args instead")
+        raise ValueError(f"it sets {name!r}, which no file may set for a model; use --model-args instead")
     if not right:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
