@@ -37,10 +37,10 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.settings import key_and_value
 from vitmix.lab.training import recipes
-from vitmix.lab.training.checkpoints import load_weights, read_weights
 from vitmix.lab.training.config import FIELDS, TrainConfig, checkpoint_interval, resolve, to_yaml
 from vitmix.lab.training.config import KINDS as TYPES
 from vitmix.lab.training.header import read_header
+from vitmix.lab.training.weights import load_weights, read_weights
 
 RUN = Path(__file__).parent / "behaviour" / "run_0.1"
 MATRICES = Path(vitmix.__file__).parent / "lab" / "comparison" / "matrices"

@@ -22,7 +22,9 @@ from training import replace_file, same_weights
 from vitmix._checks import check_output_file
 from vitmix.lab import writing
 from vitmix.lab.training import checkpoints
-from vitmix.lab.training.checkpoints import Checkpoint, write_file
+from vitmix.lab.training.checkpoints import Checkpoint
+from vitmix.lab.training.weights import load_weights, write_weights
+from vitmix.lab.writing import write_file
 
 LEAVES = (
     st.none()
@@ -249,7 +251,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     """For root a renaming would put a file in the place of a device."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
-        checkpoints.write_file(tmp_path / "pipe", b"x")
+        writing.write_file(tmp_path / "pipe", b"x")
     with pytest.raises(ValueError, match="not a regular file"):
         check_output_file(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo() and len([*tmp_path.iterdir()]) == 1
@@ -257,32 +259,32 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
 
 def test_files_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "summary.json"
-    checkpoints.write_file(path, b"old")
+    writing.write_file(path, b"old")
 
     def fail(file: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left"):
-        checkpoints.write_file(path, b"new")
+        writing.write_file(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["summary.json"]
 
 
 def test_weights_in_every_form(tmp_path: Path) -> None:
     model = timm.create_model("test_vit", num_classes=5)
     state = dict(model.state_dict())
-    checkpoints.write_weights(tmp_path / "a.safetensors", state, {"vitmix": "{}"})
+    write_weights(tmp_path / "a.safetensors", state, {"vitmix": "{}"})
     torch.save(state, tmp_path / "b.pth")
     torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "c.pth")
     torch.save({"model_ema": state, "model": {}}, tmp_path / "d.pth")
     for name in ("a.safetensors", "b.pth", "c.pth", "d.pth"):
         other = timm.create_model("test_vit", num_classes=5)
-        assert checkpoints.load_weights(other, tmp_path / name) == ([], [])
+        assert load_weights(other, tmp_path / name) == ([], [])
         assert same_weights(dict(other.state_dict()), state)
     fresh = timm.create_model("test_vit", num_classes=7)
-    assert checkpoints.load_weights(fresh, tmp_path / "b.pth") == (["head.bias", "head.weight"], [])
+    assert load_weights(fresh, tmp_path / "b.pth") == (["head.bias", "head.weight"], [])
     larger = timm.create_model("test_vit", num_classes=5, img_size=320)
-    assert checkpoints.load_weights(larger, tmp_path / "b.pth") == ([], ["pos_embed"])
+    assert load_weights(larger, tmp_path / "b.pth") == ([], ["pos_embed"])
     assert torch.equal(larger.state_dict()["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
 
 

@@ -192,7 +192,7 @@ def test_weights_without_a_word_need_the_model(tmp_path: Path) -> None:
     settings = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 16}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings)
     save_file(model.state_dict(), tmp_path / "bare.safetensors")
-    with pytest.raises(ValueError, match="give --model"):
+    with pytest.raises(ValueError, match="give --arch"):
         open_subject(tmp_path / "bare.safetensors")
     found = open_subject(tmp_path / "bare.safetensors", model="vit_tiny_patch16_224", model_args=settings)
     assert found.settings["num_classes"] == 5

@@ -18,7 +18,7 @@ from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.export import _unfinished, export
-from vitmix.lab.training.checkpoints import write_weights
+from vitmix.lab.training.weights import write_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODELS: dict[str, dict[str, Any]] = {

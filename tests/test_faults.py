@@ -125,7 +125,7 @@ def test_a_name_that_is_not_synced_is_told(tmp_path: Path, monkeypatch: pytest.M
     """What is in place is not called unwritten: the best weights would be those of another epoch than the summary's."""
     monkeypatch.setattr(writing, "sync_folder", failing(writing.sync_folder))
     with pytest.warns(UserWarning, match="summary.json is written, but a power loss may undo that: Input/output error"):
-        checkpoints.write_file(tmp_path / "summary.json", b"new")
+        writing.write_file(tmp_path / "summary.json", b"new")
     assert (tmp_path / "summary.json").read_bytes() == b"new"
 
 
@@ -134,7 +134,7 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(writing, "sync_folder", refuse)
-    checkpoints.write_file(tmp_path / "summary.json", b"new")
+    writing.write_file(tmp_path / "summary.json", b"new")
 
 
 def test_folders_outlive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

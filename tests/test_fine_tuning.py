@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from training import TINY, one_thread, same_weights, tiny, weights, whole_run  # noqa: F401
-from vitmix.lab.training import checkpoints
 from vitmix.lab.training.config import TrainConfig, resolve, to_yaml
 from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.weights import write_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +44,7 @@ def test_fine_tuning_knows_the_model_of_the_weights(finished: Path, tmp_path: Pa
     assert sized.size is None and sized.model_args["img_size"] == 32
     torch.save({}, tmp_path / "other.pth")
     assert resolve({"checkpoint": str(tmp_path / "other.pth"), "data": "shapes"}).model == TrainConfig().model
-    checkpoints.write_weights(tmp_path / "short.safetensors", {}, {"vitmix": '{"model": "test_vit"}'})
+    write_weights(tmp_path / "short.safetensors", {}, {"vitmix": '{"model": "test_vit"}'})
     assert resolve({"checkpoint": str(tmp_path / "short.safetensors"), "data": "shapes"}).model == "test_vit"
     with pytest.raises(ValueError, match="there is no (weights file|file of weights) .*nothing"):
         resolve({"checkpoint": "nothing", "data": "shapes"})

@@ -11,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from PIL import Image
@@ -206,17 +206,11 @@ class ArrayImages(ImageSet):
             raise ValueError(f"{wanted}, got {boxes[wrong][0].tolist()} for {self.name(int(wrong.argmax()))}")
 
 
-class Pairs(Protocol):
-    """A data set that yields (PIL image, label), such as torchvision's."""
-
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
-
-
 class DatasetImages(ImageSet):
-    """The images of a data set of `Pairs`."""
+    """The images of a data set that yields (PIL image, label), such as torchvision's."""
 
     def __init__(
-        self, dataset: Pairs, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str
+        self, dataset: Dataset, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str
     ) -> None:
         super().__init__(labels, classes, description)
         self.dataset = dataset

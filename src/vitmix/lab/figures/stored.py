@@ -10,7 +10,7 @@ from PIL.PngImagePlugin import PngInfo
 from vitmix.lab.data.decoding import check_pixels
 from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.reading import open_regular
-from vitmix.lab.training.checkpoints import make_folder, write_file
+from vitmix.lab.writing import make_folder, write_file
 
 FOLDER = "pictures"  # as version 0.1 calls it
 DPI = 110  # the width of a printed page is then about that of a window

@@ -71,6 +71,11 @@ def every_run(groups: Iterable[Group]) -> list[Run]:
     return [run for group in groups for run in group.runs.values()]
 
 
+def advice(run: Run, command: str, does: str = "measures it") -> str:
+    """Which command repairs what a run lacks; none for a published run, which has no weights."""
+    return f"; 'vitmix {command.format(run.path)}' {does}" if run.path.exists() else ""
+
+
 class NotStarted(ValueError):
     """A run without an evaluated epoch."""
 

@@ -8,8 +8,9 @@ from PIL import Image
 
 from vitmix.lab.figures.stored import StoredFigure, stored_figures
 from vitmix.lab.runs.examples import SOURCES
+from vitmix.lab.runs.folder import EXAMPLES
 
-from .groups import Group, every_run
+from .groups import Group, advice, every_run
 from .html import Html, html
 
 MOST_GROUPS = 6
@@ -25,17 +26,16 @@ def examples(groups: Sequence[Group], count: int) -> list[Html]:
     parts: list[Html] = []
     taken = False
     for group in groups[:MOST_GROUPS]:
-        found = group.first.examples
-        if found is None:
-            problem = group.first.problems["examples.json"]
-            parts.append(html.note(f"{group.name}: {problem}; 'vitmix eval {group.first.path}' draws examples"))
+        found, repair = group.first.examples, advice(group.first, "eval {}", "draws examples")
+        if found is None:  # a published run never has any
+            parts += [html.note(f"{group.name}: {group.first.problems[EXAMPLES]}{repair}")] if repair else []
             continue
         parts += [html.note(f"{group.name}: {each}") for each in found.problems]
         taken |= any("taken" in each.sources for each in found.mixed)
         for method in dict.fromkeys(each.method for each in found.mixed):
             shown = [each for each in found.mixed if each.method == method][:count]
             parts.append(html.tiles(html.key(group.number, html.code(method)), shown, SOURCES))
-    return [html.about_examples(taken), *parts]
+    return [html.about_examples(taken), *parts] if parts else []
 
 
 def gallery(groups: Sequence[Group], count: int) -> list[Html]:

@@ -6,7 +6,7 @@ from functools import partial
 from vitmix.lab.runs import Facts, Measurement, Run
 
 from .courses import Course, course_of, courses
-from .groups import Group, course_lines, every_run, legend
+from .groups import Group, advice, course_lines, every_run, legend
 from .html import Html, html
 from .quantities import counts, measurement, with_interval
 from .svg import Band, line_chart
@@ -109,8 +109,8 @@ def _reservations(groups: Sequence[Group]) -> list[str]:
     """What a reader must know before comparing."""
     runs = every_run(groups)
     found = [
-        f"{run.path} has no results on changed images for its best weights; "
-        f"'vitmix eval {run.path} --suite robustness' measures them"
+        f"{run.path} has no results on changed images for its best weights"
+        f"{advice(run, 'eval {} --suite robustness', 'measures them')}"
         for run in runs
         if not measured(run)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vitmix.lab.runs import EVALUATION, Evaluation, Run
 
-from .groups import Group, every_run, numbered
+from .groups import Group, advice, every_run, numbered
 from .html import NONE, Html, html
 from .quantities import confusion, evaluated, images_of, recall
 from .svg import reliability_chart
@@ -30,7 +30,7 @@ def classes(groups: Sequence[Group]) -> list[Html]:
     seen = _evaluated(groups)
     sets = dict.fromkeys(_data_set(run) for run in every_run(seen))
     parts: list[Html] = [
-        html.note(f"{run.path} is not evaluated: {run.problems[EVALUATION]}; 'vitmix eval {run.path}' measures it")
+        html.note(f"{run.path} is not evaluated: {run.problems[EVALUATION]}{advice(run, 'eval {}')}")
         for run in every_run(groups)
         if run.evaluation is None
     ]

@@ -8,7 +8,7 @@ from vitmix.lab.runs import ANALYSIS, Analysis, Estimate, Run
 from vitmix.lab.runs import Table as Stored
 from vitmix.lab.studies.studies import STUDIES
 
-from .groups import Group, every_run, legend
+from .groups import Group, advice, every_run, legend
 from .html import Html, html
 from .quantities import Quantity, counts, part_of, with_interval
 from .svg import Line, line_chart
@@ -31,7 +31,7 @@ def read_studies(runs: Sequence[Run]) -> tuple[dict[str, dict[Path, Analysis]], 
             else:
                 found.setdefault(name, {})[run.path] = study
         problems = [text for file, text in run.problems.items() if file.startswith(f"{ANALYSIS}/")]
-        notes += [f"{text}; 'vitmix analyze {run.path}' measures it" for text in problems]
+        notes += [f"{text}{advice(run, 'analyze {}')}" for text in problems]
     order = [*STUDIES, *sorted(found.keys() - STUDIES.keys())]
     return {name: found[name] for name in order if name in found}, notes
 

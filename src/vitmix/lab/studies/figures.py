@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitmix.lab.plotting.canvas import chart_panels, plain_axes, plot_interval
+from vitmix.lab.runs import Table
 
 from .fluctuation import ACTIVATION, ALIGNED, AREA, ATTENTION, RULES, SIMILARITY, TRANSMIX
-from .results import Table
 
 COLORS = {
     SIMILARITY: "#222222",

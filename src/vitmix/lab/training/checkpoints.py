@@ -23,12 +23,7 @@ from torch import Tensor
 from vitmix.lab import writing
 from vitmix.lab.reading import is_fault, parse_json
 from vitmix.lab.training.weights import Tensors, host_copies
-from vitmix.lab.training.weights import load_weights as load_weights  # for callers that import these from here
-from vitmix.lab.training.weights import read_weights as read_weights
-from vitmix.lab.training.weights import weights_file as weights_file
-from vitmix.lab.training.weights import write_weights as write_weights
 from vitmix.lab.writing import PARTIAL, make_folder
-from vitmix.lab.writing import write_file as write_file
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint

@@ -105,8 +105,8 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
     stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
     if stored.get("checkpoint") == checkpoint:
         return {name: stored[name] for name in MODEL if name in stored}
-    from vitmix.lab.training.checkpoints import weights_file
     from vitmix.lab.training.header import read_header
+    from vitmix.lab.training.weights import weights_file
 
     if not weights_file(checkpoint).is_file():
         raise ValueError(f"there is no file of weights {weights_file(checkpoint)}")
