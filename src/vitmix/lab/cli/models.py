@@ -43,7 +43,8 @@ def run(settings: Models) -> int:
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
     if settings.why:
         print("\n" + "\n".join(reasons))
-    print("\n'vitmix models NAME' explains one model.")
+    if not settings.markdown:  # which goes into a page as it is
+        print("\n'vitmix models NAME' explains one model.")
     return 0
 
 
