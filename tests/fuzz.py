@@ -17,7 +17,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked processes may have no threads to lose
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiler may take minutes
 
 import argparse
 import gc

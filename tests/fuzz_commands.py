@@ -75,6 +75,7 @@ def prepare() -> None:
             raise Enough
         learn(trainer, *arguments)
 
+    torch._dynamo.config.disable = True  # pyright: ignore  a compiler may take minutes
     mock.patch.object(socket.socket, "connect", connect_here).start()
     mock.patch.object(DataLoader, "__init__", load_with_two).start()
     mock.patch.object(socket, "getaddrinfo", no_network).start()

@@ -21,7 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "attention": dict(blend=0.5, block=-1),
     "aligned": dict(blocks="all", normalize=True),
     "activation": dict(clamp=True, empty="zero"),
-    "prior": dict(width=0.25, map=None, learned=False, momentum=0.99, times="none", block=-1),
+    "prior": dict(width=0.25, map=None, learned=False, momentum=0.99, times="area", block=-1),
     "region": dict(weight=1.0, head="shared"),
     "consistency": dict(weight=1.0, average="logits"),
     "htm": dict(

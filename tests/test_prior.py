@@ -168,7 +168,7 @@ def test_a_learned_prior_is_the_average_saliency_of_earlier_batches() -> None:
         (dict(map=((float("nan"),),)), "map must be rows"),
         (dict(map="center"), "map must be rows"),
         (dict(momentum=2), "momentum must lie"),
-        (dict(times="area"), "unknown times"),
+        (dict(times="none"), "unknown times"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict, words: str) -> None:

@@ -213,7 +213,7 @@ def part_settings() -> dict[str, dict[str, dict[str, str]]]:
     """Read from the list that the command prints."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     kind = ""
-    for line in done("methods").split("Parts,")[1].splitlines()[1:]:
+    for line in done("methods").split("Parts,")[1].partition("\n\n")[0].splitlines()[1:]:
         heading, call = line[:9].strip(), line[9:].strip()
         kind = heading or kind
         name, _, inside = call.removesuffix(")").partition("(")
@@ -373,7 +373,7 @@ IN_PROGRAMS: dict[str, Refusal] = {
     "empty text": _text_refusal(" ", "cutmix"),
     "bracket left open": _text_refusal("cutmix(alpha=1", "cutmix(alpha=1", "expected"),
     "nothing behind a bar": _text_refusal("mixup | ", "expected", "mixup"),
-    "unreadable text": _text_refusal("cutmix; mixup", "read", "mixup"),
+    "unreadable text": _text_refusal("cutmix; mixup", "parse", "mixup"),
     "a paper's spelling": _text_refusal("TL-Align", "tl_align"),
     "a weight alone": _text_refusal("0.5*cutmix", "weight"),
     "a method added": _text_refusal("cutmix + mixup", "mixup", "method"),

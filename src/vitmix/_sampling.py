@@ -11,7 +11,7 @@ __all__ = ["ALIGNMENT", "Draw", "generator_for", "on_host", "pack", "unpack"]
 
 
 def generator_for(*numbers: int) -> torch.Generator:
-    """A CPU generator seeded with integers, such as (seed, step, rank)."""
+    """A CPU generator seeded with whole `numbers`, such as (seed, step, rank)."""
     state = np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
 

@@ -244,7 +244,10 @@ class Mask(Part):
 
 
 class Weights(NamedTuple):
-    """The weights `(B,)` of the original and of the partner's label. They sum to one, except for activation shares."""
+    """The weights `(B,)` of the original label (`own`) and of the partner's label (`partner`).
+
+    They sum to one, except for activation shares.
+    """
 
     own: Tensor
     partner: Tensor

@@ -89,7 +89,7 @@ class PriorShare(Share):
         learned: replaces both by the moving average of the model's saliency (class row or column mean).
         momentum: momentum of that average.
         times: evidence of each image, multiplied with the prior: "attention" on each patch, or "aligned" shares, whose
-            odds relative to the area multiply those of the prior; "none" for the prior alone.
+            odds relative to the area multiply those of the prior; "area" means the prior alone.
         block: whose attention is read.
     """
 
@@ -98,7 +98,7 @@ class PriorShare(Share):
     map: tuple[tuple[float, ...], ...] | None = None
     learned: bool = False
     momentum: float = 0.99
-    times: Literal["none", "attention", "aligned"] = "none"
+    times: Literal["area", "attention", "aligned"] = "area"
     block: int = -1
 
     def __post_init__(self) -> None:
@@ -106,12 +106,12 @@ class PriorShare(Share):
         object.__setattr__(self, "map", _as_map(self.map))
         check_switch("learned", self.learned)
         check_fraction("momentum", self.momentum)
-        check_choice("times", self.times, ("none", "attention", "aligned"))
+        check_choice("times", self.times, ("area", "attention", "aligned"))
         check_integer("block", self.block)
 
     @property
     def before_forward(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return not self.learned and self.times == "none"
+        return not self.learned and self.times == "area"
 
     @property
     def needs(self) -> Needs:
