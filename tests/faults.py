@@ -373,7 +373,15 @@ def _lies(ended: Ended, broken: set[str]) -> list[str]:
 
 def _differences(reference: Reference, told: str) -> list[str]:
     """Files that are not those of an undisturbed run; the best weights need not be if they could not be written."""
-    best = ("best.safetensors", "summary.json", "evaluation.json", ".html", "compare.json", "README.md")
+    best = (
+        "best.safetensors",
+        "summary.json",
+        "evaluation.json",
+        "examples.json",
+        ".html",
+        "compare.json",
+        "README.md",
+    )
     different = _different(reference)
     if "best weights could not be written" in told:
         different = [path for path in different if not path.endswith(best)]

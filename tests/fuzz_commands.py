@@ -28,7 +28,7 @@ from vitmix.lab.comparison import runner
 from vitmix.lab.training.engine import Trainer
 
 ERROR = "vitmix: error: "
-UPDATES, PASSES, PIXELS = 2, 6, 2_000_000  # of a command; of one batch
+UPDATES, PASSES, PIXELS = 2, 6, 300_000  # of a command; of one batch
 LARGE = 1_000_000  # parameters: a valid model that only takes long
 CODES = {"compare": (0, 2, 75), "train": (0, 1, 2)}
 REASONS = ("Stopped: ", "could not be written: ")  # of a training that ends with 1

@@ -75,6 +75,8 @@ def test_model_args_belong_to_their_model() -> None:
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
         ({"workers": 2**31}, "workers may be at most 1,024"),
         ({"smoothing": 2}, "smoothing must lie between 0 and 1"),
+        ({"warmup_lr": 1e38}, "warmup_lr must be at most 1e+06"),
+        ({"lr": 1e38}, "the learning rate, lr * batch / lr_per, must be at most 1e+06"),
         ({"precision": "bf61"}, "did you mean 'bf16'?"),
         ({"scale": [0.1]}, "scale takes 2 numbers, got 1"),
         ({"best": "ema_accuracy"}, "set ema"),

@@ -32,12 +32,21 @@ Workers = Annotated[int, lambda _, value: check_workers(value)]
 Positive = Annotated[float, check_positive]
 NotNegative = Annotated[float, check_not_negative]
 Fraction = Annotated[float, check_fraction]
+Rate = Annotated[float, lambda name, value: check_rate(name, value)]
 File = Annotated[str, "FILE"]
 Folder = Annotated[str, "FOLDER"]
 Name = Annotated[str, "NAME"]
 Method = Annotated[str, "METHOD"]
 
 S = TypeVar("S", bound="Settings")
+HIGHEST_RATE = 1e6  # beyond it, float32 overflows within an update
+
+
+def check_rate(name: str, value: float) -> None:
+    """Refuses learning rates that no optimizer can multiply with."""
+    check_not_negative(name, value)
+    if value > HIGHEST_RATE:
+        raise ValueError(f"{name} must be at most {HIGHEST_RATE:g}, got {value!r}")
 
 
 def option(

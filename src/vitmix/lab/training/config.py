@@ -11,7 +11,7 @@ import yaml
 
 from vitmix._grammar import spelled
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
-from vitmix.lab.settings import fitted, kinds_of, section_of, unknown_setting
+from vitmix.lab.settings import check_rate, fitted, kinds_of, section_of, unknown_setting
 from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Regularization, Schedule, What
 from vitmix.lab.training.recipes import load_recipe
 
@@ -37,6 +37,7 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
                 f"{self.accumulate} adds up; use compile_mode 'default' or 'max-autotune-no-cudagraphs'"
             )
         checkpoint_interval(self.checkpoint_every)
+        check_rate("the learning rate, lr * batch / lr_per,", self.peak_lr)
 
     @property
     def total_epochs(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from vitmix.lab.data.augmentation import AugmentationSettings
 from vitmix.lab.environment import available_cores
-from vitmix.lab.settings import Count, Fraction, NotNegative, Positive, Settings, Whole, Workers, option
+from vitmix.lab.settings import Count, Fraction, NotNegative, Positive, Rate, Settings, Whole, Workers, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class Schedule(Settings):
     optimizer: str = option("adamw", "name of a timm optimizer")
     lr: Positive = option(5e-4, "peak learning rate, for lr_per images per update")
     lr_per: Count | None = option(512, "scale lr by batch / lr_per; none leaves lr as it is")
-    min_lr: NotNegative = option(1e-5, "learning rate at the end of the cosine and during cool-down")
-    warmup_lr: NotNegative = option(1e-6, "learning rate at the start of warm-up")
+    min_lr: Rate = option(1e-5, "learning rate at the end of the cosine and during cool-down")
+    warmup_lr: Rate = option(1e-6, "learning rate at the start of warm-up")
     warmup_epochs: NotNegative = option(5.0, "epochs of linear warm-up, counted in epochs")
     cooldown_epochs: Whole = option(0, "further epochs at min_lr")
     schedule: Literal["cosine", "constant"] = option("cosine", "learning rate schedule")
