@@ -373,7 +373,8 @@ def _lies(ended: Ended, broken: set[str]) -> list[str]:
 
 def _differences(reference: Reference, told: str) -> list[str]:
     """Files that are not those of an undisturbed run; the best weights need not be if they could not be written."""
-    best = (
+    results = ("evaluation.json", "examples.json", "compare.json")
+    best = ("best.safetensors", "summary.json", ".html", "README.md", *results)
         "best.safetensors",
         "summary.json",
         "evaluation.json",

@@ -93,6 +93,5 @@ def store(subject: Subject, evaluation: Evaluation) -> Evaluation:
 
     assert subject.run is not None
     run = Run(subject.run)
-    evaluation = run.write_evaluation(evaluation, subject.sha256)
-    run.write_examples(draw_examples(subject), subject.sha256)
-    return evaluation
+    run.write_examples(draw_examples(subject), subject.sha256)  # first: where there is an evaluation, both are there
+    return run.write_evaluation(evaluation, subject.sha256)
