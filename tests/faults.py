@@ -375,14 +375,6 @@ def _differences(reference: Reference, told: str) -> list[str]:
     """Files that are not those of an undisturbed run; the best weights need not be if they could not be written."""
     results = ("evaluation.json", "examples.json", "compare.json")
     best = ("best.safetensors", "summary.json", ".html", "README.md", *results)
-        "best.safetensors",
-        "summary.json",
-        "evaluation.json",
-        "examples.json",
-        ".html",
-        "compare.json",
-        "README.md",
-    )
     different = _different(reference)
     if "best weights could not be written" in told:
         different = [path for path in different if not path.endswith(best)]
