@@ -1,5 +1,6 @@
 """The label rule that knows where objects usually are, against loops over cells and against the rules it contains."""
 
+import copy
 import math
 
 import pytest
@@ -155,6 +156,18 @@ def test_a_learned_prior_is_the_average_saliency_of_earlier_batches() -> None:
             expected = 0.5 * expected + 0.5 * stretched
             close(learned.prior, expected, 1e-6)
     assert float(learned.prior.std()) > 0
+
+
+def test_a_compiled_learner_learns_the_same_prior() -> None:
+    model, images, labels = double_model()
+    eager = vitmix.Learner(model, vitmix.create("mix(mask=box, share=prior(learned=True, momentum=0.5))", 10), seed=1)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend="aot_eager")
+    for _ in range(3):
+        close(compiled(images, labels).targets, eager(images, labels).targets, 1e-9)
+    (ours,), (theirs,) = ([*each.added.values()] for each in (compiled, eager))
+    close(ours.prior, theirs.prior, 1e-9)
+    assert float(ours.prior.std()) > 0
 
 
 @pytest.mark.parametrize(

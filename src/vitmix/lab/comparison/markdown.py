@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from vitmix.lab.runs import Estimate
+from vitmix.lab.runs import Estimate, Run
 
 from .rows import Comparison, Read, Row, mean_and_deviation, plain_difference, verdict, warning
 from .tables import MEAN, Conditions, SeedTable
@@ -29,10 +30,13 @@ def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Dif
     found = []
     for row in comparison.rows:
         for table in (each for each in tables if MEAN in each.columns):
-            alike = lambda own, other, of=table.conditions: of(own) == of(other)  # noqa: E731
-            paired = comparison.difference(row, table.columns[MEAN], alike)
+            paired = comparison.difference(row, table.columns[MEAN], partial(_measured_alike, table))
             found += [] if paired is None else [Difference(row, table.title, paired)]
     return found
+
+
+def _measured_alike(table: SeedTable, own: Run, other: Run) -> bool:
+    return table.conditions(own) == table.conditions(other)
 
 
 def count_tests(found: Sequence[Difference]) -> int:
