@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vitmix.methods.tokenmixup import vtm as vtm
     from vitmix.methods.transmix import transmix as transmix
     from vitmix.parts.base import Actor as Actor
+    from vitmix.parts.base import Composed as Composed
     from vitmix.parts.base import Evidence as Evidence
     from vitmix.parts.base import ExtraLoss as ExtraLoss
     from vitmix.parts.base import HiddenMixing as HiddenMixing
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from vitmix.parts.shares import AreaShare as AreaShare
     from vitmix.parts.shares import AttentionShare as AttentionShare
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 _HOMES = {  # module: its public names
     "attention.tap": ("AttentionTap", "Plan"),
@@ -80,7 +81,19 @@ _HOMES = {  # module: its public names
     "_mixer": ("Mixer", "Switch"),
     "_mixing": ("MixedBatch", "Mixing"),
     "parts.base": (
-        *("Actor", "Evidence", "ExtraLoss", "HiddenMixing", "Mask", "Needs", "Pairing", "Paste", "Share", "Shown"),
+        *(
+            "Actor",
+            "Composed",
+            "Evidence",
+            "ExtraLoss",
+            "HiddenMixing",
+            "Mask",
+            "Needs",
+            "Pairing",
+            "Paste",
+            "Share",
+            "Shown",
+        ),
         *("Unmixed", "Weights"),
     ),
     "parts.hidden": ("HTM", "VTM"),
@@ -106,9 +119,10 @@ def __getattr__(name: str) -> Any:
         new = _RENAMED[name]
         warnings.warn(f"vitmix.{name} is now vitmix.{new}; the old name will be removed in 0.3", FutureWarning, 2)
         return __getattr__(new)
-    if name not in _HOME:
+    if name in _HOME:
+        value = getattr(import_module(f"vitmix.{_HOME[name]}"), name)
+    elif (value := import_module("vitmix._registry").METHODS.get(name)) is None:
         raise AttributeError(f"module 'vitmix' has no attribute {name!r}")
-    value = getattr(import_module(f"vitmix.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

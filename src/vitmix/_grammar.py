@@ -1,4 +1,4 @@
-"""The grammar of method texts. It does not know what the names mean, and does not import torch.
+"""The grammar of method strings. It does not know what the names mean, and does not import torch.
 
 spec := term ("|" term)*                  equal probabilities unless weighted
 term := [number "*"] part ("+" addition)*
@@ -11,13 +11,13 @@ from typing import Any
 
 from vitmix._registry import METHODS
 
-MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # in a text, nested, in an integer
+MOST_CHARACTERS, MOST_BRACKETS, MOST_DIGITS = 4_000, 32, 18  # in a method string, nested, in an integer
 
 __all__ = ["Call", "Either", "Plus", "parse", "spelled"]
 
 
 def spelled(method: str) -> str:
-    """The text with the spacing of the documentation: `"mixup|smmix"` becomes `"mixup | smmix"`."""
+    """The method string with the spacing of the documentation: `"mixup|smmix"` becomes `"mixup | smmix"`."""
     _check_length(method)
     text = re.sub(r"\s*([()\[\],=*|])\s*", r"\1", method.strip()).replace("|", " | ").replace(",", ", ")
     # A '+' before a name is an addition; a '+' before a digit belongs to the number.
@@ -25,7 +25,7 @@ def spelled(method: str) -> str:
 
 
 def parse(text: str) -> Any:
-    """The syntax tree of a text: a `Call`, a `Plus` or an `Either`."""
+    """The syntax tree of a method string: a `Call`, a `Plus` or an `Either`."""
     return _Parser(text).parse()
 
 
@@ -69,7 +69,7 @@ def _check_length(text: str) -> None:
 class _Parser:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"a method must be a non-empty text such as 'cutmix', got {text!r}")
+            raise ValueError(f"a method must be a non-empty string such as 'cutmix', got {text!r}")
         _check_length(text)
         self.text, self.position, self.tokens = text, 0, []
         at, inside = 0, 0
@@ -88,7 +88,7 @@ class _Parser:
     def parse(self) -> Any:
         tree = self.spec()
         if self.position < len(self.tokens):
-            raise self.error("'|', '+' or the end of the text")
+            raise self.error("'|', '+' or the end of the string")
         return tree
 
     def spec(self) -> Any:
@@ -181,7 +181,7 @@ class _Parser:
     def error(self, wanted: str) -> ValueError:
         after = f" after {self.tokens[self.position - 1][1]!r}" if self.position else ""
         kind, token = self.peek()
-        found = "the end of the text" if kind is None else repr(token)
+        found = "the end of the string" if kind is None else repr(token)
         return ValueError(f"expected {wanted}{after}, found {found} in {self.text!r}")
 
 

@@ -14,6 +14,7 @@ from vitmix._mixer import AnyMixer
 from vitmix._sampling import Draw
 from vitmix.attention import _kernels as kernels
 from vitmix.attention.readers import logits_of
+from vitmix.parts.base import Guidance
 from vitmix.parts.losses import main_loss
 
 __all__ = ["Learner", "Output"]
@@ -56,7 +57,9 @@ class Learner(nn.Module):
     Args:
         mixer: the method.
         guide: another model for the guide pass, SMMix's forward pass on the unmixed images (default: the model itself).
-        seed: together with `step`, which counts training batches, and the process rank, it determines every draw.
+        seed, step, rank: determine every draw. `step` counts training batches. By default, the seed is drawn from
+            torch's CPU generator, so that `torch.manual_seed` decides, and the rank is the process's. The state dict
+            has seed and step, so that a resumed training continues.
     """
 
     def __init__(
@@ -65,12 +68,13 @@ class Learner(nn.Module):
         mixer: AnyMixer,
         *,
         guide: nn.Module | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
+        step: int | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank)
+        self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank, step=step)
         self.added = self.mixing.modules
         self._compile_settings: dict[str, Any] | None = None
         self._compiled: dict[int, Callable[..., Output]] = {}
@@ -87,6 +91,28 @@ class Learner(nn.Module):
     @step.setter
     def step(self, value: int) -> None:
         self.mixing.step = value
+
+    def get_extra_state(self) -> Tensor:
+        """Seed and step. A tensor, because tools that average or store state dicts expect tensors."""
+        return self.mixing.stream.state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.mixing.stream.load(state)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if (draws := f"{prefix}_extra_state") in missing_keys:  # a state dict of an earlier version
+            missing_keys.remove(draws)
 
     def compile(self, **settings: Any) -> None:
         """Compiles the training step; `settings` are those of `torch.compile`. Draws stay outside the graph.
@@ -167,8 +193,11 @@ class Learner(nn.Module):
             draw = self.mixing.draw(frame)
         draw = draw.to(images.device)
         try:
+            # A graph cannot differentiate the guide's loss, so that pass runs before it.
+            ahead = compiled and self.mixer.mixers[draw.choice].needs.guide_gradient
+            guidance = self.mixing.ask_guide(images, labels, draw.choice) if ahead else None
             # A compiled step computes the frame from the images; otherwise each batch size would be another graph.
-            inputs = (images, labels, maps, draw.values, erase, None if compiled else frame)
+            inputs = (images, labels, maps, draw.values, erase, None if compiled else frame, guidance)
             output = self._step(draw.choice, *inputs)
         except BaseException:
             self.mixing.forget()  # otherwise the hooks would record the next plain pass as this batch
@@ -184,9 +213,11 @@ class Learner(nn.Module):
         values: dict[str, Tensor],
         erase: tuple[Tensor, Tensor] | None,
         frame: Frame | None,
+        guidance: Guidance | None,
     ) -> Output:
-        mixing = self.mixing
-        batch = mixing.apply(images, labels, Draw(choice, values), maps=maps, frame=frame, erase=erase, brief=True)
+        mixing, draw = self.mixing, Draw(choice, values)
+        given: dict[str, Any] = dict(maps=maps, frame=frame, erase=erase, guidance=guidance)
+        batch = mixing.apply(images, labels, draw, brief=True, **given)
         logits = logits_of(self.model(batch.images))
         targets, parts = mixing.finish(logits, batch)
         loss = parts.pop("loss")

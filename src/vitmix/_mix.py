@@ -61,11 +61,13 @@ class Mix:
         mask: `(B or 1, h, w)`, the partner's part of each cell: bool if cells are pasted whole, float in 0..1 if they
             are blended. `(h, w)` may be pixels, tokens or `(1, 1)`; a leading 1 applies to the whole batch.
         source: `(B, h * w)` long, which of the partner's cells is pasted here; None means the same cell.
+        rows: `(B, K)` labels of what is pasted, if it is not the partner alone.
     """
 
     partner: Tensor
     mask: Tensor
     source: Tensor | None = None
+    rows: Tensor | None = None
 
 
 def mix_images(images: Tensor, mask: Tensor, partner: Tensor, source: Tensor | None = None) -> Tensor:

@@ -26,13 +26,22 @@ class _Method:
     """What a mixer and a switch have in common."""
 
     def attach(
-        self, model: nn.Module, *, guide: nn.Module | None = None, seed: int = 0, rank: int | None = None
+        self,
+        model: nn.Module,
+        *,
+        guide: nn.Module | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        step: int | None = None,
     ) -> "Mixing":
-        """Attaches the method to a model. Closing the result, or leaving its `with` block, removes the hooks."""
+        """Attaches the method to a model. Closing the result, or leaving its `with` block, removes the hooks.
+
+        The arguments are those of `Mixing`.
+        """
         from vitmix._mixing import Mixing
 
         assert isinstance(self, Mixer | Switch)
-        return Mixing(self, model, guide=guide, seed=seed, rank=rank)
+        return Mixing(self, model, guide=guide, seed=seed, rank=rank, step=step)
 
     def __call__(
         self,
@@ -107,7 +116,7 @@ class Mixer(_Method):
             parts = getattr(self, name)
             if not isinstance(parts, tuple) or any(not isinstance(each, kind) for each in parts):
                 raise ValueError(
-                    f"{name} must be a tuple of {name} parts (vitmix.{kind.__name__}), written [...] in a text, "
+                    f"{name} must be a tuple of {name} parts (vitmix.{kind.__name__}), written [...] in a string, "
                     f"got {parts!r}"
                 )
         names = [part.name for part in self.extra]

@@ -1,18 +1,20 @@
 """A method attached to a model: it mixes a batch, the model runs, then it computes targets and losses."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitmix._mix import Frame, Grid, Mix, label_rows, mix_images
 from vitmix._mixer import AnyMixer, Mixer
-from vitmix._sampling import Draw, generator_for
-from vitmix.attention.readers import Reader, frame_of, logits_of, read_model
+from vitmix._sampling import Draw, Stream
+from vitmix.attention.readers import Reader, frame_of, logits_of, mask_grid, read_model, rest_of_patches, unwrap
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.parts.base import Actor, Evidence, Guidance, Part, Paste, Unmixed, Weights
+from vitmix.parts.base import Actor, Composed, Evidence, Guidance, Part, Paste, Unmixed, Weights
 from vitmix.parts.losses import main_loss, sample_cross_entropy
 from vitmix.parts.masks import box_mask
 
@@ -67,18 +69,29 @@ class Mixing:
 
     Args:
         guide: another model for the guide pass on the unmixed images (default: the model itself).
-        seed, rank: together with `step`, which counts batches, they determine every draw (default rank: the process's).
+        seed, step, rank: determine every draw. `step` counts batches. By default, the seed is drawn from torch's CPU
+            generator, so that `torch.manual_seed` decides, and the rank is the process's.
     """
 
     def __init__(
-        self, mixer: AnyMixer, model: nn.Module, *, guide: nn.Module | None, seed: int, rank: int | None
+        self,
+        mixer: AnyMixer,
+        model: nn.Module,
+        *,
+        guide: nn.Module | None,
+        seed: int | None = None,
+        rank: int | None = None,
+        step: int | None = None,
     ) -> None:
         self.mixer, self.model, self.guide = mixer, model, guide if guide is not None else model
-        self.seed, self.rank, self.step = seed, rank, 0
+        self.stream = Stream(seed, step, rank)
+        self._plain_model, self._plain_guide = unwrap(model), unwrap(self.guide)
         self.modules = nn.ModuleDict()
         self.closed = False
-        self.reader = _reader_for(model, needed=mixer.looks_inside)
-        asked = any(each.needs.guide_blocks is not None for each in mixer.mixers)
+        self._grids: dict[Grid, Grid | None] = {}
+        self._warned = False
+        asked = any(each.needs.guide_blocks is not None or each.needs.guide_features for each in mixer.mixers)
+        self.reader = _reader_for(model, needed=mixer.looks_inside or (guide is None and asked))
         self._guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
         self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
@@ -113,6 +126,34 @@ class Mixing:
         """Whether any of the mixers carries token shares through the blocks."""
         return any(len(plan.carry) > 0 for plan in self._plans)
 
+    @property
+    def seed(self) -> int:
+        """The seed of the draws, given or drawn from torch's generator."""
+        return self.stream.seed
+
+    @property
+    def rank(self) -> int | None:
+        """The given rank; None stands for the process's."""
+        return self.stream.rank
+
+    @property
+    def step(self) -> int:
+        """Number of batches drawn so far; set it to resume."""
+        return self.stream.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.stream.step = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs besides the model: the seed, the step and the added parameters."""
+        return {"draws": self.stream.state(), "added": self.modules.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state_dict` was called."""
+        self.modules.load_state_dict(state["added"])
+        self.stream.load(state["draws"])
+
     def __enter__(self) -> "Mixing":
         return self
 
@@ -137,12 +178,25 @@ class Mixing:
         return self.modules.parameters()
 
     def frame(self, images: Tensor) -> Frame:
+        plain = frame_of(images, None)
+        if not images.is_floating_point():
+            raise ValueError(
+                f"a model needs floating-point images, got {images.dtype}; convert and normalize them before mixing"
+            )
         try:
-            return frame_of(images, self.reader)
+            if self.reader is not None:
+                frame, rest = frame_of(images, self.reader), rest_of_patches(self.reader, plain.size)
+                return frame if rest is None else replace(frame, grid=None, no_grid=rest)
+            return replace(plain, grid=self._grid_by_patches(plain.size))
         except ValueError as problem:
             if self.mixer.looks_inside:
                 raise
-            return replace(frame_of(images, None), no_grid=str(problem))  # only token masks need the grid
+            return replace(plain, no_grid=str(problem))  # only token masks need the grid
+
+    def _grid_by_patches(self, size: Grid) -> Grid | None:
+        if size not in self._grids:
+            self._grids[size] = mask_grid(self._plain_model, size)
+        return self._grids[size]
 
     def check_guide(self, size: Grid) -> None:
         """Raises an error if the guide does not support the image size."""
@@ -154,11 +208,8 @@ class Mixing:
 
     def draw(self, frame: Frame) -> Draw:
         """Draws the choices of the next batch from (seed, step, rank), and those of a switch from (seed, step)."""
-        rank = self.rank if self.rank is not None else _process_rank()
-        own = generator_for(self.seed, self.step, 1 + rank)
-        drawn = self.mixer.draw(frame, own, shared=generator_for(self.seed, self.step, 0))
-        self.step += 1
-        return drawn
+        own, shared = self.stream.next(self._plain_model, self.mixer)
+        return self.mixer.draw(frame, own, shared=shared)
 
     def mix(
         self,
@@ -192,17 +243,19 @@ class Mixing:
         frame: Frame | None = None,
         erase: tuple[Tensor, Tensor] | None = None,
         brief: bool = False,
+        guidance: Guidance | None = None,
     ) -> MixedBatch:
         """Mixes a batch with given choices, which must be on the images' device.
 
-        For `erase` see `Learner.forward`, for `brief` see `Tape`.
+        For `erase` see `Learner.forward`, for `brief` see `Tape`; `guidance` is the result of `ask_guide`, if it ran.
         """
         if self.closed:
             raise RuntimeError("this mixing is closed and its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
         rows = _rows(labels, mixer, images, frame)
-        guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
+        if guidance is None:
+            guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
         unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
         mixed, mix = _apply_mask(mixer, unmixed, draw)
         if erase is not None:
@@ -213,6 +266,8 @@ class Mixing:
             for number, part in enumerate(mixer.inner)
             if self.reader is not None
         )
+        for actor in actors:
+            mixed = actor.at_images(mixed)
         tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True, batch=frame.batch)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, draw, maps, guidance)
         evidence = self.evidence(batch)
@@ -226,6 +281,11 @@ class Mixing:
         if self._recorder is not None:
             self._recorder.tape = tape
         return batch
+
+    def ask_guide(self, images: Tensor, labels: Tensor, choice: int = 0) -> Guidance:
+        """The results of the guide pass on unmixed images for one mixer of a switch, before `apply`."""
+        frame, mixer = self.frame(images), self.mixer.mixers[choice]
+        return self._run_guide(images, _rows(labels, mixer, images, frame), mixer, self._guide_plans[choice], frame)
 
     def targets(self, batch: MixedBatch) -> Tensor:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
@@ -256,6 +316,7 @@ class Mixing:
             )
         targets = self.targets(batch)
         self._check_acted([actor for actor in batch.tape.actors if not actor.settings.sets_targets])
+        self._warn_of_evaluation([actor.settings.name for actor in batch.tape.actors if not actor.acted])
         parts = {"main": main_loss(batch.mixer.loss)(logits, targets)}
         for number, part in enumerate(batch.mixer.extra):
             value = part.value(logits, targets, self.evidence(batch, f"extra{number}", part))
@@ -277,11 +338,23 @@ class Mixing:
 
     def _check_acted(self, actors: Sequence[Actor]) -> None:
         for actor in actors:
-            if not actor.acted and actor.reader.block(actor.block).module.training:
+            if not actor.acted and actor.training:
                 raise RuntimeError(
                     f"{actor.settings.name} mixed nothing; run the model on the mixed batch before asking for its "
                     "targets or loss, and attach before the first call of a compiled model"
                 )
+
+    def _warn_of_evaluation(self, idle: list[str]) -> None:
+        # Without gradients, a model is in evaluation mode on purpose; blocks of a model in training mode are frozen so.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._plain_model.training:
+            return
+        if not idle or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"no mixing by {' and '.join(idle)}, because the model is in evaluation mode; call model.train()",
+            stacklevel=4,
+        )
 
     def counts(self, batch: MixedBatch) -> dict[str, Tensor]:
         """How much hidden mixing changed in a batch, see `HiddenMixing.count_names`."""
@@ -317,23 +390,25 @@ class Mixing:
         if self._guide_recorder is not None:
             self._guide_recorder.tape = tape
         logits = gradient = None
-        with torch.no_grad(), Evaluating(self.guide if reader is None else reader.model):
+        with torch.no_grad(), Evaluating(self._plain_guide):
             if needs.guide_gradient:
-                logits, gradient = _logits_and_gradient(self.guide, images, rows)
-            elif needs.guide_logits:
+                logits, gradient = logits_and_gradient(self.guide, images, rows)
+            elif needs.guide_logits or needs.guide_features:
                 logits = logits_of(self.guide(images))
             else:
                 assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
         tape.close()
-        if logits is not None and self.guide is not self.model and logits.shape[-1] != mixer.num_classes:
+        other = self.guide is not self.model and (needs.guide_gradient or needs.guide_logits)
+        if logits is not None and other and logits.shape[-1] != mixer.num_classes:
             raise ValueError(
                 f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; use a guide with the "
                 "same classes"
             )
+        features = _channel_mean(tape, reader, frame.size) if plan.final and reader is not None else None
         if not plan.column_mean:
-            return Guidance(None, logits, gradient)
+            return Guidance(None, logits, gradient, features)
         assert reader is not None
         grids, final = reader.grids(frame.size), frame.final_grid
         assert final is not None
@@ -341,13 +416,13 @@ class Mixing:
             _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
             for block in sorted(plan.column_mean)
         ]
-        return Guidance(torch.stack(scores).mean(0), logits, gradient)
+        return Guidance(torch.stack(scores).mean(0), logits, gradient, features)
 
     def _preview(self, images: Tensor) -> Tensor:
         """The final tokens of an unmixed pass."""
         assert self._recorder is not None and self.reader is not None
         self._recorder.tape = tape = Tape(Plan(final=True))
-        with torch.no_grad(), Evaluating(self.reader.model):
+        with torch.no_grad(), Evaluating(self._plain_model):
             self.model(images)
         forget_casts()
         tape.close()
@@ -387,13 +462,14 @@ def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
 
 def _apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
     placed = mixer.mask.where(draw.part("mask"), batch)
-    if not isinstance(placed, Paste):
+    if not isinstance(placed, Paste | Composed):
         raise ValueError(
             f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
         )
-    mask, source = placed
-    mix = Mix(batch.partner, mask, source)
-    return mix_images(batch.images, mask, batch.partner, source) if mixer.mask.mixes else batch.images, mix
+    if isinstance(placed, Composed):
+        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows)
+    mix = Mix(batch.partner, placed.mask, placed.source)
+    return mix_images(batch.images, mix.mask, mix.partner, mix.source) if mixer.mask.mixes else batch.images, mix
 
 
 def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
@@ -401,10 +477,17 @@ def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
     if not isinstance(weights, Weights):
         got = type(weights).__name__
         raise ValueError(f"`weights` of the share {mixer.share.name} must return vitmix.Weights, got {got}")
-    return mixer.share.targets(evidence.rows, evidence.mix.partner, weights, evidence.smoothing)
+    evidence.tape.label_share = weights.partner
+    rows, mix = evidence.rows, evidence.mix
+    if mix.rows is None:
+        return mixer.share.targets(rows, mix.partner, weights, evidence.smoothing)
+    # What is pasted has labels of its own, like a partner in a second half of the batch.
+    partner = (torch.arange(len(rows), device=rows.device) + len(rows)).repeat(2)
+    twice = Weights(weights.own.repeat(2), weights.partner.repeat(2))
+    return mixer.share.targets(torch.cat([rows, mix.rows]), partner, twice, evidence.smoothing)[: len(rows)]
 
 
-def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and the gradient of the cross-entropy per pixel `(B, H, W)`, as the root mean square over channels."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
@@ -413,10 +496,16 @@ def _logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tupl
     return logits.detach(), gradient.square().mean(1).sqrt()
 
 
+def _channel_mean(tape: Tape, reader: Reader, size: Grid) -> Tensor:
+    """The channel mean `(B, rows, columns)` of the final patch tokens."""
+    assert tape.final is not None
+    return tape.final[:, reader.prefix :].mean(2).unflatten(1, reader.grids(size)[reader.patch_depth - 1])
+
+
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
     """The model's reader, whose grid masks can use; None if there is no reader and `needed` is False."""
     try:
-        return read_model(model)
+        return read_model(model, inside=needed)
     except ValueError:
         if needed:
             raise
@@ -437,13 +526,19 @@ def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
     blocks = needs.guide_blocks
     if not needs.guide:
         return None
+    features = Plan(final=needs.guide_features)
+    if needs.guide_features and reader is not None and isinstance(reader.final_module, nn.LayerNorm):
+        raise ValueError(
+            f"the channel mean of this {reader.name}'s features is constant, because they are normalized; use "
+            "attention, or a convolutional guide, attach(model, guide=...)"
+        )
     if reader is None or blocks is None:
-        return Plan()
+        return features
     asking = next(part.name for part in mixer.parts if part.needs.guide_blocks is not None)
     reader.need_attention(asking, "use a guide with attention, attach(model, guide=...)")
     if blocks == "all":
         blocks = tuple(range(reader.patch_depth))
-    return Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))
+    return features | Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))
 
 
 def _union(plans: tuple[Plan | None, ...]) -> Plan:
@@ -476,7 +571,3 @@ class Evaluating:
     def __exit__(self, *error: object) -> None:
         for module, training in self.modes:
             module.training = training
-
-
-def _process_rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -26,8 +26,8 @@ class Method:
     """The factory of a method, or the module that contains it.
 
     Attributes:
-        small: a text that works on tiny models (default: the method's name).
-        bench: a text to measure the method's cost (default: the method's name).
+        small: a method string that works on tiny models (default: the method's name).
+        bench: a method string to measure the method's cost (default: the method's name).
     """
 
     factory: Callable[..., Any] | str
@@ -56,11 +56,11 @@ class _Methods(Mapping[str, Callable[..., Any]]):
         return len(self.entries)
 
     def small(self) -> dict[str, str]:
-        """For each method, a text that works on tiny models."""
+        """For each method, a string that works on tiny models."""
         return {name: entry.small or name for name, entry in self.entries.items()}
 
     def bench(self) -> dict[str, str]:
-        """For each method, a text to measure its cost."""
+        """For each method, a string to measure its cost."""
         return {name: entry.bench or name for name, entry in self.entries.items()}
 
 
@@ -75,6 +75,19 @@ METHODS = _Methods(
         "smmix": Method("smmix"),
         "htm": Method("tokenmixup", small="htm(block=1)", bench="cutmix + htm"),
         "vtm": Method("tokenmixup", small="vtm(block=1, tokens=2)", bench="cutmix + vtm(block=3)"),
+        "fmix": Method("fmix"),
+        "resizemix": Method("resizemix"),
+        "gridmix": Method("gridmix"),
+        "saliencymix": Method("saliencymix"),
+        "attentive_cutmix": Method("attentive_cutmix"),
+        "manifold_mixup": Method("manifold_mixup"),
+        "mixpro": Method("mixpro", small="mixpro(tokens=2)"),
+        "decouplemix": Method("decouplemix"),
+        "oa_cutmix": Method("oa_cutmix"),
+        "token_labeling": Method("token_labeling"),
+        "puzzlemix": Method("puzzlemix"),
+        "recursivemix": Method("recursivemix"),
+        "tdattenmix": Method("tdattenmix"),
     }
 )
 _PARTS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
@@ -87,7 +100,7 @@ def parts(kind: str) -> dict[str, type]:
 
 
 def additions() -> dict[str, type]:
-    """The parts that a text can add with '+': hidden mixings and extra losses."""
+    """The parts that a method string can add with '+': hidden mixings and extra losses."""
     return {**parts("inner"), **parts("extra")}
 
 
@@ -100,13 +113,13 @@ def register(*, small: str | None = None, bench: str | None = None) -> Callable[
 
 
 def register(thing: Any = None, *, small: str | None = None, bench: str | None = None) -> Any:
-    """Makes a part or a method available by name in texts, listings, figures and benchmarks. Also a decorator.
+    """Makes a part or a method available by name in method strings, listings, figures and benchmarks. Also a decorator.
 
     Args:
         thing: a frozen dataclass that derives from `Mask`, `Share`, `ExtraLoss`, `HiddenMixing` or `Pairing`, or a
             function `(num_classes, *, ...settings, **common)` that returns a `Mixer`.
-        small: for a method: a text that works on tiny models, if its defaults do not.
-        bench: for a method: a text to measure its cost, if not by itself.
+        small: for a method: a string that works on tiny models, if its defaults do not.
+        bench: for a method: a string to measure its cost, if not by itself.
     """
     if thing is None:
         return partial(register, small=small, bench=bench)
@@ -142,7 +155,7 @@ def _add_part(part: type, kind: Any, name: str) -> None:
         )
     if not dataclasses.is_dataclass(part) or not part.__dataclass_params__.frozen:  # pyright: ignore
         raise ValueError(
-            f"{part.__name__} must be a frozen dataclass, so that a text can contain its settings; add "
+            f"{part.__name__} must be a frozen dataclass, so that a method string can contain its settings; add "
             "@dataclass(frozen=True)"
         )
     kinds = ("extra", "inner") if kind in ("extra", "inner") else (kind,)  # '+' can add both kinds

@@ -1,4 +1,4 @@
-"""Converts texts such as `"mixup(alpha=0.8) | tl_align"` to mixers, without `eval`, and mixers to texts.
+"""Converts strings such as `"mixup(alpha=0.8) | tl_align"` to mixers, without `eval`, and back.
 
 A name is a method (`cutmix`), or `mix` with any parts: `mix(mask=block(share=0.3), share=aligned, extra=[region])`.
 An addition is hidden mixing (`htm`, `vtm`) or an extra loss (`region`, `consistency`).
@@ -26,7 +26,7 @@ def list_methods() -> list[str]:
 
 
 def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None = None, **settings: Any) -> AnyMixer:
-    """The mixer that a name or a text describes.
+    """The mixer that a name or a method string describes.
 
     Args:
         defaults: common settings (`pairing`, `smoothing`, `loss`) for mixers whose text does not give them.
@@ -37,12 +37,12 @@ def create(method: str, num_classes: int, *, defaults: Mapping[str, Any] | None 
     if isinstance(tree, Call) and not tree.settings:
         return _build(Call(tree.name, settings), num_classes, defaults or {})
     if own := sorted(set(settings) - set(COMMON)):
-        raise ValueError(f"the setting {own[0]} needs a plain method name, got {method!r}; write it into the text")
+        raise ValueError(f"the setting {own[0]} needs a plain method name, got {method!r}; write it into the string")
     return _build(tree, num_classes, {**(defaults or {}), **settings})
 
 
 def same_method(first: str, second: str, *, smoothing: float) -> bool:
-    """Whether two texts describe the same mixer, such as `mixup` and `mixup(alpha=0.8)`; `smoothing` is the default."""
+    """Whether two strings describe the same mixer, as `mixup` and `mixup(alpha=0.8)` do; `smoothing` is the default."""
     try:
         with warnings.catch_warnings(action="ignore"):
             one, two = (create(text, 2, defaults={"smoothing": smoothing}) for text in (first, second))
@@ -52,7 +52,7 @@ def same_method(first: str, second: str, *, smoothing: float) -> bool:
 
 
 def to_text(mixer: AnyMixer) -> str:
-    """A text from which `create` makes an equal mixer."""
+    """A string from which `create` makes an equal mixer."""
     if isinstance(mixer, Switch):
         equal = len(set(mixer.weights)) == 1 and mixer.weights[0] == 1.0
         terms = [to_text(each) for each in mixer.choices]
@@ -75,7 +75,7 @@ def to_text(mixer: AnyMixer) -> str:
 
 
 def _method_text(mixer: Mixer) -> str | None:
-    """The text of the first method that makes this mixer. Its settings are found by name among the parts."""
+    """The string of the first method that makes this mixer. Its settings are found by name among the parts."""
     places = (mixer.mask, mixer.share, *mixer.extra, *mixer.inner, mixer)
     for name, method in METHODS.items():
         defaults = {

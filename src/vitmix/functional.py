@@ -32,7 +32,9 @@ from vitmix.parts.losses import sample_cross_entropy as sample_cross_entropy
 from vitmix.parts.losses import soft_bce as soft_bce
 from vitmix.parts.losses import soft_cross_entropy as soft_cross_entropy
 from vitmix.parts.maps import class_maps as class_maps
+from vitmix.parts.maps import crop_label_maps as crop_label_maps
 from vitmix.parts.maps import crop_maps as crop_maps
+from vitmix.parts.maps import dense_maps as dense_maps
 from vitmix.parts.masks import best_window as best_window
 from vitmix.parts.masks import beta_share as beta_share
 from vitmix.parts.masks import box_mask as box_mask
@@ -73,7 +75,9 @@ __all__ = [
     "class_row",
     "column_mean",
     "consistency_loss",
+    "crop_label_maps",
     "crop_maps",
+    "dense_maps",
     "draw_blocks",
     "draw_boxes",
     "draw_scattered",

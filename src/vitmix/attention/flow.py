@@ -118,9 +118,10 @@ class Products(Flow):
         self.scale, self.bank_share = scale, bank_share
         self.tokens, self.like = query.shape[2], self.query
 
-    def with_bank(self, length: int, share: Tensor | None) -> Flow:
-        query = self.query[:, :, : self.tokens - length]
-        return Products(query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale, bank_share=share)
+    def with_bank(self, length: int, share: Tensor | None) -> "Products":
+        rows = self.tokens - length
+        query, bias = self.query[:, :, :rows], None if self.bias is None else self.bias[:, :, :rows]
+        return Products(query, self.key, prefix=self.prefix, bias=bias, scale=self.scale, bank_share=share)
 
     def carry(self, share: Tensor) -> Tensor:
         keys = share if self.bank_share is None else torch.cat([share, self.bank_share], dim=1)
@@ -136,8 +137,11 @@ class Products(Flow):
         return (carried + share[:, :rows]) / 2 if residual else carried
 
     def pull(self, weight: Tensor) -> Tensor:
-        pulled = summaries.pulled_weight(self.query, self.key, weight, bias=self.bias, scale=self.scale)
-        return pulled[:, : self.tokens]
+        return self.pull_keys(weight)[:, : self.tokens]
+
+    def pull_keys(self, weight: Tensor) -> Tensor:
+        """The same for all keys, `(B or 1, N) -> (B, M)`."""
+        return summaries.pulled_weight(self.query, self.key, weight, bias=self.bias, scale=self.scale)
 
     def class_row(self) -> Tensor:
         return summaries.class_row(self.query, self.key, prefix=self.prefix, bias=self.bias, scale=self.scale)
@@ -161,7 +165,7 @@ class Given(Flow):
             mean = self.attention.to(torch.promote_types(self.attention.dtype, torch.float32)).mean(1)
             return mean / mean.sum(-1, keepdim=True)  # rows rounded to half precision do not sum to one
 
-    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+    def with_bank(self, length: int, share: Tensor | None) -> "Given":
         return Given(self.attention[:, :, : self.tokens - length], prefix=self.prefix, bank_share=share)
 
     def carry(self, share: Tensor) -> Tensor:
@@ -170,8 +174,12 @@ class Given(Flow):
         return (mean * keys.to(mean.dtype).unsqueeze(1)).sum(-1).to(share.dtype)
 
     def pull(self, weight: Tensor) -> Tensor:
+        return self.pull_keys(weight)[:, : self.tokens]
+
+    def pull_keys(self, weight: Tensor) -> Tensor:
+        """The same for all keys, `(B or 1, N) -> (B, M)`."""
         mean = self._mean()
-        return (mean * weight.to(mean.dtype).unsqueeze(-1)).sum(1)[:, : self.tokens]
+        return (mean * weight.to(mean.dtype).unsqueeze(-1)).sum(1)
 
     def maps(self) -> Tensor:
         return self.attention
@@ -213,40 +221,42 @@ class Pooled(Flow):
 
 
 class Windows(Flow):
-    """Attention within windows of a grid, cyclically shifted or not; `products` has one batch row per window.
+    """Attention within windows of a grid, cyclically shifted or not; `inner` has one batch row per window.
 
     Windows of an image are ordered row by row. If the grid does not divide, it is padded at the bottom and the right,
     before the shift (`pad_first`) or after it. Padding has no share and no weight.
     """
 
-    def __init__(self, products: Products, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False) -> None:
-        self.products, self.grid, self.window, self.shift, self.pad_first = products, grid, window, shift, pad_first
+    def __init__(
+        self, inner: Products | Given, grid: Grid, window: Grid, shift: Grid, *, pad_first: bool = False
+    ) -> None:
+        self.inner, self.grid, self.window, self.shift, self.pad_first = inner, grid, window, shift, pad_first
         self.pad = (-grid[0] % window[0], -grid[1] % window[1])
-        self.tokens, self.like = grid[0] * grid[1], products.query
+        self.tokens, self.like = grid[0] * grid[1], inner.like
 
     def carry(self, share: Tensor) -> Tensor:
-        carried = self._join(self.products.carry(self._split(share)))
+        carried = self._join(self.inner.carry(self._split(share)))
         return carried if self.pad == (0, 0) else carried / self.mass().to(share.dtype)
 
     def mass(self) -> Tensor:
         dtype = torch.promote_types(self.like.dtype, torch.float32)
         ones = self.like.new_ones((self._images(), self.tokens), dtype=dtype)
-        return ones if self.pad == (0, 0) else self._join(self.products.carry(self._split(ones)))
+        return ones if self.pad == (0, 0) else self._join(self.inner.carry(self._split(ones)))
 
     def pull(self, weight: Tensor) -> Tensor:
-        return self._join(self.products.pull(self._split(weight.expand(self._images(), -1))))
+        return self._join(self.inner.pull(self._split(weight.expand(self._images(), -1))))
 
     def _images(self) -> int:
         count = (self.grid[0] + self.pad[0]) * (self.grid[1] + self.pad[1]) // (self.window[0] * self.window[1])
-        return self.products.query.shape[0] // count
+        return self.like.shape[0] // count
 
     def maps(self) -> Tensor:
         """Dense maps over the whole grid, zero between windows, without attention to padding."""
-        batch_windows, heads, cells, _ = self.products.query.shape
         tokens = self.tokens
-        place = self._split(torch.arange(1, tokens + 1, device=self.products.query.device).view(1, -1)) - 1
+        place = self._split(torch.arange(1, tokens + 1, device=self.like.device).view(1, -1)) - 1
         count = len(place)
-        maps = self.products.maps().view(-1, count, heads, cells, cells)
+        maps = self.inner.maps().unflatten(0, (-1, count))
+        heads = maps.shape[2]
         dense = maps.new_zeros(len(maps), heads, tokens + 1, tokens + 1)  # index -1 collects the padding
         for index in range(count):
             rows = place[index]
@@ -290,33 +300,42 @@ class Reduced(Flow):
     """Attention to spatially reduced keys: each key is the mean over a cell of tokens.
 
     `rows` `(m, H)` and `columns` `(k, W)` are the averaging weights of the cells along each side. The matrix is the
-    attention to the m * k keys times these weights.
+    attention to the m * k keys times these weights. Prefix tokens of `inner` are keys themselves.
     """
 
-    def __init__(self, products: Products, rows: Tensor, columns: Tensor) -> None:
-        self.products, self.rows, self.columns = products, rows, columns
-        self.tokens, self.like = products.tokens, products.query
+    def __init__(self, inner: Products | Given, rows: Tensor, columns: Tensor) -> None:
+        self.inner, self.rows, self.columns, self.prefix = inner, rows, columns, inner.prefix
+        self.tokens, self.like = self.prefix + rows.shape[1] * columns.shape[1], inner.like
+
+    def with_bank(self, length: int, share: Tensor | None) -> Flow:
+        return Reduced(self.inner.with_bank(length, share), self.rows, self.columns)
 
     def carry(self, share: Tensor) -> Tensor:
         rows, columns = self.rows.to(share.dtype), self.columns.to(share.dtype)
-        grid = share.view(len(share), rows.shape[1], columns.shape[1])
+        grid = share[:, self.prefix :].reshape(len(share), rows.shape[1], columns.shape[1])
         with torch.autocast(share.device.type, enabled=False):
             keys = (rows @ grid @ columns.T).flatten(1)
-        return self.products.carry(keys)
+        return self.inner.carry(torch.cat([share[:, : self.prefix], keys], dim=1) if self.prefix else keys)
 
     def pull(self, weight: Tensor) -> Tensor:
-        products = self.products
-        pulled = summaries.pulled_weight(products.query, products.key, weight, bias=products.bias)
+        pulled = self.inner.pull_keys(weight)
         rows, columns = self.rows.to(pulled.dtype), self.columns.to(pulled.dtype)
-        grid = pulled.view(-1, rows.shape[0], columns.shape[0])
+        keys = self.prefix + rows.shape[0] * columns.shape[0]  # those of a bank come after them
+        grid = pulled[:, self.prefix : keys].reshape(-1, rows.shape[0], columns.shape[0])
         with torch.autocast(pulled.device.type, enabled=False):
-            return (rows.T @ grid @ columns).flatten(1)
+            tokens = (rows.T @ grid @ columns).flatten(1)
+        return torch.cat([pulled[:, : self.prefix], tokens], dim=1) if self.prefix else tokens
+
+    def pull_keys(self, weight: Tensor) -> Tensor:
+        """The same: its keys are the tokens."""
+        return self.pull(weight)
 
     def maps(self) -> Tensor:
-        maps = self.products.maps()
+        maps = self.inner.maps()
         rows, columns = self.rows.to(maps.dtype), self.columns.to(maps.dtype)
         cells = torch.einsum("ah,bw->abhw", rows, columns).flatten(2).flatten(0, 1)
-        return maps @ cells
+        patches = maps[..., self.prefix : self.prefix + len(cells)] @ cells
+        return torch.cat([maps[..., : self.prefix], patches], dim=-1) if self.prefix else patches
 
 
 class Matrix(Flow):

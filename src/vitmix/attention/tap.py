@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitmix._mix import Grid
 from vitmix.attention.flow import Flow
-from vitmix.attention.readers import BlockReader, Reader, read_model
+from vitmix.attention.readers import BlockReader, Reader, logits_of, read_model
 
 __all__ = ["AttentionTap", "BlockHooks", "BlockSet", "Phase", "Plan", "Recorder", "Tape", "recorded"]
 
@@ -32,6 +32,7 @@ class Plan:
         layers: blocks whose flow is stored, for rollout.
         tokens: blocks whose input tokens are stored.
         final: whether the tokens after the final norm are stored.
+        logits: whether the model's logits are stored, without gradient.
         bank: blocks at which extra keys and values may be appended (vertical TokenMixup).
         mixed: blocks whose input tokens may be replaced (horizontal TokenMixup).
     """
@@ -44,6 +45,7 @@ class Plan:
     layers: BlockSet = frozenset()
     tokens: BlockSet = frozenset()
     final: bool = False
+    logits: bool = False
     bank: BlockSet = frozenset()
     mixed: BlockSet = frozenset()
 
@@ -76,9 +78,10 @@ class Tape:
     """The record of one forward pass. Slots are overwritten, never appended to.
 
     `token_share[-1]` is the share of each token at the input, `token_share[i]` the share after block i. `image_share`
-    is the share of the whole image, for tokens that join later. `actors` are the hidden mixings of this batch. A
-    `brief` tape stores only those shares of the last block that the classifier reads. A `one_pass` tape raises an error
-    for a second pass and for a number of images other than `batch`. `entered` is the last block that ran.
+    is the share of the whole image, for tokens that join later; `label_share` is the partner's part of the target.
+    `actors` are the hidden mixings of this batch. A `brief` tape stores only those shares of the last block that the
+    classifier reads. A `one_pass` tape raises an error for a second pass and for a number of images other than `batch`.
+    `entered` is the last block that ran.
     """
 
     plan: Plan
@@ -95,6 +98,8 @@ class Tape:
     tokens: dict[int, Tensor] = field(default_factory=dict)
     bank_share: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
+    logits: Tensor | None = None
+    label_share: Tensor | None = None
     one_pass: bool = False
     batch: int = 0  # ignored in compiled models, which would recompile for each batch size
     entered: int = -1
@@ -110,13 +115,14 @@ class Tape:
     @property
     def ran(self) -> bool:
         """Whether the model ran; False if nothing was to be recorded."""
-        return self.entered >= 0 or self.final is not None
+        return self.entered >= 0 or self.final is not None or self.logits is not None
 
     @property
     def asks(self) -> bool:
         """Whether the pass has to be recorded or changed."""
         # By length: torch.compile up to 2.11 cannot evaluate the truth value of a tuple.
-        return len(self.actors) > 0 or len(self.plan.attention | self.plan.tokens) > 0 or self.plan.final
+        plan = self.plan
+        return len(self.actors) > 0 or len(plan.attention | plan.tokens) > 0 or plan.final or plan.logits
 
     def is_other(self, images: int | None) -> bool:
         """Whether the number of images, if known, shows that a pass is not the batch."""
@@ -191,10 +197,14 @@ class Recorder:
             if index in plan.bank:
                 add(block.norm.register_forward_pre_hook(hooks.extend))
                 add(block.attention.register_forward_hook(hooks.shorten))
+                self._handles += block.bank_hooks()
             if index in plan.attention:
                 self._handles += block.listen(hooks)
         if plan.final:
             add(self.reader.final_module.register_forward_hook(self._final))
+        if plan.logits:
+            whole = self.reader.model if self.reader.whole is None else self.reader.whole
+            add(whole.register_forward_hook(self._logits))
 
     def remove(self) -> None:
         for handle in reversed(self._handles):
@@ -222,6 +232,16 @@ class Recorder:
         else:
             tape.final = self.reader.final_tokens(output)
 
+    def _logits(self, module: nn.Module, args: Any, output: Any) -> None:
+        tape = self.active()
+        if tape is None or not tape.plan.logits or tape.phase is not Phase.OPEN or tape.closed:
+            return
+        logits = logits_of(output).detach()
+        if tape.is_other(_count((logits,))) and not module.training:
+            return
+        if tape.logits is None:  # blocks refuse a second pass
+            tape.logits = logits
+
 
 class BlockHooks:
     """The hooks of one block. They are methods, not closures, so that a deep copy of the model uses its own hooks."""
@@ -242,28 +262,30 @@ class BlockHooks:
                 return None
         if not (tape.actors or self.index in tape.plan.tokens):
             return None  # unchanged, to keep the memory layout of the tokens
-        tokens = args[0].flatten(1, -2)
+        tokens = self.block.to_tokens(args[0])
         if self.training:
             for actor in tape.actors:
                 tokens = actor.at_input(self.index, tokens, tape, args, kwargs)
                 actor.acted = actor.acted or actor.block == self.index
         if self.index in tape.plan.tokens and not tape.closed:
             tape.tokens[self.index] = tokens
-        return (tokens.view(args[0].shape), *args[1:]), kwargs
+        return (self.block.from_tokens(tokens, args[0]), *args[1:]), kwargs
 
     def extend(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        tape = self.recorder.active()
+        tape, self.block.bank_places = self.recorder.active(), None
         if tape is None or not self.training:
             return None
-        tokens = args[0]
+        tokens, places = args[0], []
         for actor in tape.actors:
             bank = actor.bank(self.index, tape)
             if bank is not None:
                 tokens = torch.cat([tokens, bank], dim=1)
+                places.append(actor.bank_places(self.index))
+        self.block.bank_places = torch.cat(places, dim=1) if places else None
         return (tokens, *args[1:])
 
     def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        tape = self.recorder.active()
+        tape, self.block.bank_places = self.recorder.active(), None
         if tape is None or not self.training:
             return None
         extra = self._extra(tape)
@@ -305,6 +327,8 @@ class BlockHooks:
 
 class AttentionTap:
     """Records attention statistics of selected blocks inside a `with` block.
+
+    Example::
 
         with AttentionTap(model, class_row=[-1]) as tap:
             logits = model(images)

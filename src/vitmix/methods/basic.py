@@ -39,7 +39,7 @@ def cutmix(
     grid: Grid | None = None,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """CutMix: pastes a box of the partner; labels by area.
+    """CutMix: pastes a box of the partner; area labels.
 
     Args:
         alpha: parameter of the Beta distribution of the area; 1 is uniform.

@@ -29,11 +29,11 @@ def smmix(
     """SMMix: pastes the most attended window over the least attended one; adds region and consistency losses.
 
     Args:
-        source: which window of the partner is cut out: "max", "min" or "random".
-        destination: where it is pasted: "max", "min", "random" or "same".
+        source: which window of the partner is cut out: that with the "max" or "min" score, or "random".
+        destination: where it is pasted: "max", "min", "random", or "same", the position of the source.
         low, high: range of the window's sides, as fractions of the grid's sides.
         sizes: "paper" draws the side from the range, "discrete" draws one of its integer heights.
-        blocks: whose attention scores are averaged, numbers or "all".
+        blocks: blocks whose attention scores the patches, numbers or "all"; an empty tuple draws random scores.
         per: "batch" draws once per batch, "sample" once per image.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """

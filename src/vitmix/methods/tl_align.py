@@ -25,7 +25,7 @@ def tl_align(
     normalize: bool = True,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TL-Align: pastes a CutMix box; the attention of every block carries the labels.
+    """TL-Align: pastes a CutMix box; the attention of every block mixes the per-token labels.
 
     Args:
         alpha: parameter of the Beta distribution of the box's area.

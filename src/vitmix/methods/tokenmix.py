@@ -1,7 +1,7 @@
 """TokenMix: Rethinking Image Mixing for Data Augmentation in Vision Transformers (Liu et al., ECCV 2022).
 
 Deviations: blocks have at least one token and nothing is added to the count, which keeps the share exact and the blocks
-separate (`preset` has the paper's and the released settings). Labels are by area unless `label="activation"`, which
+separate (`preset` has the paper's and the released settings). Labels follow the area unless `label="activation"`, which
 needs a teacher's maps with every batch; negative targets are then set to zero.
 """
 
@@ -28,13 +28,13 @@ def tokenmix(
     loss: Literal["ce", "bce"] = "bce",
     **common: Unpack[Common],
 ) -> Mixer:
-    """TokenMix: pastes several blocks of the partner's tokens; labels by area or by a teacher's activation maps.
+    """TokenMix: pastes several blocks of the partner's tokens; area labels, or labels from a teacher's activation maps.
 
     Args:
         share: fraction of the tokens to take from the partner.
         alpha: if given, the share is drawn from Beta(alpha, alpha) instead.
         preset: how blocks are drawn: "separate", "paper" or "released", see `BlockMask`.
-        label: "area", or "activation" for a teacher's maps, given with every batch.
+        label: the label rule: "area", or "activation", which needs a teacher's maps with every batch.
         per: "batch" draws once per batch, "sample" once per image.
         grid: rows and columns of tokens (default: the attached model's).
         loss: the main loss, "bce" or "ce".

@@ -22,13 +22,13 @@ def transmix(
     block: int = -1,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """TransMix: pastes a CutMix box; labels half by area, half by the class token's attention to the box.
+    """TransMix: pastes a CutMix box; the label is the mean of area and the class token's attention to the box.
 
     Args:
         alpha: parameter of the Beta distribution of the box's area.
         per: "batch" draws once per batch, "sample" once per image.
         blend: weight of attention in the label; the rest is area.
-        block: whose attention is read.
+        block: the block whose attention is read.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, mask=BoxMask(alpha, per), share=AttentionShare(blend, block), **common)

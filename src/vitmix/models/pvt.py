@@ -137,7 +137,7 @@ class PvtStage(nn.Module):
         feat_size = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         x = self.patch_embed(x)
         if prefix is not None:
-            x = torch.cat((prefix.expand(len(x), -1, -1), x), dim=1)
+            x = torch.cat((prefix.expand(x.shape[0], -1, -1), x), dim=1)  # len would fix the batch of an export
         own = self.patch_embed.grid_size
         x = self.pos_drop(x + _resample(self.pos_embed, feat_size, own, num_prefix_tokens=self.num_prefix_tokens))
         for block in self.blocks:
@@ -267,7 +267,7 @@ class PyramidVisionTransformer(nn.Module):
         """Returns a stage's tokens (with prefix) and its (B, D, rows, columns) map, the input of the next stage."""
         tokens, feat_size = stage(x, self.cls_token if stage.num_prefix_tokens else None)
         patches = tokens[:, stage.num_prefix_tokens :]
-        return tokens, patches.transpose(1, 2).reshape(len(x), -1, *feat_size)
+        return tokens, patches.transpose(1, 2).reshape(x.shape[0], -1, *feat_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Returns the last stage's (B, 1 + N, D) tokens after the final norm, class token first."""

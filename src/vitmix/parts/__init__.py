@@ -1,7 +1,14 @@
-"""The parts of methods, and the base classes for your own parts."""
+"""The parts of methods, and the base classes for your own parts.
+
+Every module of this package is imported here, so a new module registers its parts without another line.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from vitmix.parts.base import (
     Actor,
+    Composed,
     Evidence,
     Exchange,
     ExtraLoss,
@@ -34,6 +41,7 @@ __all__ = [
     "AttentionShare",
     "BlockMask",
     "BoxMask",
+    "Composed",
     "ConsistencyLoss",
     "ConstantMask",
     "Derangement",
@@ -59,3 +67,6 @@ __all__ = [
     "Unmixed",
     "Weights",
 ]
+
+for _module in sorted(each.name for each in iter_modules(__path__)):
+    import_module(f"{__name__}.{_module}")

@@ -3,7 +3,7 @@
 A part is a frozen dataclass with a `name`. It declares what it needs, draws its random numbers, computes its
 contribution, names the parts it cannot be combined with, and can be shown in figures. To write your own, derive from
 `Mask`, `Share`, `ExtraLoss` or `HiddenMixing` and override what differs from the defaults; `vitmix.register` makes it
-available in texts and listings.
+available in method strings and listings.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Actor",
     "Blocks",
+    "Composed",
     "Evidence",
     "Exchange",
     "ExtraLoss",
@@ -52,19 +53,23 @@ class Needs:
 
     Attributes:
         model: a model whose tokens or attention can be read.
-        maps: an activation map of each image's label, given with the batch.
+        maps: an activation map `(B, h, w)` of each image's label, given with the batch.
+        label_maps: a teacher's probabilities `(B, K, h, w)` for each final token, given with the batch as `maps`.
         guide_blocks: blocks of the guide whose attention on the unmixed images is averaged; None for no attention.
         guide_logits: the guide's logits of the unmixed images.
         guide_gradient: the gradient of the guide's loss with respect to the unmixed images.
+        guide_features: the channel mean of the guide's final tokens on the unmixed images.
         preview: the final tokens of a pass without hidden mixing, before the pass with it.
         one_label: label rows that sum to one, because the formula is undefined for several labels per image.
     """
 
     model: bool = False
     maps: bool = False
+    label_maps: bool = False
     guide_blocks: Blocks | None = None
     guide_logits: bool = False
     guide_gradient: bool = False
+    guide_features: bool = False
     preview: bool = False
     one_label: bool = False
 
@@ -75,12 +80,17 @@ class Needs:
                 f"two parts need the guide's attention in different blocks, {asked[0]} and {asked[1]}; "
                 "give both the same blocks"
             )
-        return Needs(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
+        both = Needs(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
+        if both.maps and both.label_maps:
+            raise ValueError(
+                "two parts need different maps with each batch, one of the label, one of all classes; use one of them"
+            )
+        return both
 
     @property
     def guide(self) -> bool:
         """Whether a pass on the unmixed images is needed."""
-        return self.guide_blocks is not None or self.guide_logits or self.guide_gradient
+        return self.guide_blocks is not None or self.guide_logits or self.guide_gradient or self.guide_features
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,13 @@ class Guidance:
         scores: `(B, rows, columns)` attention that each final token receives.
         logits: `(B, K)`.
         gradient: `(B, H, W)` gradient of the loss at each pixel, as the root mean square over channels.
+        features: `(B, rows, columns)` channel mean of the final tokens, on the guide's grid.
     """
 
     scores: Tensor | None = None
     logits: Tensor | None = None
     gradient: Tensor | None = None
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,7 @@ class Evidence:
         reader: the reader of the model; None if it has none.
         guidance: results of the guide pass, if a part needs them.
         tape: what was recorded while the model ran on the mixed images.
-        maps: `(B, h, w)` activation map of each image's label, if given.
+        maps: `(B, h, w)` activation map of each image's label or `(B, K, h, w)` label maps, if given.
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         values: the random numbers that the part drew.
         module: the result of the part's `module`.
@@ -157,6 +169,22 @@ class Evidence:
     def area(self) -> Tensor:
         """The partner's part `(B,)` of each image's area."""
         return area_share(self.mix.mask, dtype=self.frame.dtype).expand(self.frame.batch)
+
+    @property
+    def share(self) -> Tensor:
+        """The partner's part `(B,)` of the target, for extra losses."""
+        assert self.tape.label_share is not None
+        return self.tape.label_share
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits `(B, K)` of the mixed images, without gradient, for parts whose plan contains them."""
+        if self.tape.logits is None:
+            raise RuntimeError(
+                "the logits were not recorded; return Plan(logits=True) from the part's `plan` and Needs(model=True) "
+                "from its `needs`, and run the model on the mixed batch before its targets"
+            )
+        return self.tape.logits
 
     @property
     def smooth_rows(self) -> Tensor:
@@ -232,14 +260,33 @@ class Paste(NamedTuple):
     source: Tensor | None = None
 
 
+class Composed(NamedTuple):
+    """Mixed `images` `(B, C, H, W)` that a mask makes itself, for example because it resizes the partner.
+
+    `mask` as in `Mix`. `rows` `(B, K)` are the labels of what is pasted, if it is not the partner alone.
+    """
+
+    mask: Tensor
+    images: Tensor
+    rows: Tensor | None = None
+
+
 class Mask(Part):
-    """Which cells come from the partner."""
+    """Which cells come from the partner.
+
+    Attributes:
+        mixes: whether images change.
+        moves_pixels: it moves or resizes pixels in a way that `source` does not describe.
+        pastes_partner: what it pastes is the partner alone; otherwise `Composed.rows` has the labels.
+    """
 
     kind: ClassVar[str] = "mask"
-    mixes: ClassVar[bool] = True  # whether images change
+    mixes: ClassVar[bool] = True
+    moves_pixels: ClassVar[bool] = False
+    pastes_partner: ClassVar[bool] = True
 
-    def where(self, values: Values, batch: Unmixed) -> Paste:
-        """Computes where the partner is pasted, from the drawn numbers."""
+    def where(self, values: Values, batch: Unmixed) -> Paste | Composed:
+        """Computes where the partner is pasted, or the mixed images themselves, from the drawn numbers."""
         raise NotImplementedError
 
 
@@ -254,10 +301,16 @@ class Weights(NamedTuple):
 
 
 class Share(Part):
-    """The partner's part of the target. `before_forward`: whether it is known before the model runs."""
+    """The partner's part of the target.
+
+    Attributes:
+        before_forward: it is known before the model runs.
+        looks_up_partner: it looks up values of the partner at the positions that are pasted.
+    """
 
     kind: ClassVar[str] = "share"
     before_forward: ClassVar[bool] = True
+    looks_up_partner: ClassVar[bool] = False
 
     def start(self, evidence: Evidence) -> None:
         """Called before the model runs, for rules that write to the tape."""
@@ -267,6 +320,12 @@ class Share(Part):
         raise NotImplementedError
 
     def conflict(self, mixer: "Mixer") -> str | None:
+        mask = mixer.mask
+        if self.looks_up_partner and (mask.moves_pixels or not mask.pastes_partner):
+            return (
+                f"{self.name} shares look up the partner at the pasted positions, which a {mask.name} mask does not "
+                "keep; use area, attention or aligned shares"
+            )
         movers = [part.name for part in mixer.inner if part.moves_tokens and not part.sets_targets]
         if self.before_forward or not movers:
             return None
@@ -281,10 +340,22 @@ class Share(Part):
 
 
 class ExtraLoss(Part):
-    """A loss added to the main loss, times its `weight`. Declare the field `weight` to make it a setting."""
+    """A loss added to the main loss, times its `weight`. Declare the field `weight` to make it a setting.
+
+    Attributes:
+        uses_partner: it uses the label or the logits of the partner, so what is pasted must be the partner alone.
+    """
 
     kind: ClassVar[str] = "extra"
+    uses_partner: ClassVar[bool] = False
     weight: float = 1.0
+
+    def conflict(self, mixer: "Mixer") -> str | None:
+        if self.uses_partner and not mixer.mask.pastes_partner:
+            return (
+                f"{self.name} needs one partner per image, but a {mixer.mask.name} mask pastes mixed images; drop one"
+            )
+        return None
 
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
         """The loss, a scalar, from the logits and targets of the mixed images, both `(B, K)`."""
@@ -369,6 +440,15 @@ class Actor:
         self.preview: Tensor | None = None
         self.acted = False
 
+    @property
+    def training(self) -> bool:
+        """Whether the block at which it acts is in training mode."""
+        return self.reader.block(self.block).module.training
+
+    def at_images(self, images: Tensor) -> Tensor:
+        """The changed input images `(B, C, H, W)` of the model; must change nothing in evaluation mode."""
+        return images
+
     def at_input(self, index: int, tokens: Tensor, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The input tokens `(B, N, d)` of a block; `args` and `kwargs` are its original arguments."""
         return self.change(tokens, tape) if index == self.block else tokens
@@ -380,6 +460,10 @@ class Actor:
     def bank(self, index: int, tape: Tape) -> Tensor | None:
         """Tokens `(B, k, d)` to add to the keys and values of a block; k is `bank_length`."""
         return None
+
+    def bank_places(self, index: int) -> Tensor:
+        """The positions `(B, k)` that the tokens of `bank` had in the blocks they come from."""
+        raise NotImplementedError
 
     def bank_length(self, index: int, tape: Tape) -> int:
         """Number of tokens that `bank` returns for a block."""

@@ -235,6 +235,8 @@ class HTM(HiddenMixing):
 class VTM(HiddenMixing):
     """Vertical TokenMixup: adds the most salient tokens of every earlier block to the keys and values of one block.
 
+    In models with stages, these are the earlier blocks of the same stage, whose tokens have the same width.
+
     Args:
         tokens: number of tokens from each earlier block (the paper's kappa).
         choose: "salient" is the method; "random" takes random tokens.
@@ -264,12 +266,12 @@ class VTM(HiddenMixing):
         at = reader.block(block)
         if at.no_bank is not None:
             raise ValueError(f"vertical mixing cannot act at block {block} of this {reader.name}: {at.no_bank}")
-        if reader.block(0).stage != at.stage:
+        earlier = frozenset(_same_stage(reader, block))
+        if not earlier:
             raise ValueError(
-                f"vertical mixing at block {block} of this {reader.name} would take tokens from stages with another "
-                "width; use a block of the first stage"
+                f"vertical mixing at block {block} of this {reader.name} has no earlier block of the same stage to "
+                "take tokens from, and those of other stages have another width; use a later block"
             )
-        earlier = frozenset(range(block))
         plan = Plan(bank=frozenset([block]), tokens=earlier)
         if self.choose == "random":
             return plan
@@ -312,8 +314,9 @@ class Horizontal(Actor):
         if index != self.block:
             return tokens
         if self.decision is None:
+            block = self.reader.block(index)
             with torch.no_grad():
-                flow = self.reader.block(index).attend(tokens.view(args[0].shape), args[1:], kwargs)
+                flow = block.attend(block.from_tokens(tokens, args[0]), args[1:], kwargs)
             self._decide(tokens, tape, flow)
             self.entered = tokens.detach()
         check_replay(tokens, self.entered)
@@ -388,6 +391,7 @@ class Vertical(Actor):
 
     def __init__(self, settings: VTM, reader: "Reader", values: Values) -> None:
         super().__init__(settings, reader, values)
+        self.sources = _same_stage(reader, self.block)
         self.positions: list[Tensor] | None = None
         self.entered: Tensor | None = None
 
@@ -405,22 +409,29 @@ class Vertical(Actor):
             with torch.no_grad():
                 self.positions = [
                     top_tokens(self._saliency(b, tape), self.settings.tokens) + self.reader.block(b).prefix
-                    for b in range(self.block)
+                    for b in self.sources
                 ]
                 if index in tape.plan.carry:
-                    shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in enumerate(self.positions)]
+                    taken = zip(self.sources, self.positions, strict=True)
+                    shares = [tape.share_before(b, self.reader).gather(1, p) for b, p in taken]
                     others = [tape.bank_share[index]] if index in tape.bank_share else []  # from another VTM
                     tape.bank_share[index] = torch.cat([*others, *shares], dim=1)
-        return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in enumerate(self.positions)], dim=1)
+        taken = zip(self.sources, self.positions, strict=True)
+        return torch.cat([pick_tokens(tape.tokens[b], p) for b, p in taken], dim=1)
+
+    def bank_places(self, index: int) -> Tensor:
+        assert self.positions is not None
+        return torch.cat(self.positions, dim=1)
 
     def bank_length(self, index: int, tape: Tape) -> int:
-        return self.settings.tokens * self.block if index == self.block else 0
+        return self.settings.tokens * len(self.sources) if index == self.block else 0
 
     def _saliency(self, index: int, tape: Tape) -> Tensor:
         if self.settings.choose == "random":
             return self.values["noise"][index]
         if self.settings.rollout:
-            flows = [tape.layers[b] for b in range(max(0, index - self.settings.rollout), index + 1)]
+            first = max(self.sources[0], index - self.settings.rollout)
+            flows = [tape.layers[b] for b in range(first, index + 1)]
             return rollout_saliency(flows, class_token=self.reader.block(index).class_token)
         return tape.saliency[index]
 
@@ -440,6 +451,11 @@ class Vertical(Actor):
         block = max(evidence.tape.saliency)
         grid = evidence.frame.grids[block]
         return (Shown(f"saliency, block {block}", on_grid(evidence.tape.saliency[block][0], grid)),)
+
+
+def _same_stage(reader: "Reader", block: int) -> list[int]:
+    """The earlier blocks of the same stage."""
+    return [index for index in range(block) if reader.block(index).stage == reader.block(block).stage]
 
 
 def check_replay(tokens: Tensor, entered: Tensor | None) -> None:

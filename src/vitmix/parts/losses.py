@@ -116,6 +116,7 @@ class RegionLoss(ExtraLoss):
     """
 
     name: ClassVar[str] = "region"
+    uses_partner: ClassVar[bool] = True
     weight: float = 1.0
     head: Literal["shared", "separate"] = "shared"
 
@@ -141,7 +142,7 @@ class RegionLoss(ExtraLoss):
     def conflict(self, mixer: "Mixer") -> str | None:
         movers = [part.name for part in mixer.inner if part.moves_tokens]
         if not movers:
-            return None
+            return super().conflict(mixer)
         return f"the region loss labels tokens by the input mask, but {movers[0]} moves tokens; use one or the other"
 
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
@@ -160,15 +161,19 @@ class ConsistencyLoss(ExtraLoss):
     Args:
         weight: weight relative to the main loss.
         average: average "logits", as in the authors' code, or "probabilities", as in the paper's text.
+        by: weights of the average: the "area" of both images, or the "label", their parts of the target.
     """
 
     name: ClassVar[str] = "consistency"
+    uses_partner: ClassVar[bool] = True
     weight: float = 1.0
     average: Literal["logits", "probabilities"] = "logits"
+    by: Literal["area", "label"] = "area"
 
     def __post_init__(self) -> None:
         check_not_negative("weight", self.weight)
         check_choice("average", self.average, ("logits", "probabilities"))
+        check_choice("by", self.by, ("area", "label"))
 
     @property
     def needs(self) -> Needs:
@@ -177,4 +182,5 @@ class ConsistencyLoss(ExtraLoss):
     def value(self, logits: Tensor, targets: Tensor, evidence: Evidence) -> Tensor:
         clean = evidence.guidance.logits
         assert clean is not None
-        return consistency_loss(logits, clean, evidence.mix.partner, evidence.area, average=self.average)
+        share = evidence.area if self.by == "area" else evidence.share
+        return consistency_loss(logits, clean, evidence.mix.partner, share, average=self.average)

@@ -71,11 +71,19 @@ def boxes_around(center: Tensor, size: Grid, share: Tensor) -> Tensor:
     border, as in the code of CutMix and of the other papers and in torchvision. Sides are even before clipping, so the
     area can be smaller than `share`, and is zero for very small shares.
     """
-    sides = torch.tensor(size, dtype=torch.float64)
-    reach = ((sides * share.to(torch.float64).sqrt().unsqueeze(1)).floor() / 2).floor().long()
-    low = (center - reach).clamp_min(0)
-    high = torch.minimum(center + reach, sides.long())
-    return torch.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], dim=1)
+    return boxes_within(center, size, box_reach(size, share))
+
+
+def box_reach(size: Grid, share: Tensor) -> Tensor:
+    """How many cells `(b, 2)` a box of about `share` `(b,)` of the area extends up and down, left and right."""
+    side = share.to(torch.float64).sqrt()
+    return torch.stack([((cells * side).floor() / 2).floor().long() for cells in size], dim=1)
+
+
+def boxes_within(center: Tensor, size: Grid, reach: Tensor) -> Tensor:
+    """Boxes `(b, 4)` that extend `reach` `(b or 1, 2)` cells from `center` `(b, 2)`, clipped at the border."""
+    low, high = (center - reach).clamp_min(0), center + reach
+    return torch.stack([low[:, 0], high[:, 0].clamp_max(size[0]), low[:, 1], high[:, 1].clamp_max(size[1])], dim=1)
 
 
 def draw_blocks(grid: Grid, wanted: Tensor, *, smallest: int = 1, generator: torch.Generator | None = None) -> Tensor:
@@ -241,7 +249,7 @@ class BoxMask(Mask):
         check_grid("grid", self.grid)
 
     def _size(self, frame: Frame) -> Grid:
-        return _token_grid("an aligned box", self.grid, frame) if self.aligned else frame.size
+        return token_grid("an aligned box", self.grid, frame) if self.aligned else frame.size
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         share = beta_share(_count(self.per, frame), self.alpha, generator=generator)
@@ -277,7 +285,7 @@ class BlockMask(Mask):
         check_choice("preset", self.preset, ("separate", "paper", "released"))
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        grid = _token_grid("a block mask", self.grid, frame)
+        grid = token_grid("a block mask", self.grid, frame)
         wanted = _wanted(self, grid, frame, generator)
         # Fourteen tokens on the papers' grid of 14 x 14.
         fourteenth = max(1, round(grid[0] * grid[1] / 14))
@@ -312,7 +320,7 @@ class ScatteredMask(Mask):
         _check_token_count(self)
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
-        grid = _token_grid("a scattered mask", self.grid, frame)
+        grid = token_grid("a scattered mask", self.grid, frame)
         wanted = _wanted(self, grid, frame, generator)
         return {"mask": draw_scattered(grid, wanted, generator=generator)}
 
@@ -439,7 +447,7 @@ def _final_grid(frame: Frame) -> Grid:
     return grid
 
 
-def _token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
+def token_grid(what: str, given: Grid | None, frame: Frame) -> Grid:
     grid = given or frame.grid
     if grid is None and frame.no_grid:
         raise ValueError(f"{what} is drawn on the model's tokens: {frame.no_grid}")

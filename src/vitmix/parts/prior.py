@@ -94,6 +94,7 @@ class PriorShare(Share):
     """
 
     name: ClassVar[str] = "prior"
+    looks_up_partner: ClassVar[bool] = True
     width: float = 0.25
     map: tuple[tuple[float, ...], ...] | None = None
     learned: bool = False

@@ -24,6 +24,8 @@ __all__ = [
     "activation_weights",
     "align_share",
     "attention_share",
+    "maps_on_mask",
+    "visible_mass",
 ]
 
 # Formulas
@@ -40,14 +42,8 @@ def align_share(attention: Tensor, share: Tensor, *, normalize: bool = True) -> 
     return (carried + share) / 2 if normalize else carried
 
 
-def activation_weights(maps: Tensor, mix: Mix) -> Weights:
-    """TokenMix's weights: the mass of the image's map outside the mask, and of the partner's map inside it.
-
-    Args:
-        maps: `(B, h, w)` activation for the label of each image. Negative activations count as zero; a map without mass
-            contributes zero.
-    """
-    maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(0)  # 1e-8 is zero in half precision
+def maps_on_mask(maps: Tensor, mix: Mix, what: str = "activation maps") -> tuple[Tensor, Tensor]:
+    """Maps `(B, n)` and the mask `(B or 1, n)` on a common grid."""
     grid = (mix.mask.shape[-2], mix.mask.shape[-1])
     size = (maps.shape[-2], maps.shape[-1])
     try:
@@ -57,15 +53,30 @@ def activation_weights(maps: Tensor, mix: Mix) -> Weights:
         inside = resample_mask(mix.mask, size, rule="area", dtype=maps.dtype).flatten(1).to(maps.dtype)
     except ValueError:
         raise ValueError(
-            f"activation maps of {size[0]}x{size[1]} do not fit a mask of {grid[0]}x{grid[1]} cells; resize them so "
-            "that one size divides the other"
+            f"{what} of {size[0]}x{size[1]} do not fit a mask of {grid[0]}x{grid[1]} cells; resize them so that one "
+            "size divides the other"
         ) from None
-    mass = maps.flatten(1)
-    mass = mass / (mass.sum(1, keepdim=True) + 1e-8)
+    return maps.flatten(1), inside
+
+
+def visible_mass(mass: Tensor, inside: Tensor, mix: Mix) -> Weights:
+    """The sum of each image's `mass` `(B, n)` outside the mask, and of the partner's mass inside it."""
     theirs = mass[mix.partner]
     if mix.source is not None:
         theirs = theirs.gather(1, mix.source)
     return Weights((mass * (1 - inside)).sum(1), (theirs * inside).sum(1))
+
+
+def activation_weights(maps: Tensor, mix: Mix) -> Weights:
+    """TokenMix's weights: the mass of the image's map outside the mask, and of the partner's map inside it.
+
+    Args:
+        maps: `(B, h, w)` activation for the label of each image. Negative activations count as zero; a map without mass
+            contributes zero.
+    """
+    maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(0)  # 1e-8 is zero in half precision
+    mass, inside = maps_on_mask(maps, mix)
+    return visible_mass(mass / (mass.sum(1, keepdim=True) + 1e-8), inside, mix)
 
 
 def activation_targets(
@@ -194,6 +205,7 @@ class ActivationShare(Share):
     """
 
     name: ClassVar[str] = "activation"
+    looks_up_partner: ClassVar[bool] = True
     clamp: bool = True
     empty: Literal["zero", "area"] = "zero"
 

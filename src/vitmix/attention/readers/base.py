@@ -20,16 +20,19 @@ __all__ = [
     "BlockReader",
     "FusedBlock",
     "Handles",
+    "ProjectedBlock",
     "Reader",
     "Readout",
     "ReplacedBlock",
     "ReplacedForward",
     "check_divides",
     "check_size",
+    "exactly",
     "one_head_each",
     "project_heads",
     "split_heads",
     "stacked_heads",
+    "with_places",
 ]
 
 Readout = Literal["class", "mean", "sequence", "class and mean"]
@@ -40,7 +43,7 @@ class BlockReader:
     """How one block is read: where its tokens enter, and how its flow is found while it runs.
 
     Attributes:
-        module: the block; its first argument is its tokens, `(B, N, C)` or `(B, H, W, C)`.
+        module: the block; its first argument is its tokens, `(B, N, C)` or `(B, H, W, C)`, or see `to_tokens`.
         attention: the module that mixes tokens.
         norm: the norm between the block's input and attention, None if there is none.
         prefix: number of class, distillation and register tokens before the patches.
@@ -48,10 +51,12 @@ class BlockReader:
         width: channels of a token.
         stage: number of its stage; blocks of one stage have the same grid and width.
         no_bank: why keys cannot be appended here (vertical TokenMixup); None if they can.
+        bank_places: while keys are appended, the positions `(B, k)` that they had in their blocks.
     """
 
     no_bank: ClassVar[str | None] = None
     patch_queries = True
+    bank_places: Tensor | None = None
 
     def __init__(
         self,
@@ -76,6 +81,14 @@ class BlockReader:
     def saliency_name(self) -> str:
         return "class attention" if self.class_token else "attention received"
 
+    def to_tokens(self, features: Tensor) -> Tensor:
+        """The tokens `(B, N, C)`, row by row, of the block's first argument."""
+        return features.flatten(1, -2)
+
+    def from_tokens(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """The block's first argument with these tokens, in the layout of `features`."""
+        return tokens.view(features.shape)
+
     def listen(self, listener: "BlockHooks") -> Handles:
         """Sends the flow of every forward pass to `listener`, until the returned handles are removed."""
         self.listener = listener
@@ -92,12 +105,34 @@ class BlockReader:
         """Registers the hooks that find the flow."""
         raise NotImplementedError
 
+    def bank_hooks(self) -> Handles:
+        """Prepares the block for keys that are appended between its norm and its attention."""
+        return []
+
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         """The flow that the block would have with these input tokens; `arguments` and `settings` are its other inputs.
 
         It calls `forward` of submodules directly, so no hook runs.
         """
         raise NotImplementedError
+
+
+class ProjectedBlock(BlockReader):
+    """A block whose queries and keys are parts of the output of `attention.qkv`."""
+
+    def hooks(self) -> Handles:
+        return [self.attention.qkv.register_forward_hook(self._on_projected)]
+
+    def _on_projected(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if self.wanted():
+            self.report(self.flow(output.detach()))  # what flows compute must not be saved for backward
+
+    def flow(self, projected: Tensor) -> Flow:
+        """The block's flow, from the output of the projection."""
+        raise NotImplementedError
+
+    def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
+        return self.flow(self.attention.qkv.forward(tokens if self.norm is None else self.norm.forward(tokens)))
 
 
 class FusedBlock(BlockReader):
@@ -137,9 +172,11 @@ class Reader:
         readout: what the classifier reads: class tokens, the mean of the patches, both, or a learned weighting.
         read_tokens: with class tokens, how many of the first tokens are read (2 in distilled models).
         final_module: the module whose output is the final tokens.
+        whole: the larger module that contains `model` and returns the logits, if there is one.
     """
 
     pooling: BlockReader | None = None
+    whole: nn.Module | None = None
 
     def __init__(
         self,
@@ -335,6 +372,13 @@ def check_divides(size: Grid, patch: Grid) -> None:
         )
 
 
+def exactly(module: Any, kind: type) -> Any:
+    """The module, which must be of exactly this class: a similar one may add terms after the point that is read."""
+    if type(module) is not kind:
+        raise ValueError(f"a model with {type(module).__name__} instead of {kind.__name__} cannot be read")
+    return module
+
+
 def split_heads(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int, *, kinds: int) -> tuple[Tensor, ...]:
     """Queries, keys, ... `(B, H, N, d)`: the first `kinds` of a projection that stacks three of them."""
     rows = weight.shape[0] // 3 * kinds
@@ -359,6 +403,18 @@ def one_head_each(projected: Tensor, heads: int) -> Tensor:
     return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def with_places(bias: Tensor | None, places: Tensor | None) -> Tensor | None:
+    """A position bias `(G, H, N, N)` for tokens `(B, N + k)`: an appended token has the bias of its old position."""
+    if bias is None or places is None:
+        return bias
+    tokens = bias.shape[-1]
+    own = torch.arange(tokens, device=places.device).expand(len(places), -1)
+    all_places = torch.cat([own, places], dim=1)[:, None]  # (B, 1, N + k)
+    bias = bias.expand(len(places), -1, -1, -1)
+    rows = bias.gather(2, all_places.unsqueeze(-1).expand(-1, bias.shape[1], -1, tokens))
+    return rows.gather(3, all_places.unsqueeze(2).expand(-1, bias.shape[1], all_places.shape[2], -1))
+
+
 class ReplacedForward:
     """Replaces the forward pass of a module by `block.forward` until removed. Several blocks can use it at a time.
 
@@ -366,14 +422,16 @@ class ReplacedForward:
     attributes of the module, because older versions of `torch.compile` find objects only there.
     """
 
-    def __init__(self, module: nn.Module, block: "ReplacedBlock") -> None:
+    def __init__(self, module: nn.Module, block: Any) -> None:
         if "forward" in vars(module) and "vitmix_blocks" not in vars(module):
             raise ValueError(
                 f"the forward pass of a {type(module).__name__} was replaced, but reading its attention replaces it "
                 "too; remove the other replacement"
             )
         self.module, self.block = module, block
-        module.__dict__.setdefault("vitmix_blocks", []).append(block)
+        blocks = module.__dict__.setdefault("vitmix_blocks", [])
+        if block not in blocks:
+            blocks.append(block)
         module.__dict__["forward"] = partial(_forward_by_block, module)
 
     def remove(self) -> None:
@@ -394,6 +452,11 @@ class ReplacedBlock(BlockReader):
 
     def hooks(self) -> Handles:
         return [ReplacedForward(self.attention, self)]
+
+    def appended(self) -> Tensor | None:
+        """The positions of the keys that any of the blocks appends."""
+        places = [block.bank_places for block in self.attention.vitmix_blocks if block.bank_places is not None]
+        return places[0] if places else None
 
     def tell(self, flow: Flow) -> None:
         for block in self.attention.vitmix_blocks:

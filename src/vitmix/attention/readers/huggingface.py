@@ -132,10 +132,10 @@ class RegistryBlock(BlockReader):
         self.report(Products(query, key, prefix=self.prefix, bias=mask, scale=scale))
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
-        query, key = self._projected(self.norm.forward(tokens))
+        query, key = self.projected(self.norm.forward(tokens))
         return Products(query, key, prefix=self.prefix, scale=self.attention.scaling)
 
-    def _projected(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+    def projected(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         attention = self.attention
         heads = attention.num_attention_heads
         query, key = attention.q_proj.forward(normed), attention.k_proj.forward(normed)
@@ -257,7 +257,7 @@ class RegistryWindowBlock(RegistryBlock):
         layer.set_shift_and_window_size(grid)
         side, shift = int(layer.window_size), int(layer.shift_size)
         normed = self.norm.forward(tokens).unflatten(1, grid)
-        query, key = self._projected(cut_windows(normed, (side, side), (shift, shift), pad_first=True))
+        query, key = self.projected(cut_windows(normed, (side, side), (shift, shift), pad_first=True))
         bias = self.attention.relative_position_bias.forward()
         padded = (grid[0] + -grid[0] % side, grid[1] + -grid[1] % side)
         mask = layer.get_attn_mask(*padded, dtype=tokens.dtype, device=tokens.device)

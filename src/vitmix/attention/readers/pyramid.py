@@ -1,6 +1,7 @@
 """Pyramids: Swin (attention within shifted windows) and PVT (attention to spatially reduced keys)."""
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.models import pvt_v2, swin_transformer
@@ -13,7 +14,9 @@ from vitmix.attention.readers.base import (
     BlockReader,
     Handles,
     Reader,
+    ReplacedForward,
     check_divides,
+    exactly,
     one_head_each,
     project_heads,
     stacked_heads,
@@ -35,7 +38,7 @@ __all__ = [
 
 
 class PyramidReader(Reader):
-    """A model with stages, each of which starts by merging tokens."""
+    """A model with stages, each of which starts by merging patches; prefix tokens stay, and more may join."""
 
     def grids(self, size: Grid) -> tuple[Grid, ...]:
         grids = [self.embed_grid(size)]
@@ -54,9 +57,10 @@ class PyramidReader(Reader):
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         if index == 0 or self.blocks[index].stage == self.blocks[index - 1].stage:
             return share
-        grid = self.grids(size)[index - 1]
-        merged = self.merged_share(share.view(-1, 1, *grid)).flatten(1)
-        return initial_token_share(merged, image_share, prefix=self.blocks[index].prefix)
+        grid, kept = self.grids(size)[index - 1], self.blocks[index - 1].prefix
+        merged = self.merged_share(share[:, kept:].reshape(-1, 1, *grid)).flatten(1)
+        joined = initial_token_share(merged, image_share, prefix=self.blocks[index].prefix - kept)
+        return torch.cat([share[:, :kept], joined], dim=1) if kept else joined
 
     def stop_after(self, block: int, images: Tensor) -> None:
         stage = self.blocks[block].stage
@@ -120,7 +124,7 @@ def read_swin(model: Any) -> Reader:
     blocks = [
         WindowBlock(
             block,
-            _exactly(block.attn, swin_transformer.WindowAttention),
+            exactly(block.attn, swin_transformer.WindowAttention),
             norm=block.norm1,
             prefix=0,
             class_token=False,
@@ -128,7 +132,7 @@ def read_swin(model: Any) -> Reader:
             stage=number,
         )
         for number, stage in enumerate(model.layers)
-        for block in (_exactly(each, swin_transformer.SwinTransformerBlock) for each in stage.blocks)
+        for block in (exactly(each, swin_transformer.SwinTransformerBlock) for each in stage.blocks)
     ]
     return SwinReader(model, list(blocks), final_module=model.norm, prefix=0, readout="mean")
 
@@ -139,7 +143,6 @@ def read_swin(model: Any) -> Reader:
 class ReducedBlock(BlockReader):
     """PVT's block: keys are means over r x r cells (or, in the linear form, over a fixed 7 x 7 grid of cells)."""
 
-    no_bank: ClassVar[str | None] = "its keys are cells of a grid, which cannot contain other tokens"
     grid: Grid | None = None
     query: Tensor | None = None
 
@@ -166,34 +169,51 @@ class ReducedBlock(BlockReader):
         heads = self.attention.num_heads
         key, _ = stacked_heads(keys_values, heads, kinds=2)
         products = Products(one_head_each(query, heads), key, prefix=self.prefix)
-        cells = reduction(self.attention, grid, query)
-        return products if cells is None else Reduced(products, *cells)
+        if self.attention.sr is None:
+            return products
+        pool = getattr(self.attention, "pool", None)
+        cells = None if pool is None else pool.output_size
+        return Reduced(products, *reduction(grid, query, ratio=self.attention.sr.stride[0], cells=cells))
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         attention, grid = self.attention, (arguments[0][0], arguments[0][1])
         normed = self.norm.forward(tokens)
-        keys = normed
-        if attention.sr is not None:
-            image = normed.transpose(1, 2).unflatten(2, grid)
-            if getattr(attention, "pool", None) is not None:
-                image = attention.pool.forward(image)
-            keys = attention.norm.forward(attention.sr.forward(image).flatten(2).transpose(1, 2))
-            if getattr(attention, "act", None) is not None:
-                keys = attention.act.forward(keys)
+        keys = self._reduced(normed, grid, lambda module, tokens: module.forward(tokens))
         return self._flow(attention.q.forward(normed), attention.kv.forward(keys), grid)
 
+    def _reduced(self, tokens: Tensor, grid: Grid, run: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """The tokens from which keys and values are projected; `run` calls a module."""
+        attention = self.attention
+        if attention.sr is None:
+            return tokens
+        image = tokens.transpose(1, 2).unflatten(2, grid)
+        if getattr(attention, "pool", None) is not None:
+            image = run(attention.pool, image)
+        keys = run(attention.norm, run(attention.sr, image).flatten(2).transpose(1, 2))
+        return keys if getattr(attention, "act", None) is None else run(attention.act, keys)
 
-def reduction(attention: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The averaging weights of the keys' cells, along rows and columns; None if the keys are the tokens."""
-    if attention.sr is None:
-        return None
+    def bank_hooks(self) -> Handles:
+        return [ReplacedForward(self.attention, self)]
+
+    def forward(self, tokens: Tensor, feat_size: Grid) -> Tensor:
+        """The attention with appended tokens, which become keys as they are: they are not on the grid."""
+        attention, heads = self.attention, self.attention.num_heads
+        own = self.prefix + feat_size[0] * feat_size[1]
+        query = one_head_each(attention.q(tokens), heads)
+        keys = self._reduced(tokens[:, :own], (feat_size[0], feat_size[1]), lambda module, tokens: module(tokens))
+        key, value = stacked_heads(attention.kv(torch.cat([keys, tokens[:, own:]], dim=1)), heads, kinds=2)
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        return attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def reduction(grid: Grid, like: Tensor, *, ratio: int = 1, cells: int | None = None) -> tuple[Tensor, Tensor]:
+    """The averaging weights of the keys' cells, along rows and columns: cells of a side, or a number of cells."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     eyes = [torch.eye(side, dtype=dtype, device=like.device) for side in grid]
-    if getattr(attention, "pool", None) is not None:
-        cells = attention.pool.output_size
+    if cells is not None:
         rows, columns = (F.adaptive_avg_pool1d(eye, cells).T for eye in eyes)
     else:
-        ratio = attention.sr.stride[0]
         rows, columns = (F.avg_pool1d(eye, ratio, ratio).T for eye in eyes)
     return rows, columns
 
@@ -201,14 +221,24 @@ def reduction(attention: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor]
 class PVT2Reader(PyramidReader):
     """PVT v2: overlapping patches, whose shares average over the pixels or tokens under the kernel."""
 
+    @property
+    def embedding(self) -> nn.Conv2d:
+        """The convolution that embeds patches."""
+        return self.model.patch_embed.proj
+
+    @property
+    def merging(self) -> nn.Conv2d:
+        """The convolution between stages."""
+        return self.model.stages[1].downsample.proj
+
     def embed_grid(self, size: Grid) -> Grid:
-        return self._strided(size, self.model.patch_embed.proj)
+        return self._strided(size, self.embedding)
 
     def embed_stride(self, size: Grid) -> Grid:
-        return self.model.patch_embed.proj.stride
+        return self.embedding.stride[0], self.embedding.stride[1]
 
     def merged_grid(self, grid: Grid) -> Grid:
-        return self._strided(grid, self.model.stages[1].downsample.proj)
+        return self._strided(grid, self.merging)
 
     def _strided(self, size: Grid, conv: nn.Conv2d) -> Grid:
         rows, columns = (
@@ -219,10 +249,10 @@ class PVT2Reader(PyramidReader):
 
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         pixels = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype)
-        return _under_kernel(pixels.unsqueeze(1), self.model.patch_embed.proj).squeeze(1)
+        return _under_kernel(pixels.unsqueeze(1), self.embedding).squeeze(1)
 
     def merged_share(self, share: Tensor) -> Tensor:
-        return _under_kernel(share, self.model.stages[1].downsample.proj)
+        return _under_kernel(share, self.merging)
 
 
 def _under_kernel(grid: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -235,8 +265,8 @@ def read_pvt2(model: Any) -> Reader:
         raise ValueError("a PyramidVisionTransformerV2 can be read only with global_pool='avg'")
     blocks = [
         ReducedBlock(
-            _exactly(block, pvt_v2.Block),
-            _exactly(block.attn, pvt_v2.Attention),
+            exactly(block, pvt_v2.Block),
+            exactly(block.attn, pvt_v2.Attention),
             norm=block.norm1,
             prefix=0,
             class_token=False,
@@ -266,8 +296,8 @@ def read_pvt1(model: Any) -> Reader:
     last = len(model.stages) - 1
     blocks = [
         ReducedBlock(
-            _exactly(block, pvt.PvtBlock),
-            _exactly(block.attn, pvt.PvtAttention),
+            exactly(block, pvt.PvtBlock),
+            exactly(block.attn, pvt.PvtAttention),
             norm=block.norm1,
             prefix=int(number == last),
             class_token=number == last,
@@ -278,9 +308,3 @@ def read_pvt1(model: Any) -> Reader:
         for block in stage.blocks
     ]
     return PVT1Reader(model, list(blocks), final_module=model.norm, prefix=1, readout="class")
-
-
-def _exactly(module: Any, kind: type) -> Any:
-    if type(module) is not kind:
-        raise ValueError(f"a pyramid with {type(module).__name__} instead of {kind.__name__} cannot be read")
-    return module

@@ -21,11 +21,13 @@ from vitmix.attention.readers.base import (
     Handles,
     Reader,
     ReplacedBlock,
+    ReplacedForward,
     check_divides,
     check_size,
     project_heads,
     split_heads,
     stacked_heads,
+    with_places,
 )
 from vitmix.models.cct import CompactBlock
 
@@ -38,8 +40,11 @@ __all__ = [
     "PoolingBlock",
     "PostNormBlock",
     "RotaryBlock",
+    "RotaryPostNormBlock",
     "ViTReader",
+    "add_pooling",
     "check_blocks",
+    "projected_with_bias",
     "read_beit",
     "read_compact",
     "read_eva",
@@ -116,8 +121,20 @@ class CompactReader(Reader):
 class RotaryBlock(FusedBlock):
     """EVA and DINOv3: queries and keys are rotated by position after the norms that have the hooks."""
 
-    no_bank = "its rotary positions are not defined for appended tokens"
+    no_bank: ClassVar[str | None] = None
     rope: Tensor | None = None
+
+    def bank_hooks(self) -> Handles:
+        return [self.attention.register_forward_pre_hook(self._widen, with_kwargs=True)]
+
+    def _widen(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Rotates appended keys as at their old positions."""
+        rope, places = kwargs.get("rope"), self.bank_places
+        if rope is None or places is None:
+            return None
+        rope = rope.expand(1, 1, -1, -1) if rope.ndim == 2 else rope.unsqueeze(0)  # (1, heads or 1, N, 2 d)
+        appended = rope[0][:, places - self.prefix].transpose(0, 1)
+        return args, kwargs | {"rope": torch.cat([rope.expand(len(places), -1, -1, -1), appended], dim=2)}
 
     def hooks(self) -> Handles:
         return [self.attention.register_forward_pre_hook(self._on_call, with_kwargs=True), *super().hooks()]
@@ -143,7 +160,7 @@ class RotaryBlock(FusedBlock):
         attention = self.attention
         normed = tokens if self.norm is None else self.norm.forward(tokens)
         if attention.qkv is not None:
-            query, key = _projected(attention, normed, kinds=2)
+            query, key = projected_with_bias(attention, normed, kinds=2)
         else:
             query, key = (
                 projection.forward(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
@@ -156,12 +173,13 @@ class RotaryBlock(FusedBlock):
 class BiasedBlock(ReplacedBlock):
     """BEiT: a relative position bias, and queries and keys that no submodule exposes."""
 
-    no_bank = "its position bias is not defined for appended tokens"
+    def bank_hooks(self) -> Handles:
+        return [ReplacedForward(self.attention, self)]
 
     def forward(self, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         attention = self.attention
-        query, key, value = _projected(attention, tokens, kinds=3, project=attention.qkv)
-        bias = self._bias(shared_rel_pos_bias)
+        query, key, value = projected_with_bias(attention, tokens, kinds=3, project=attention.qkv)
+        bias = with_places(self._bias(shared_rel_pos_bias), self.appended())
         self.tell(Products(query, key, prefix=self.prefix, bias=bias))
         dropout = attention.attn_drop.p if attention.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
@@ -174,7 +192,7 @@ class BiasedBlock(ReplacedBlock):
         return own if shared is None else own + shared
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
-        query, key = _projected(self.attention, self.norm.forward(tokens), kinds=2)
+        query, key = projected_with_bias(self.attention, self.norm.forward(tokens), kinds=2)
         return Products(query, key, prefix=self.prefix, bias=self._bias(settings.get("shared_rel_pos_bias")))
 
 
@@ -182,6 +200,10 @@ class PostNormBlock(FusedBlock):
     """Post-norm blocks: they have no norm between the tokens and attention."""
 
     no_bank: ClassVar[str | None] = "it has no norm before its attention, where tokens could be appended"
+
+
+class RotaryPostNormBlock(RotaryBlock):
+    no_bank = PostNormBlock.no_bank
 
 
 def read_vit(model: Any) -> Reader:
@@ -217,7 +239,7 @@ def read_vit(model: Any) -> Reader:
         readout="class" if reads_class else "mean",
         read_tokens=2 if distilled else 1,
     )
-    _add_pooling(reader)
+    add_pooling(reader)
     return reader
 
 
@@ -232,7 +254,7 @@ def read_eva(model: Any) -> Reader:
         )
     reads_class = model.global_pool == "token"
     blocks = [
-        RotaryBlock(
+        (RotaryBlock if type(block) is eva.EvaBlock else RotaryPostNormBlock)(
             block,
             block.attn,
             norm=block.norm1 if type(block) is eva.EvaBlock else None,
@@ -244,7 +266,7 @@ def read_eva(model: Any) -> Reader:
     ]
     readout = "class" if reads_class else "mean"
     reader = EvaReader(model, list(blocks), final_module=model.norm, prefix=model.num_prefix_tokens, readout=readout)
-    _add_pooling(reader)
+    add_pooling(reader)
     return reader
 
 
@@ -283,7 +305,8 @@ def check_blocks(model: Any, blocks: tuple[type, ...], attentions: tuple[type, .
             )
 
 
-def _add_pooling(reader: Reader) -> None:
+def add_pooling(reader: Reader) -> None:
+    """Adds the attention pooling of a model that has one."""
     pool = reader.model.attn_pool
     if pool is None:
         return
@@ -292,7 +315,7 @@ def _add_pooling(reader: Reader) -> None:
     reader.pooling = PoolingBlock(pool, pool, norm=None, prefix=0, class_token=False, width=reader.width)
 
 
-def _projected(
+def projected_with_bias(
     attention: Any, tokens: Tensor, *, kinds: int, project: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, ...]:
     """As the attention of EVA and BEiT; `project` is the projection to call, if its hooks are to run."""

@@ -11,6 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.padding import pad_same
+from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame
 from timm.models import convnext, mlp_mixer, resnet
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,13 +33,16 @@ __all__ = [
     "SpatialReader",
     "Step",
     "TokenMixingBlock",
+    "after_convs",
     "aggregate_share",
+    "check_mean_pooling",
     "convolve_share",
     "pool_share",
     "read_convnext",
     "read_mixer",
     "read_resnet",
     "same_share",
+    "through_convs",
     "token_mixing_weights",
 ]
 
@@ -61,9 +67,18 @@ def convolve_share(grid: Tensor, conv: nn.Conv2d) -> Tensor:
     kernel = conv.weight.detach().abs().mean((0, 1), dtype=grid.dtype)[None, None]
     assert not isinstance(conv.padding, str)
     settings: dict[str, Any] = dict(stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
+    grid, ones = _same_padding(grid, conv), _same_padding(torch.ones_like(grid[:1]), conv)
     with torch.autocast(grid.device.type, enabled=False):
-        inside = F.conv2d(torch.ones_like(grid[:1]), kernel, **settings)
+        inside = F.conv2d(ones, kernel, **settings)
         return F.conv2d(grid, kernel, **settings) / inside.clamp_min(torch.finfo(grid.dtype).tiny)
+
+
+def _same_padding(grid: Tensor, layer: Any) -> Tensor:
+    """The grid with the padding that layers with weights from TensorFlow add themselves."""
+    if not isinstance(layer, Conv2dSame | AvgPool2dSame | MaxPool2dSame):
+        return grid
+    settings: Any = (layer.kernel_size, layer.stride, getattr(layer, "dilation", (1, 1)))
+    return pad_same(grid, *settings)
 
 
 def aggregate_share(grid: Tensor, stride: Grid) -> Tensor:
@@ -75,7 +90,11 @@ def aggregate_share(grid: Tensor, stride: Grid) -> Tensor:
 
 def pool_share(grid: Tensor, pool: Any) -> Tensor:
     """The mean under a pooling window, for any kind of pooling."""
-    return F.avg_pool2d(grid, pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, count_include_pad=False)
+    kernel, stride = pool.kernel_size, pool.stride
+    if isinstance(pool, AvgPool2dSame | MaxPool2dSame):
+        ones = _same_padding(torch.ones_like(grid[:1]), pool)
+        return F.avg_pool2d(_same_padding(grid, pool), kernel, stride) / F.avg_pool2d(ones, kernel, stride)
+    return F.avg_pool2d(grid, kernel, stride, pool.padding, pool.ceil_mode, count_include_pad=False)
 
 
 def same_share(grid: Tensor) -> Tensor:
@@ -157,12 +176,16 @@ class DepthwiseBlock(SpatialBlock):
 
 
 class ConvNeXtReader(SpatialReader):
+    @property
+    def stem(self) -> nn.Module:
+        return self.model.stem
+
     def embed_grid(self, size: Grid) -> Grid:
-        return _after_convs(size, self.model.stem)
+        return after_convs(size, self.stem)
 
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         grid = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype).unsqueeze(1)
-        return _through_convs(grid, self.model.stem).squeeze(1)
+        return through_convs(grid, self.stem).squeeze(1)
 
     def merged_grid(self, grid: Grid) -> Grid:
         return grid[0] // 2, grid[1] // 2
@@ -172,7 +195,7 @@ class ConvNeXtReader(SpatialReader):
 
 
 def read_convnext(model: Any) -> Reader:
-    _check_mean_pooling(model, model.head.global_pool)
+    check_mean_pooling(model, model.head.global_pool)
     blocks: list[BlockReader] = []
     for number, stage in enumerate(model.stages):
         if number and _convs(stage.downsample)[0].stride != (2, 2):
@@ -216,13 +239,13 @@ class ResNetReader(SpatialReader):
         return tuple(grids)
 
     def embed_grid(self, size: Grid) -> Grid:
-        grid, pool = _after_convs(size, self.model.conv1), self.model.maxpool
+        grid, pool = after_convs(size, self.model.conv1), self.model.maxpool
         rows, columns = ((side + 2 * pool.padding - pool.kernel_size) // pool.stride + 1 for side in grid)
         return rows, columns
 
     def embed_share(self, mask: Tensor, size: Grid, dtype: torch.dtype) -> Tensor:
         grid = resample_mask(mask, size, rule="area", dtype=dtype).to(dtype).unsqueeze(1)
-        return pool_share(_through_convs(grid, self.model.conv1), self.model.maxpool).squeeze(1)
+        return pool_share(through_convs(grid, self.model.conv1), self.model.maxpool).squeeze(1)
 
     def arrive(self, index: int, share: Tensor, image_share: Tensor, size: Grid) -> Tensor:
         return share  # strides are inside the blocks
@@ -239,7 +262,7 @@ class ResNetReader(SpatialReader):
 
 
 def read_resnet(model: Any) -> Reader:
-    _check_mean_pooling(model, model.global_pool)
+    check_mean_pooling(model, model.global_pool)
     if type(model.maxpool) is not nn.MaxPool2d:
         raise ValueError(f"a ResNet whose stem pools with {type(model.maxpool).__name__} cannot be read")
     blocks: list[BlockReader] = []
@@ -260,7 +283,8 @@ def read_resnet(model: Any) -> Reader:
     return ResNetReader(model, blocks, final_module=model.layer4[-1], prefix=0, readout="mean")
 
 
-def _check_mean_pooling(model: nn.Module, pool: Any) -> None:
+def check_mean_pooling(model: nn.Module, pool: Any) -> None:
+    """Raises an error if the head pools otherwise than by the mean."""
     if pool.pool_type != "avg":
         raise ValueError(f"{type(model).__name__} with {pool.pool_type!r} pooling cannot be read; create it with 'avg'")
 
@@ -269,7 +293,8 @@ def _convs(module: nn.Module) -> list[nn.Conv2d]:
     return [each for each in module.modules() if isinstance(each, nn.Conv2d)]
 
 
-def _after_convs(size: Grid, stem: nn.Module) -> Grid:
+def after_convs(size: Grid, stem: nn.Module) -> Grid:
+    """The size after the convolutions of a stem."""
     rows, columns = size
     for conv in _convs(stem):
         assert not isinstance(conv.padding, str)
@@ -278,7 +303,8 @@ def _after_convs(size: Grid, stem: nn.Module) -> Grid:
     return rows, columns
 
 
-def _through_convs(grid: Tensor, stem: nn.Module) -> Tensor:
+def through_convs(grid: Tensor, stem: nn.Module) -> Tensor:
+    """Shares after the convolutions of a stem; patches that do not overlap count their pixels equally."""
     for conv in _convs(stem):
         patches = conv.kernel_size == conv.stride
         grid = F.avg_pool2d(grid, conv.kernel_size, conv.stride) if patches else convolve_share(grid, conv)

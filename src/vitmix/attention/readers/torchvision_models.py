@@ -1,6 +1,6 @@
-"""torchvision's VisionTransformer and SwinTransformer, in which no submodule exposes queries and keys."""
+"""torchvision's VisionTransformer and SwinTransformer (V1 and V2), in which no submodule exposes queries and keys."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from vitmix.attention.readers.base import (
     split_heads,
 )
 from vitmix.attention.readers.pyramid import PyramidReader
+from vitmix.attention.readers.swin_v2 import cosine_heads
 
 __all__ = [
+    "CosineShiftedBlock",
     "MultiheadBlock",
     "ShiftedBlock",
     "TorchvisionSwinReader",
@@ -80,6 +82,7 @@ class ShiftedBlock(ReplacedBlock):
     """torchvision's Swin block: the grid is padded, then rolled, then cut into windows."""
 
     no_bank = "a window cannot contain other tokens"
+    scale: ClassVar[float | None] = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         attention = self.attention
@@ -88,7 +91,7 @@ class ShiftedBlock(ReplacedBlock):
         images = len(query) // len(bias)
         dropout = attention.attention_dropout if attention.training else 0.0
         mask = bias if len(bias) == 1 else bias.repeat(images, 1, 1, 1)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=self.scale)
         windows = F.linear(mixed.transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias)
         windows = F.dropout(windows, attention.dropout, attention.training)
         window = (attention.window_size[0], attention.window_size[1])
@@ -104,17 +107,34 @@ class ShiftedBlock(ReplacedBlock):
         bias = attention.get_relative_position_bias()
         if shift != (0, 0):
             bias = bias + _shift_mask(padded, window, (shift[0], shift[1]), bias).unsqueeze(1)
-        qkv = attention.qkv
-        projected = split_heads(windows, qkv.weight, qkv.bias, attention.num_heads, kinds=kinds)
-        return projected, bias, grid, (shift[0], shift[1])
+        return self._heads(windows, kinds), bias, grid, (shift[0], shift[1])
+
+    def _heads(self, windows: Tensor, kinds: int) -> tuple[Tensor, ...]:
+        qkv = self.attention.qkv
+        return split_heads(windows, qkv.weight, qkv.bias, self.attention.num_heads, kinds=kinds)
 
     def _flow(self, query: Tensor, key: Tensor, bias: Tensor, grid: Grid, shift: Grid) -> Flow:
         window = (self.attention.window_size[0], self.attention.window_size[1])
-        return Windows(Products(query, key, bias=bias), grid, window, shift, pad_first=True)
+        return Windows(Products(query, key, bias=bias, scale=self.scale), grid, window, shift, pad_first=True)
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
-        (query, key), bias, grid, shift = self._projected(self.norm.forward(tokens), kinds=2)
+        normed = tokens if self.norm is None else self.norm.forward(tokens)
+        (query, key), bias, grid, shift = self._projected(normed, kinds=2)
         return self._flow(query, key, bias, grid, shift)
+
+
+class CosineShiftedBlock(ShiftedBlock):
+    """Swin V2: cosine attention, keys without a bias, and the norm after attention."""
+
+    scale = 1.0
+
+    def _heads(self, windows: Tensor, kinds: int) -> tuple[Tensor, ...]:
+        attention, bias = self.attention, self.attention.qkv.bias
+        if bias is not None:
+            query_bias, key_bias, value_bias = bias.chunk(3)
+            bias = torch.cat([query_bias, torch.zeros_like(key_bias), value_bias])
+        query, key, *value = split_heads(windows, attention.qkv.weight, bias, attention.num_heads, kinds=kinds)
+        return *cosine_heads(query, key, attention.logit_scale), *value
 
 
 def _shift_mask(size: Grid, window: Grid, shift: Grid, like: Tensor) -> Tensor:
@@ -142,14 +162,19 @@ class TorchvisionSwinReader(PyramidReader):
 
 
 def read_swin(model: Any) -> Reader:
+    kinds: dict[tuple[type, type], type[ShiftedBlock]] = {
+        (swin_transformer.SwinTransformerBlock, swin_transformer.ShiftedWindowAttention): ShiftedBlock,
+        (swin_transformer.SwinTransformerBlockV2, swin_transformer.ShiftedWindowAttentionV2): CosineShiftedBlock,
+    }
     blocks: list[BlockReader] = []
     stages: list[Any] = [part for part in model.features[1:] if isinstance(part, nn.Sequential)]
     for number, stage in enumerate(stages):
         for block in stage:
-            kinds = (swin_transformer.SwinTransformerBlock, swin_transformer.ShiftedWindowAttention)
-            if (type(block), type(block.attn)) != kinds:
-                raise ValueError("only torchvision's SwinTransformerBlock can be read, not Swin V2's")
+            kind = kinds.get((type(block), type(block.attn)))
+            if kind is None:
+                raise ValueError("only torchvision's SwinTransformerBlock and SwinTransformerBlockV2 can be read")
+            norm = block.norm1 if kind is ShiftedBlock else None  # V2 has its norms after attention and MLP
             settings: dict[str, Any] = dict(prefix=0, class_token=False, width=block.attn.qkv.in_features, stage=number)
-            blocks.append(ShiftedBlock(block, block.attn, norm=block.norm1, **settings))
+            blocks.append(kind(block, block.attn, norm=norm, **settings))
     assert isinstance(model.features[0][1], Permute)
     return TorchvisionSwinReader(model, blocks, final_module=model.norm, prefix=0, readout="mean")
