@@ -1,4 +1,4 @@
-"""Trained models as folders that timm and transformers load: weights, configuration, model card.
+"""Trained models as folders that timm, transformers and onnxruntime load: weights, configuration, model card.
 
 Both use the same files: timm's configuration names the architecture and its preprocessing, and transformers wraps the
 timm model (`TimmWrapperForImageClassification`), so every architecture can be exported, with the same arithmetic.
@@ -19,21 +19,22 @@ from torch import Tensor, nn
 
 from vitmix import __version__
 from vitmix._checks import check_choice, check_output_name
+from vitmix.lab import onnx_files
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.runs import Run
-from vitmix.lab.training.config import FIELDS, TrainConfig, setting_yaml
+from vitmix.lab.training.config import DECIDING, TrainConfig, setting_yaml
 from vitmix.lab.training.weights import host_copies
 from vitmix.lab.writing import write_file
 
-TARGETS = ("timm", "hf")
+TARGETS = ("timm", "hf", "onnx")
 ALIGNMENT = 64  # bytes
 WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
 
 
 def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
-    """Writes the folder, complete or not at all, once timm loads it with the same logits; returns the file names."""
+    """Writes the folder, complete or not at all, once it is loaded with the same logits; returns the file names."""
     check_choice("to", to, TARGETS)
     check_output_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -49,7 +50,10 @@ def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
         except OSError as problem:
             raise ValueError(f"cannot make the folder {folder}: {problem.strerror}; give another") from None
         _write(subject, partial, folder, to)
-        _check_reload(subject.model, partial)
+        if to == "onnx":
+            onnx_files.check_onnx(subject.model, partial / onnx_files.FILE, subject.augmentation.sides)
+        else:
+            _check_reload(subject.model, partial)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
@@ -69,7 +73,10 @@ def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
         }
         (place / PROCESSOR).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_file(place / WEIGHTS, aligned_safetensors(subject.model.state_dict()))
+    if to == "onnx":
+        onnx_files.write_onnx(subject.model, place / onnx_files.FILE, subject.augmentation.sides)
+    else:
+        write_file(place / WEIGHTS, aligned_safetensors(subject.model.state_dict()))
     (place / CARD).write_text(model_card(subject, folder, to), encoding="utf-8")
 
 
@@ -125,7 +132,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def _label_names(subject: Subject) -> list[str]:
-    """A name for every output: a training may have more outputs than its data has classes."""
+    """A name for every output: a training run may have more outputs than its data has classes."""
     assert subject.classes is not None
     unnamed = range(len(subject.classes), subject.settings["num_classes"])
     return [*subject.classes, *(f"unused {number}" for number in unnamed)]
@@ -146,7 +153,7 @@ def _check_reload(model: nn.Module, folder: Path) -> None:
 def model_card(subject: Subject, folder: Path, to: str) -> str:
     """README.md: the model, how to load it, results and recipe."""
     config, run = subject.config, None if subject.run is None else Run(subject.run)
-    library = "timm" if to == "timm" else "transformers"
+    library = {"timm": "timm", "hf": "transformers", "onnx": "onnx"}[to]
     lines = ["---", "tags:", "- image-classification", "- timm", "- vitmix", f"library_name: {library}"]
     lines += ["pipeline_tag: image-classification", "---", f"# {folder.name}", ""]
     if run is None:
@@ -155,8 +162,7 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
         data = without_folders(config.data, config.data)
         lines += [f"`{config.model}`, trained on `{data}` with the mixing method `{config.method}`.", ""]
         lines += [] if run.summary is not None else _unfinished(len(run.epochs), config.total_epochs)
-    lines += ["## Use", "", *_use(subject, folder.name)]
-    lines += ["", *_use_in_transformers(subject, folder.name)] if to == "hf" else []
+    lines += ["## Use", "", *_use(subject, folder.name, to)]
     lines += ["", "## Results", "", *_results(subject, run)]
     if run is not None:
         lines += ["", "## Training", "", f"Made with vitmix {__version__}; what differs from its defaults:", ""]
@@ -165,28 +171,34 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
 
 
 def _unfinished(done: int, total: int) -> list[str]:
-    """A warning about a training that has not ended, whose weights are of an early epoch."""
+    """A warning about a training run that has not ended, whose weights are of an early epoch."""
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
-    return [f"**The training was not finished:** {count} done at the export.", ""]
+    return [f"**The run was not finished:** {count} done at the export.", ""]
 
 
-def _registered(subject: Subject) -> list[str]:
+def _use(subject: Subject, name: str, to: str) -> list[str]:
+    """Code that loads the folder."""
+    if to == "onnx":
+        return _use_onnx(subject, name)
     own = type(subject.model).__module__.startswith("vitmix")
-    return ["import vitmix.models  # registers it", ""] if own else []
-
-
-def _use(subject: Subject, name: str) -> list[str]:
+    begin = ["```python", *(["import vitmix.models  # registers it", ""] if own else [])]
     arguments = "".join(f", {key}={value!r}" for key, value in subject.settings.items())
     loaded = f'model = timm.create_model("local-dir:{name}", pretrained=True).eval()'
     by_file = f"timm.create_model({subject.config.model!r}, checkpoint_path='{name}/{WEIGHTS}'{arguments})"
-    return ["```python", *_registered(subject), "import timm", "", loaded, "# or", by_file, "```"]
+    lines = [*begin, "import timm", "", loaded, "# or", by_file, "```"]
+    if to == "hf":
+        lines += ["", *begin, "from transformers import AutoImageProcessor, AutoModelForImageClassification", ""]
+        lines += [f'processor = AutoImageProcessor.from_pretrained("./{name}")']
+        lines += [f'model = AutoModelForImageClassification.from_pretrained("./{name}")', "```"]
+    return lines
 
 
-def _use_in_transformers(subject: Subject, name: str) -> list[str]:
-    imported = "from transformers import AutoImageProcessor, AutoModelForImageClassification"
-    processor = f'processor = AutoImageProcessor.from_pretrained("./{name}")'
-    model = f'model = AutoModelForImageClassification.from_pretrained("./{name}")'
-    return ["```python", *_registered(subject), imported, "", processor, model, "```"]
+def _use_onnx(subject: Subject, name: str) -> list[str]:
+    height, width = subject.augmentation.sides
+    session = f'session = onnxruntime.InferenceSession("{name}/{onnx_files.FILE}")'
+    shape = f"# images: float32 (any number, 3, {height}, {width}), normalized as {CONFIG} says"
+    call = '(logits,) = session.run(["logits"], {"images": images})'
+    return ["```python", "import onnxruntime", "", session, shape, call, "```"]
 
 
 def _results(subject: Subject, run: Run | None) -> list[str]:
@@ -206,6 +218,5 @@ def _recipe(config: TrainConfig) -> list[str]:
     usual = TrainConfig()
     paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
     config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)
-    skip = {name for name, each in FIELDS.items() if each.metadata["may_change"]}
-    chosen = [name for name in FIELDS if getattr(config, name) != getattr(usual, name) and name not in skip]
+    chosen = [name for name in DECIDING if getattr(config, name) != getattr(usual, name)]
     return "\n".join(setting_yaml(config, name) for name in chosen).splitlines()

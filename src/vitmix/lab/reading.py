@@ -104,7 +104,7 @@ def _check_nesting(value: Any, most: int | None = None) -> None:
                 if isinstance(child, (list, dict)):
                     inside.append(child)
                 elif child is not None and not isinstance(child, (str, int, float, bool)):
-                    raise ValueError(f"a {type(child).__name__} is neither a text, a number, a list nor a mapping")
+                    raise ValueError(f"a {type(child).__name__} is neither a string, a number, a list nor a mapping")
         level = inside
 
 

@@ -1,14 +1,14 @@
 """Settings as typed dataclasses: documented fields, and one set of rules for flags and YAML files.
 
 A field's annotation says which values it takes, `option` what they mean. The command line (`cli/_parser.py`) and the
-configuration of a training read both from here.
+configuration of a training run read both from here.
 """
 
 # Help texts come from such classes, so nothing here imports torch.
 import difflib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
@@ -93,7 +93,7 @@ class Kind(NamedTuple):
         if value is None:
             return
         if self.length and len(value) != self.length:
-            words = "texts" if self.base is str else "numbers"
+            words = "strings" if self.base is str else "numbers"
             raise ValueError(f"{name} takes {self.length} {words}, got {len(value)}: {list(value)}")
         for item in value if self.length is not None else (value,):
             if self.choices:
@@ -123,17 +123,21 @@ class Kind(NamedTuple):
             raise TypeError
         if isinstance(value, bool) or value is None:
             raise TypeError
+        if self.base is float and isinstance(value, str) and "/" in value:  # as people write 8/255
+            above, _, below = value.partition("/")
+            return float(above) / float(below)
         number = self.base(value)
         if self.base is int and isinstance(value, float) and number != value:
             raise ValueError
         return number
 
     def __str__(self) -> str:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         word = words.get(self.base, "KEY=VALUE settings")
         if self.length is not None:
-            word = "a list of texts" if self.base is str else "a list of numbers"
-        return f"{word} or none" if self.optional else word
+            word = "a list of strings" if self.base is str else "a list of numbers"
+        word += " or none" if self.optional else ""
+        return f"{word}, such as 0.03 or 8/255" if self.base is float and self.length == 0 else word
 
 
 def _kind(annotation: Any) -> Kind:
@@ -178,14 +182,15 @@ def fitted(settings: type[Settings], name: str, value: Any, source: str) -> Any:
     kind = kinds_of(settings)[name]
     try:
         return kind.fit(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, ArithmeticError):
         raise ValueError(f"{name} in {source} must be {kind}, got {value!r}") from None
 
 
-def unknown_setting(settings: type[Settings], name: str, source: str, command: str) -> ValueError:
-    close = difflib.get_close_matches(name.replace("-", "_"), kinds_of(settings), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return ValueError(f"unknown setting {name!r} in {source}; {hint}'vitmix {command} --help' lists them all")
+def unknown(what: str, name: str, known: Iterable[str], command: str) -> ValueError:
+    """The error for an unknown name, if there are too many known ones to list."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0] if close[0].startswith('--') else repr(close[0])}? " if close else ""
+    return ValueError(f"unknown {what}; {hint}'{command}' lists them all")
 
 
 def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:

@@ -19,6 +19,8 @@ from vitmix._registry import METHODS as REGISTERED
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
+from vitmix.lab.fitting import refusals
+from vitmix.lab.stand_ins import stand_in_maps
 from vitmix.parts.base import HiddenMixing
 
 BARE = "bare model"  # no library at all: cross-entropy of the model's logits
@@ -79,20 +81,24 @@ class Step:
 
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels, self.work = images, labels, work
-        bare = text == BARE
-        self.module = _Bare(_model_for(mode, work)) if bare else _learner(text, mode, work, images, labels)
+        self.module = _Bare(build_model(work, mode)) if text == BARE else _learner(text, mode, work, images, labels)
         if mode == "compiled":
             self.module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
+        self.maps = stand_in_maps(self.module.mixing, images) if isinstance(self.module, Learner) else None
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.0, fused=True)
-        self.taken = [0] * len(self.module.mixer.mixers) if isinstance(self.module, Learner) else []
+        mixer = self.module.mixer if isinstance(self.module, Learner) else None
+        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
+        self.parts = [weight / sum(weights) for weight in weights]
+        self.taken = [0] * len(weights)
         self.easy: list[Tensor] = []
 
     def __call__(self, arm: int | None = None) -> None:
         """A step of one mixer of a switch: the given one, or the one whose turn it is."""
+        choice = self._turn() if arm is None else arm
         with self.work.autocast():
             if isinstance(self.module, Learner):
-                choice = self._turn() if arm is None else arm
-                output = self.module(self.images, self.labels, draw=_draw(self.module, self.images, choice))
+                draw = _draw(self.module, self.images, choice)
+                output = self.module(self.images, self.labels, maps=self.maps, draw=draw)
                 loss = output.loss
                 if "htm_samples" in output.counts:
                     self.easy.append(output.counts["htm_samples"].clone())  # CUDA graphs overwrite it
@@ -106,26 +112,20 @@ class Step:
         """`count` steps, or up to four times as many, so that a switch takes its mixers as often as its odds say."""
 
         def off(number: int) -> float:
-            return max(abs(round(number * part) / number - part) for part in self._parts())
+            return max(abs(round(number * part) / number - part) for part in self.parts)
 
         counts = range(count, 4 * count + 1)
         return next((number for number in counts if off(number) < 0.01), min(counts, key=off))
 
     def every_arm(self, count: int) -> None:
         """At least `count` steps, equally many of each mixer of a switch: to compile, and for peak memory."""
-        arms = len(self.taken) or 1
+        arms = len(self.parts)
         for number in range(math.ceil(count / arms) * arms):
             self(number % arms)
 
-    def _parts(self) -> list[float]:
-        mixer = self.module.mixer if isinstance(self.module, Learner) else None
-        weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
-        return [weight / sum(weights) for weight in weights]
-
     def _turn(self) -> int:
         """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
-        number = sum(self.taken)
-        due = [(number + 1) * part - n for part, n in zip(self._parts(), self.taken, strict=True)]
+        due = [(sum(self.taken) + 1) * part - n for part, n in zip(self.parts, self.taken, strict=True)]
         choice = due.index(max(due))
         self.taken[choice] += 1
         return choice
@@ -150,26 +150,22 @@ class _Bare(nn.Module):
 def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
     mixer = create(text, build_model(work).num_classes)
     if any(each.inner for each in mixer.mixers):
-        mixer = _with_easy(mixer, _model_for(mode, work), images, labels, work)
-    return Learner(_model_for(mode, work), mixer)
+        mixer = _with_easy(mixer, build_model(work, mode), images, labels, work)
+    return Learner(build_model(work, mode), mixer, seed=0)
 
 
-def _model_for(mode: str, work: Workload) -> Any:
+def build_model(work: Workload, mode: str = "eager") -> Any:
     torch.manual_seed(0)
-    model = build_model(work)
-    if mode == "materialized":
-        materialize(model)
-    return model
-
-
-def build_model(work: Workload) -> Any:
     try:
         cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
         fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
         sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
-        return timm.create_model(work.model, **{**sized, **work.model_args}).to(work.device).train()
-    except RuntimeError as error:  # timm's sentence on unknown names
+        model = timm.create_model(work.model, **{**sized, **work.model_args}).to(work.device).train()
+    except RuntimeError as error:  # timm's message on unknown names
         raise ValueError(f"{error}; timm.list_models() lists what there is") from None
+    if mode == "materialized":
+        materialize(model)
+    return model
 
 
 def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
@@ -187,34 +183,25 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
     """The mixer with hidden mixing that acts on a given part of the samples."""
-    learner = Learner(model, mixer)
-    eased: dict[int, tuple[HiddenMixing, ...]] = {}
+    learner = Learner(model, mixer, seed=0, step=0)
+    eased: list[tuple[HiddenMixing, ...]] = []
     for choice in range(len(mixer.mixers)):
         with torch.no_grad(), work.autocast():
-            learner(images, labels, draw=_draw(learner, images, choice))
+            maps = stand_in_maps(learner.mixing, images)
+            learner(images, labels, maps=maps, draw=_draw(learner, images, choice))
             recorder = learner.mixing._recorder
             assert recorder is not None and recorder.tape is not None
-            eased[choice] = tuple(actor.at_rate(work.easy) for actor in recorder.tape.actors)
+            eased.append(tuple(actor.at_rate(work.easy) for actor in recorder.tape.actors))
     learner.mixing.close()
-    numbers = iter(range(len(mixer.mixers)))
-    return mixer.each(lambda each: replace(each, inner=eased[next(numbers)]))
+    inner = iter(eased)
+    return mixer.each(lambda each: replace(each, inner=next(inner)))
 
 
-def refusals(methods: Sequence[str], work: Workload) -> dict[str, str]:
+def refused(methods: Sequence[str], work: Workload) -> dict[str, str]:
     """Why a model does not work with some of the methods, found out before the others are measured."""
     model = build_model(work)
-    images, _ = batch_for(model, work)
-    found = {}
-    for text in methods:
-        if text == BARE:
-            continue
-        try:
-            with create(text, model.num_classes).attach(model) as mixing:
-                for mixer in mixing.mixer.mixers:
-                    mixer.draw(mixing.frame(images))
-        except ValueError as problem:
-            found[text] = str(problem)
-    return found
+    images, _ = batch_for(model, replace(work, batch=1))
+    return refusals(model, tuple(images.shape[2:]), [text for text in methods if text != BARE])
 
 
 def measure_steps(
@@ -246,16 +233,12 @@ def measure_steps(
                 running.append((step, row))
                 tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
             for number in range(repeats):
-                _repeat(running, work.device)
+                for step, row in running:
+                    step()  # not counted: it warms caches up for this method
+                    row.times.append(milliseconds(step, row.steps, work.device))
                 times = ", ".join(f"{row.times[-1]:.2f}" for _, row in running)
                 tell(f"{mode}: repeat {number + 1} of {repeats}: {times} ms")
         for step, row in running:
             row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
             rows.append(row)
     return rows
-
-
-def _repeat(running: Sequence[tuple[Step, StepRow]], device: torch.device) -> None:
-    for step, row in running:
-        step()  # not counted: it warms caches up for this method
-        row.times.append(milliseconds(step, row.steps, device))

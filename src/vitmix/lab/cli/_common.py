@@ -42,7 +42,7 @@ class Architecture(Settings):
     section = "Which model"
 
     model: Place | None = option(None, "run folder, weights file, or name of a timm model")
-    arch: Name | None = option(None, "timm model of a weights file, if the file does not say")
+    arch: Name | None = option(None, "timm model of a weights file, if its header does not name it")
     model_args: dict[str, Any] = option({}, "settings of the timm model; 'vitmix models NAME' lists them")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
 
@@ -53,15 +53,15 @@ class ModelChoice(Architecture):
 
     section = Architecture.section
 
-    weights: Literal["best", "last"] = option("best", "weights of a run")
-    pretrained: bool = option(False, "take timm's published weights of the named model")
+    weights: Literal["best", "last"] = option("best", "which weights of a run to use")
+    pretrained: bool = option(False, "use timm's published weights")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(ModelChoice):
     """A model, as `--model` or without the flag, and the images it is measured on."""
 
-    what: Place | None = option(None, "the model, as --model names it", positional=True)
+    what: Place | None = option(None, "run folder, weights file, or name of a timm model", positional=True)
     data: str | None = option(None, "data, written as for vitmix train (default: the run's)")
     split: Split | None = option(None, "split to take images from (default: the run's, or test)")
     cpu: bool = option(False, "use the CPU even if there is a GPU")
@@ -88,7 +88,7 @@ def in_new_words(settings: E, named: str | None) -> E:
     if settings.checkpoint is None:
         return replace(settings, model=model, model_args=arguments)
     if model is not None and Path(model).is_dir():
-        raise ValueError(f"{model} is a run folder with its own weights; leave --checkpoint out")
+        raise ValueError(f"{model} is a run folder and has its own weights; remove --checkpoint")
     return replace(settings, model=settings.checkpoint, arch=settings.arch or model, model_args=arguments)
 
 
@@ -107,20 +107,18 @@ def open_model(settings: ModelChoice, what: str | None = None) -> "Subject":
     place, arch = named_model(settings, what)
     if place is None:
         raise ValueError("no model is named; give a run folder, a weights file or the name of a timm model")
-    given: dict[str, Any] = {"weights": settings.weights, "size": settings.size}
-    return open_subject(place, model=arch, model_args=settings.model_args, pretrained=settings.pretrained, **given)
+    given = {name: getattr(settings, name) for name in ("model_args", "pretrained", "weights", "size")}
+    return open_subject(place, model=arch, **given)
 
 
 def open_beside(settings: ModelChoice, place: str, arch: str | None) -> "Subject":
     """One of several models: it takes those of the flags that apply to it."""
-    from vitmix.lab.evaluation.subject import open_subject
-
     is_file, is_run = Path(place).is_file(), Path(place).is_dir()
-    return open_subject(
-        place,
-        model=arch if is_file else None,
+    own = replace(
+        settings,
+        model=place,
+        arch=arch if is_file else None,
         model_args={} if is_run else settings.model_args,
         pretrained=settings.pretrained and not is_file and not is_run,
-        weights=settings.weights,
-        size=settings.size,
     )
+    return open_model(own)

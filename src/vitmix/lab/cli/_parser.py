@@ -1,13 +1,12 @@
 """From a command's settings to its arguments: argparse reads the words, `vitmix.lab.settings` what they mean."""
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn
 
-from vitmix.lab.settings import Kind, Settings, fitted, key_and_value, kinds_of, section_of, usual
+from vitmix.lab.settings import Kind, Settings, fitted, key_and_value, kinds_of, section_of, unknown, usual
 
 EARLIER = "Earlier spellings, for one more version"
 VALUES = {dict: "KEY=VALUE", int: "N", float: "NUMBER"}
@@ -18,7 +17,7 @@ SHORT = 24  # choices up to this length stand for the value: `best|last`
 class Command:
     """A subcommand: its settings, and what it does with them.
 
-    A ValueError or OSError that leaves `run`, which returns the exit code, is wrong input: the user sees its sentence
+    A ValueError or OSError that leaves `run`, which returns the exit code, is wrong input: the user sees its message
     alone.
 
     Attributes:
@@ -93,7 +92,7 @@ def _argument(each: "Field[Any]", kind: Kind, default: Any, layered: bool) -> di
         return found | {"action": argparse.BooleanOptionalAction if layered else "store_true"}
     choices, needed, several = "|".join(kind.choices), default is MISSING, kind.length is not None or kind.base is dict
     found["metavar"] = kind.metavar or (
-        choices if 0 < len(choices) < SHORT else VALUES.get(kind.base, "NAME" if choices else "TEXT")
+        choices if 0 < len(choices) < SHORT else VALUES.get(kind.base, "NAME" if choices else "STRING")
     )
     if not each.metadata["positional"]:
         return found | {"dest": each.name, "required": needed, "nargs": "+" if several else None}
@@ -114,9 +113,11 @@ def _help(each: "Field[Any]", kind: Kind, default: Any) -> str:
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """What was given, as texts, and the command."""
-    found, unknown = parser.parse_known_args([_with_dashes(each) for each in arguments])
-    if unknown:
-        raise _unknown_argument(unknown[0], found.parser)
+    found, unrecognized = parser.parse_known_args([_with_dashes(each) for each in arguments])
+    if unrecognized:
+        name = unrecognized[0].partition("=")[0]
+        known = [text for text in found.parser._option_string_actions if text.startswith("--")]
+        raise unknown(f"argument {name!r}", name, known, f"{found.parser.prog} --help")
     return found
 
 
@@ -149,11 +150,3 @@ def _with_dashes(argument: str) -> str:
     """`--weight_decay=1` as `--weight-decay=1`: settings may be spelled as in YAML files."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if argument.startswith("--") else argument
-
-
-def _unknown_argument(argument: str, parser: argparse.ArgumentParser) -> ValueError:
-    name = argument.partition("=")[0]
-    known = [text for text in parser._option_string_actions if text.startswith("--")]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return ValueError(f"unknown argument {name!r}; {hint}'{parser.prog} --help' lists them all")

@@ -4,13 +4,14 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from vitmix._checks import check_count
+from vitmix._checks import check_choice, check_count
 from vitmix.lab.cli._bar import bar
 from vitmix.lab.cli._common import Measured, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
+from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Folder, Workers, option, usual
 
 if TYPE_CHECKING:
@@ -18,26 +19,32 @@ if TYPE_CHECKING:
     from vitmix.lab.studies.studies import Question
 
 FOLDER = "analysis"
-Study = Literal["accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm"]
-NAMES = get_args(Study)
 Pairable = Annotated[int, partial(check_count, least=2)]
+
+
+def _check_study(_: str, name: str) -> None:
+    from vitmix.lab.studies.studies import STUDIES
+
+    check_choice("study", name, STUDIES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(Measured):
     """Measure what labels, attention and tokens do on mixed images."""
 
-    epilog = "Example: vitmix analyze runs/NAME --study fluctuation labels. Without --study: all that apply."
+    epilog = (
+        "Example: vitmix analyze runs/NAME --study fluctuation labels. Without --study, all studies that apply are run."
+    )
 
-    study: tuple[Study, ...] = option((), "what to measure; --list explains the studies")
+    study: tuple[Annotated[str, "NAME", _check_study], ...] = option((), "studies to run; --list explains them")
     list: bool = option(False, "list the studies")
     method: tuple[Method, ...] = option((), "methods to compare (default: the study's)")
-    masks: Folder | None = option(None, "masks of the objects: a .png for each image, at the same place below FOLDER")
+    masks: Folder | None = option(None, "object masks: a .png for each image, at the same path below FOLDER")
     mask_value: int | None = option(None, "gray level of the object in those masks (default: all but 0)")
-    images: Pairable = option(1024, "most images to look at")
-    batch: Pairable = option(16, "images per batch, which are mixed in pairs")
+    images: Pairable = option(1024, "largest number of images")
+    batch: Pairable = option(16, "images per batch; images are mixed within a batch")
     workers: Workers | None = option(None, "processes that load images (default: the run's)")
-    seed: int = option(0, "decides which images are taken and how they are mixed")
+    seed: int = option(0, "random seed of the choice of images and of mixing")
     figure: Literal["png", "svg", "pdf"] = option("png", "format of the figures")
     output: Folder | None = option(
         None,
@@ -53,14 +60,15 @@ def run(settings: Analyze) -> int:
     from vitmix.lab.writing import make_folder, write_file
 
     if settings.list:
-        width = max(map(len, STUDIES))
-        print("\n".join(f"{name:<{width}}  {study.about}" for name, study in STUDIES.items()))
+        print(aligned((name, study.about) for name, study in STUDIES.items()))
         return 0
     question, facts = _question(settings)
     own = _own(settings, question, facts)
     folder = Path(settings.output or (own or Path()) / FOLDER)
     if not settings.output and own is None and Run(Path()).exists:
-        raise ValueError("this folder is a run, whose analysis is of its own weights and data; add --output FOLDER")
+        raise ValueError(
+            "the current folder is a run folder, which stores only studies of its own weights; add --output FOLDER"
+        )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output names a folder")
     print("\n".join([*head(facts.weights, facts.model, facts.data, facts.remarks), ""]), flush=True)
@@ -71,21 +79,21 @@ def run(settings: Analyze) -> int:
                 known = _known(own, name, facts)
                 if known is not None and (folder / f"{name}.{settings.figure}").is_file():
                     written.append(name)
-                    print(known.text(), end="\n\n", flush=True)
+                    print(_text(known), end="\n\n", flush=True)
                     continue
             try:
                 found, figure = _measured(name, question, facts, settings.figure)
             except ValueError as error:
                 if settings.study:
                     raise
-                left_out.append(f"Left out: {name}, since {error}.")
+                left_out.append(f"Left out: {name}, because {error}.")
                 continue
             make_folder(folder)
-            contents = {"json": found.encoded(1), "txt": f"{found.text()}\n".encode(), settings.figure: figure}
+            contents = {"json": found.encoded(1), "txt": f"{_text(found)}\n".encode(), settings.figure: figure}
             for suffix, content in contents.items():
                 write_file(folder / f"{name}.{suffix}", content)
             written.append(name)
-            print(found.text(), end="\n\n", flush=True)
+            print(_text(found), end="\n\n", flush=True)
     except KeyboardInterrupt:
         print(f"Stopped. Finished studies are in {folder}: {', '.join(written) or 'none'}.", file=sys.stderr)
         print("".join(f"{each}\n" for each in left_out), end="")
@@ -103,6 +111,13 @@ def run(settings: Analyze) -> int:
     return 0
 
 
+def _text(found: "Analysis") -> str:
+    """The headline, and the tables."""
+    from vitmix.lab.studies.headlines import headline
+
+    return f"{headline(found)}\n\n{found.text()}"
+
+
 def _own(settings: Analyze, question: "Question", facts: "Analysis") -> Path | None:
     """The run in whose folder the studies belong: of its best weights, studied with the defaults.
 
@@ -115,7 +130,7 @@ def _own(settings: Analyze, question: "Question", facts: "Analysis") -> Path | N
 
 
 def _known(place: Path, name: str, facts: "Analysis") -> "Analysis | None":
-    """A study that an earlier command made of the same weights in the same way, if the training is over."""
+    """A study that an earlier command made of the same weights in the same way, if the run is over."""
     from vitmix.lab.runs import Run
 
     run = Run(place)

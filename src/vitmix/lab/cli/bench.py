@@ -24,22 +24,24 @@ SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "war
 class Bench(Architecture):
     """Measure what each method costs, on this machine."""
 
-    epilog = "Ratios refer to the first method. Repeats of all methods take turns; medians are shown."
+    epilog = "Ratios refer to the first method. Methods take turns, one repeat each; medians are shown."
 
     model: Place = option("deit_small_patch16_224", "run folder, weights file, or timm model; weights are random")
     batch: Count | None = option(None, "images per step (default: 1024, on a CPU 8)")
-    methods: tuple[Method, ...] = option((), "methods as text (default: all that the model allows)")
-    modes: tuple[Literal["eager", "compiled"], ...] = option(("eager", "compiled"), "how steps are run")
-    against: bool = option(False, "also the path that materializes attention, eagerly")
+    methods: tuple[Method, ...] = option((), "methods (default: all that the model supports)")
+    modes: tuple[Literal["eager", "compiled"], ...] = option(("eager", "compiled"), "execution modes of the steps")
+    against: bool = option(False, "also measure eager steps that materialize attention")
     graphs: bool = option(False, "compile with CUDA graphs, for small models")
-    easy: Fraction = option(0.05, "part of the samples that HTM finds easy")
+    easy: Fraction = option(0.05, "fraction of the samples that are easy for HTM")
     precision: Literal["bf16", "fp16", "fp32"] | None = option(None, "autocast (default: bf16 on a GPU, fp32 on a CPU)")
     repeats: Count = option(5, "repeats whose median is taken")
     steps: Count = option(6, "steps per repeat, or whole rounds of a | b")
-    warmup: Count = option(8, "steps before all repeats")
+    warmup: Count = option(8, "warm-up steps")
     parts: tuple[Part, ...] = option((), "what to measure (default: all that apply)")
-    tokens: tuple[Count, ...] = option((), "in the table of growth (default: 64 to 4096, on a CPU to 256)")
-    batches: tuple[Count, ...] = option((), "in the table of growth (default: 64 to 2048, on a CPU 1 to 4)")
+    tokens: tuple[Count, ...] = option(
+        (), "numbers of tokens in the growth table (default: 64 to 4096; on a CPU, up to 256)"
+    )
+    batches: tuple[Count, ...] = option((), "batch sizes in the growth table (default: 64 to 2048; on a CPU, 1 to 4)")
     cpu: bool = option(False, "measure the CPU even if there is a GPU")
     output: Folder | None = option(None, "where bench.json and bench.png go")
 
@@ -98,11 +100,11 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
         counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
         if settings.against:
             materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
-        refused = steps.refusals(settings.methods or steps.methods(), work)
+        refused = steps.refused(settings.methods or steps.methods(), work)
         if refused and settings.methods:
             raise ValueError(next(iter(refused.values())))
         for method, reason in refused.items():
-            print(f"Left out: {method}, since {reason}.")
+            print(f"Left out: {method}, because {reason}.")
         methods = settings.methods or [method for method in steps.methods() if method not in refused]
         rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell)
         how = f"forward, backward and fused AdamW{', CUDA graphs' if settings.graphs else ''}"

@@ -1,10 +1,11 @@
-"""`vitmix compare`: a matrix of trainings, and what may be concluded from it."""
+"""`vitmix compare`: a matrix of runs, and what may be concluded from it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vitmix.lab.cli._parser import Command
+from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Count, Folder, Method, Name, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
@@ -19,36 +20,38 @@ class Compare(Settings):
 
     epilog = (
         "Example: vitmix compare example. Or: vitmix compare --method cutmix smmix --seeds 0 1 2 --set recipe=shapes. "
-        "The same command resumes where it was stopped, and skips what is done."
+        "Rerun the command to resume; finished runs are skipped."
     )
 
-    matrix: Annotated[str, "MATRIX"] = option("", "YAML file, published comparison or ready matrix", positional=True)
-    list: bool = option(False, "list the ready matrices: the papers' tables")
+    matrix: Annotated[str, "MATRIX"] = option("", "YAML file, published comparison or built-in matrix", positional=True)
+    list: bool = option(False, "list the built-in matrices, such as the papers' tables")
     rows: tuple[Name, ...] = option(
         (),
-        "train and compare only these rows of the matrix, in this order; the baseline stays beside them once all of "
-        "its trainings are done",
+        "train and compare only these rows of the matrix, in this order; the baseline is added once all of "
+        "its runs are finished",
     )
     method: tuple[Method, ...] = option((), "methods as rows (default: the matrix's)")
     model: tuple[Name, ...] = option((), "timm models (default: the matrix's)")
-    data: tuple[str, ...] = option((), "data sets (default: the matrix's)")
+    data: tuple[str, ...] = option((), "datasets (default: the matrix's)")
     seeds: tuple[int, ...] = option((), "seeds (default: the matrix's)")
     set: tuple[Annotated[str, "KEY=VALUE"], ...] = option(
-        (), "settings of every training, as vitmix train has them; none that a row of the matrix sets itself"
+        (), "settings of vitmix train for every run; not those that a row of the matrix sets"
     )
-    baseline: Name | None = option(None, "row that the others are compared with")
+    baseline: Name | None = option(None, "row with which the others are compared")
     measure: Literal["last", "best"] = option("last", "epoch whose top-1 accuracy is compared")
     suite: Annotated[str, "NAME[,NAME]"] | None = option(
-        None, "also run these parts of vitmix eval --suite on every finished training, such as clean,noise,occlusion"
+        None, "also run these suites of vitmix eval on every finished run, such as clean,noise,occlusion"
     )
-    analyze: bool = option(False, "also run the studies of vitmix analyze on every finished training")
-    jobs: Count = option(1, "trainings side by side on the device")
-    minutes: Positive | None = option(None, "stop at checkpoints after so long; the next call resumes")
-    stop_at_failure: bool = option(False, "stop everything when a training fails; others continue otherwise")
-    dry_run: bool = option(False, "list the trainings and whether they are done")
-    no_train: bool = option(False, "only write table and page of what is there")
-    output: Folder | None = option(None, "where everything goes (default: comparisons/NAME)")
-    publish: Folder | None = option(None, "also write a small folder for a repository: tables, settings, no weights")
+    analyze: bool = option(False, "also run the studies of vitmix analyze on every finished run")
+    jobs: Count = option(1, "number of parallel runs on the device")
+    minutes: Positive | None = option(None, "stop at checkpoints after this time; rerun to resume")
+    stop_at_failure: bool = option(False, "stop all runs when one fails (default: the others continue)")
+    dry_run: bool = option(False, "list the runs and whether they are finished")
+    no_train: bool = option(False, "train nothing; write table and page of the existing runs")
+    output: Folder | None = option(None, "output folder (default: comparisons/NAME)")
+    publish: Folder | None = option(
+        None, "also write a small folder for a repository: tables and settings without weights"
+    )
 
 
 def run(settings: Compare) -> int:
@@ -61,13 +64,13 @@ def run(settings: Compare) -> int:
         return _list()
     evaluations = Evaluations.of(settings.suite, settings.analyze)
     if settings.no_train and evaluations.flags:
-        raise ValueError(f"--no-train runs nothing, which {evaluations.flags[0]} would; give one of the two")
+        raise ValueError(f"--no-train and {evaluations.flags[0]} exclude each other; give one of the two")
     if not settings.matrix and settings.rows:
-        raise ValueError("--rows chooses among a matrix's rows; name the matrix before it: compare MATRIX --rows NAME")
+        raise ValueError("--rows selects rows of a matrix; name the matrix first: compare MATRIX --rows NAME")
     if not settings.matrix and not settings.method:
         raise ValueError("there is nothing to compare; name a matrix ('vitmix compare --list') or give --method")
     if settings.rows and settings.method:
-        raise ValueError("--rows chooses among the rows that --method would replace; give one of the two")
+        raise ValueError("--method replaces the rows that --rows selects from; give one of the two")
     matrix = matrices.changed(
         matrices.read_matrix(settings.matrix) if settings.matrix else None,
         methods=settings.method,
@@ -109,7 +112,7 @@ def run(settings: Compare) -> int:
                 say=print,
             )
         except Interrupted as stopped:
-            print(f"Stopped by {stopped}. Trainings have written checkpoints; the same command resumes.")
+            print(f"Stopped by {stopped}. Checkpoints were written; rerun the command to resume.")
             return stopped.exit_code
     _conclude(matrix, trainings, output, settings.measure, settings.publish)
     for failure in failures:
@@ -118,7 +121,7 @@ def run(settings: Compare) -> int:
         return 1
     missing = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
     if missing:
-        print(f"Not evaluated yet: {missing} of {len(trainings)} trainings; the same command resumes.")
+        print(f"Not evaluated yet: {missing} of {len(trainings)} runs; rerun the command to resume.")
     return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
@@ -133,7 +136,7 @@ def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str |
         return matrix.only([baseline, *rows])
     if asked is not None:
         raise ValueError(f"the baseline {asked!r} is not finished; name it among --rows too")
-    instead = f"{chosen.reference!r} is in its place" if len(rows) > 1 else "there is nothing to compare with yet"
+    instead = f"{chosen.reference!r} replaces it" if len(rows) > 1 else "there is nothing to compare with yet"
     print(f"The baseline {baseline!r} is neither finished nor among --rows; {instead}.")
     return chosen
 
@@ -143,7 +146,7 @@ def _conclude(matrix: "Matrix", trainings: "list[Training]", output: Path, measu
 
     found = compare(matrix, trainings, measure=measure)
     if not any(row.runs for row in found.rows):
-        print("No training is finished yet, so there is nothing to compare.")
+        print("No run is finished yet, so there is nothing to compare.")
         return
     print(rows.text(found))  # first: a disk may be full by now
     for note in publishing.write_results(matrix, found, output):
@@ -157,11 +160,11 @@ def _conclude(matrix: "Matrix", trainings: "list[Training]", output: Path, measu
 def _list() -> int:
     from vitmix.lab.comparison.matrix import list_matrices
 
-    found = list_matrices()
-    width = max(map(len, found))
-    for name, matrix in found.items():
+    rows = []
+    for name, matrix in list_matrices().items():
         trainings = len(matrix.rows) * max(1, len(matrix.models)) * max(1, len(matrix.data)) * len(matrix.seeds)
-        print(f"{name:<{width}}  {matrix.about} ({trainings} trainings)")
+        rows.append((name, f"{matrix.about} ({trainings} runs)"))
+    print(aligned(rows))
     return 0
 
 

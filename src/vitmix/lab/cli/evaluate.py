@@ -18,9 +18,9 @@ class Eval(SuiteSettings, Measured):
     batch: int | None = option(None, "images per step (default: the run's)")
     workers: int | None = option(None, "processes that load images (default: the run's)")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = option(
-        None, "arithmetic (default: the run's on a GPU, or fp32)"
+        None, "numeric precision (default: the run's on a GPU, otherwise fp32)"
     )
-    output: OutputFile | None = option(None, "write everything as JSON to this file")
+    output: OutputFile | None = option(None, "write all results to this JSON file")
 
 
 def run(settings: Eval) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from vitmix.lab.cli import _common
 from vitmix.lab.cli._common import UNTRAINED, Figure, Image, ModelChoice, Place
 from vitmix.lab.cli._parser import Command, Group
-from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.settings import Count, Name, option
 
 if TYPE_CHECKING:
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
     from vitmix.lab.plotting import ImageGrid
 
 KINDS = {  # and the settings that a kind takes besides those of all
-    "attention": ("Attention of the class token, or received, block by block", ("method", "blocks")),
+    "attention": ("Attention of the class token (or received by each patch), block by block", ("method", "blocks")),
     "rollout": ("Attention rolled out through all blocks", ("method",)),
-    "heads": ("Attention of each head after mixing: HTM against none and against blended tokens", ("method", "block")),
+    "heads": ("Attention of each head without mixing, with blended tokens and with HTM", ("method", "block")),
     "gradcam": ("Grad-CAM of unmixed or mixed images (needs the extra eval)", ("method", "only_right")),
+    "gradient": ("Gradient of the loss at each pixel, beside attention", ()),
     "occlusion": ("Confidence under growing occlusion", ()),
     "labels": ("Aligned label maps: per-token labels, block by block", ("method", "blocks")),
-    "gallery": ("What methods make of the same pairs", ("method",)),
+    "gallery": ("The same pairs, mixed by each method", ("method",)),
 }
 OWN = ("method", "blocks", "block", "only_right")
 Mixing = Annotated[str, "METHOD", lambda name, text: text == "manifold" or _common.check_method(name, text)]
@@ -35,15 +35,15 @@ class FigureSettings(ModelChoice):
     images: tuple[Image, ...] = option(
         (), "files, or shapes:N for built-in ones (default: two held-out images of the first run, or built-in ones)"
     )
-    names: tuple[Name, ...] = option((), "what to call them; a class of the model is the image's label")
+    names: tuple[Name, ...] = option((), "names of the images; a class name of the model is used as the label")
     method: tuple[Mixing, ...] = option(
         (),
         "mix pairs of neighboring images (default: heads: none manifold htm, labels: tl_align, gallery: all)",
     )
-    blocks: tuple[int, ...] | None = option(None, "blocks to show (default: all, of a deep model twelve)")
+    blocks: tuple[int, ...] | None = option(None, "blocks to show (default: all, but at most twelve)")
     block: int = option(-1, "block whose heads are shown (default: -1, the last)")
-    only_right: bool = option(False, "only images that all of the models classify correctly, unmixed")
-    seed: int = option(0, "decides the random choices, the same for all models")
+    only_right: bool = option(False, "only images that all models classify correctly without mixing")
+    seed: int = option(0, "random seed, the same for all models")
     dpi: Count = option(200, "dots per inch of a PNG")
     output: Figure = option(..., "figure as .png, .svg or .pdf")
 
@@ -51,6 +51,7 @@ class FigureSettings(ModelChoice):
 def run(kind: str, settings: FigureSettings) -> int:
     from vitmix.lab.figures import KINDS as FIGURES
     from vitmix.lab.figures import FigureInputs
+    from vitmix.lab.fitting import fitting_methods
     from vitmix.lab.plotting import render_grid
     from vitmix.lab.plotting.text import font_remarks
     from vitmix.lab.writing import write_file
@@ -62,7 +63,8 @@ def run(kind: str, settings: FigureSettings) -> int:
     side = max(max(model.augmentation.sides) for model in models)
     images = _find_images(settings, side, subjects, models)
     if kind == "gallery" and not methods:
-        methods = [method for method in allowed_methods(models[0].model)[0] if method != "vtm"]  # it mixes no images
+        methods, _ = fitting_methods(models[0].model, models[0].augmentation.sides)
+        methods = [method for method in methods if method != "vtm"]  # it mixes no images
     grid = FIGURES[kind](FigureInputs(models, images, methods, settings.seed), **given)
     write_file(output, render_grid(grid, suffix=output.suffix.lower(), dpi=settings.dpi))
     print(f"{output}: {kind} of {', '.join(model.name for model in models)}")
@@ -73,7 +75,7 @@ def run(kind: str, settings: FigureSettings) -> int:
     for remark in font_remarks([image.name for image in images]):
         print(remark)
     if not all(model.trained for model in models):
-        print("A model is untrained, so where it looks means nothing yet; name a run, or give --pretrained.")
+        print("A model is untrained, so its maps mean nothing yet; name a run, or give --pretrained.")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command `vitmix`: finds the subcommand, reads its arguments, and turns wrong input into one sentence."""
+"""The command `vitmix`: finds the subcommand, reads its arguments, and turns wrong input into an error message."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore  names of files need not be valid UTF-8
     try:
         code = _main(arguments)
-    except KeyboardInterrupt:  # whoever pressed the keys knows; a training that has begun saves its state before
+    except KeyboardInterrupt:  # whoever pressed the keys knows; a training run that has begun saves its state before
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         code = CLOSED_PIPE

@@ -25,11 +25,11 @@ class Maps(EarlierChoice):
     )
 
     data: str = option(..., "the training data, written as for vitmix train")
-    split: Split = option("train", "split to make maps of")
-    output: Folder = option(..., "where the maps go")
+    split: Split = option("train", "split for which to compute maps")
+    output: Folder = option(..., "output folder")
     classes: File | None = option(None, "JSON: the teacher's class number for each class name of the data")
-    top: int = option(5, "classes kept for each place")
-    batch: int = option(32, "images at a time")
+    top: int = option(5, "number of classes to keep per location")
+    batch: int = option(32, "images per batch")
     workers: int = option(2, "processes that read images")
     cpu: bool = option(False, "use the CPU even if there is a GPU")
     teacher: Place | None = option(None, "the teacher", now="--model")
@@ -74,7 +74,7 @@ def _teacher(settings: Maps) -> "Teacher":
         names = ("arch", "pretrained", "model_args", "size", "classes")
         given = [flag(name) for name in names if getattr(settings, name)]
         if given:
-            raise ValueError(f"saliency has no weights, classes or size; leave {', '.join(given)} out")
+            raise ValueError(f"saliency has no weights, classes or size; remove {', '.join(given)}")
         return saliency_teacher(model.removeprefix(SALIENCY))
     loaded = open_model(settings)
     if not loaded.trained:

@@ -23,17 +23,20 @@ def run(settings: Methods) -> int:
 
 
 def _list() -> int:
+    width = max(map(len, METHODS))
     for name, method in METHODS.items():
-        print(f"{name:<9} {_first_line(method)}")
-        settings = [f"{key}={default}" for key, default in _settings(method).items()]
-        if settings:
-            print(f"{'':<9} {', '.join(settings)}")
-    print("\nMethods combine: 'mixup | cutmix' takes either, '0.2*mixup | 0.8*transmix' with these odds,")
+        print(f"{name:<{width}} {(inspect.getdoc(method) or '').partition(chr(10))[0]}")
+        if _settings(method):
+            print(f"{'':<{width}} {_settings(method)}")
+    print(
+        "\nMethods combine: 'mixup | cutmix' picks one at random, '0.2*mixup | 0.8*transmix' with these probabilities,"
+    )
     print("'(mixup | cutmix) + htm(block=2) + vtm(block=2)' adds mixing inside the network.")
     print("\nParts, for 'mix(mask=block, share=aligned)':")
     for kind in KINDS:
         for number, (name, part) in enumerate(parts(kind).items()):
-            print(f"{'' if number else kind:<9} {_call(name, part)}")
+            settings = _settings(part)
+            print(f"{'' if number else kind:<9} {name}{settings and f'({settings})'}")
     print("\n'vitmix methods NAME' explains the settings of a method or a part.")
     return 0
 
@@ -45,26 +48,19 @@ def _explain(name: str) -> int:
         raise unknown_name("method or part", name, [*METHODS, *(each for kind in KINDS for each in parts(kind))])
     for number, (title, thing) in enumerate(found.items()):
         print(f"{'' if not number else chr(10)}{title}: {inspect.getdoc(thing)}")
-        settings = [f"{key}={default}" for key, default in _settings(thing).items()]
-        if settings:
-            print(f"Defaults: {', '.join(settings)}")
+        if _settings(thing):
+            print(f"Defaults: {_settings(thing)}")
     return 0
 
 
-def _settings(thing: Any) -> dict[str, Any]:
+def _settings(thing: Any) -> str:
+    """The settings of a method or a part, with their defaults."""
     if isinstance(thing, type):
-        return {field.name: field.default for field in dataclasses.fields(thing)}
-    parameters = inspect.signature(thing).parameters.items()
-    return {key: each.default for key, each in parameters if each.kind is each.KEYWORD_ONLY}
-
-
-def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
-
-
-def _call(name: str, part: type) -> str:
-    settings = [f"{key}={default}" for key, default in _settings(part).items()]
-    return f"{name}({', '.join(settings)})" if settings else name
+        defaults = {field.name: field.default for field in dataclasses.fields(thing)}
+    else:
+        parameters = inspect.signature(thing).parameters.items()
+        defaults = {key: each.default for key, each in parameters if each.kind is each.KEYWORD_ONLY}
+    return ", ".join(f"{key}={default}" for key, default in defaults.items())
 
 
 COMMAND = Command(Methods, run)

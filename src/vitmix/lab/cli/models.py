@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.cli.show import allowed_methods
+from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Name, Settings, option
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def run(settings: Models) -> int:
         for row in rows:
             print("| " + " | ".join(row) + " |")
     else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(aligned(rows))
     if any("?" in row for row in rows):
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
     if settings.why:
@@ -53,6 +51,7 @@ def _explain(name: str) -> int:
 
     from vitmix.attention.readers import read_model
     from vitmix.lab.families import FAMILIES
+    from vitmix.lab.fitting import fitting_methods
     from vitmix.lab.training.config import TrainConfig
     from vitmix.lab.training.prepare import build_model, check_model
 
@@ -67,16 +66,14 @@ def _explain(name: str) -> int:
     print(f"Families of this class: {'; '.join(kin) or 'none that is tested'}")
     with suppress(ValueError):  # which the methods that need a reader will tell
         print(_tokens(read_model(model), size))
-    allowed, left_out = allowed_methods(model)
-    print(f"Methods: {', '.join(allowed)}")
-    reasons: dict[str, list[str]] = {}
-    for each in left_out:
-        method, _, reason = each.partition(", since ")
-        reasons.setdefault(reason, []).append(method)
-    for reason, methods in reasons.items():
-        print(f"Not {', '.join(methods)}, since {reason}.")
+    methods, refused = fitting_methods(model, size)
+    print(f"Methods: {', '.join(methods)}")
+    for reason in dict.fromkeys(refused.values()):
+        print(
+            f"Not supported: {', '.join(method for method in refused if refused[method] == reason)}, because {reason}."
+        )
     print("\nSettings, as --model-args KEY=VALUE, with the class's defaults (the name may set others):")
-    print("\n".join(_arguments(type(model))))
+    print(_arguments(type(model)))
     return 0
 
 
@@ -88,14 +85,13 @@ def _tokens(reader: "Reader", size: tuple[int, int]) -> str:
     return f"Read by {type(reader).__name__}: {reader.depth} blocks ({stages} tokens{prefix}), {attention}"
 
 
-def _arguments(kind: "type[nn.Module]") -> list[str]:
+def _arguments(kind: "type[nn.Module]") -> str:
     """The arguments of a class that a command line can give, with what its docstring says of them."""
     parameters = inspect.signature(kind).parameters.items()
     plain = {key: each.default for key, each in parameters if _is_plain(each.default) and key != "num_classes"}
     documented = f"{inspect.getdoc(kind)}\n{inspect.getdoc(kind.__init__)}"
     said = dict(re.findall(r"^\s*(\w+)(?: \(.*?\))?: +(.+)$", documented, re.MULTILINE))
-    width = max((len(f"{key}={value}") for key, value in plain.items()), default=0)
-    return [f"  {f'{key}={value}':<{width}}  {said.get(key, '')}".rstrip() for key, value in plain.items()]
+    return aligned(("", f"{key}={value}", said.get(key, "")) for key, value in plain.items())
 
 
 def _is_plain(default: Any) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vitmix.lab.cli._parser import Command
+from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Name, Settings, option
 from vitmix.lab.training.recipes import list_recipes, recipe_header, recipe_text
 
@@ -23,10 +24,7 @@ def run(settings: Recipes) -> int:
 
 def list_all() -> int:
     """Prints one line for each recipe."""
-    names = list_recipes()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {recipe_header(name)[0]}")
+    print(aligned((name, recipe_header(name)[0]) for name in list_recipes()))
     print("\nvitmix recipes NAME prints one; vitmix train --recipe NAME trains with it.")
     return 0
 

@@ -17,7 +17,7 @@ class Report(Settings):
     )
     output: File = option("report.html", "page to write")
     examples: Whole = option(5, "mixed images of each method, at most 8; 0 shows none")
-    no_eval: bool = option(False, "no effect: report reads folders and evaluates nothing")
+    no_eval: bool = option(False, "no effect, because report evaluates nothing")
 
 
 def run(settings: Report) -> int:
@@ -25,7 +25,7 @@ def run(settings: Report) -> int:
 
     output = Path(settings.output)
     if settings.no_eval:
-        print("Note: --no-eval has no effect any more: report evaluates nothing.")
+        print("Note: --no-eval has no effect, because report evaluates nothing.")
     size = write_report([Path(each) for each in settings.runs], output, examples=settings.examples, say=print)
     print(f"{output} ({size / 1e6:.2f} MB)")
     return 0

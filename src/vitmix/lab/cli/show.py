@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitmix._registry import METHODS
 from vitmix.lab.cli._common import UNTRAINED, EarlierChoice, Figure, Image, Method, in_new_words, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.settings import Folder, Name, option
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +14,17 @@ class Show(EarlierChoice):
 
     epilog = (
         "Example: vitmix show cat.jpg dog.jpg --method cutmix 'tokenmix(share=0.3)' --model runs/NAME. "
-        f"Without --model: {UNTRAINED}, untrained. Of a switch, such as 'mixup | cutmix', every choice is shown."
+        f"Without --model: {UNTRAINED}, untrained. For a choice such as 'mixup | cutmix', every method is shown."
     )
 
     images: tuple[Image, ...] = option(
         (), "two image files; shapes:N is built-in image N (default: two built-in images)", positional=True
     )
-    method: tuple[Method, ...] = option((), "methods side by side (default: all that the model allows)")
-    names: tuple[Name, Name] | None = option(None, "what to call the images; a class of the run is its label")
-    seed: int = option(0, "decides the random choices, the same for every method")
+    method: tuple[Method, ...] = option((), "methods to show (default: all that the model supports)")
+    names: tuple[Name, Name] | None = option(
+        None, "names of the images; a class name of the model is used as the label"
+    )
+    seed: int = option(0, "random seed, the same for every method")
     output: Figure = option("show.png", "figure as .png, .svg or .pdf")
     run: Folder | None = option(None, "a run's model", now="--model")
 
@@ -37,6 +34,7 @@ def run(settings: Show) -> int:
 
     from vitmix.lab.figures.images import BUILT_IN, check_image, read_image
     from vitmix.lab.figures.models import named_model
+    from vitmix.lab.fitting import fitting_methods
     from vitmix.lab.plotting.text import font_remarks
     from vitmix.lab.show import render_methods, run_methods
     from vitmix.lab.writing import write_file
@@ -52,36 +50,22 @@ def run(settings: Show) -> int:
     shown = [read_image(text, max(loaded.augmentation.sides)) for text in images]
     if settings.names:
         shown = [replace(each, name=name) for each, name in zip(shown, settings.names, strict=True)]
-    methods, left_out = ([*settings.method], []) if settings.method else allowed_methods(loaded.model)
+    methods, left_out = [*settings.method], {}
+    if not methods:
+        methods, left_out = fitting_methods(loaded.model, loaded.augmentation.sides)
     pair = run_methods(named_model(loaded, loaded.config.model), shown, methods, seed=settings.seed)
     said = "trained" if loaded.trained else "UNTRAINED, so its attention means nothing"
-    # Without attention there is nothing to say of the model: masks and targets are the method's alone.
+    # Without attention, the figure shows nothing of the model: masks and targets depend on the method only.
     footer = f"Attention: {loaded.config.model}, {said}." if any(result.statistics for result in pair.results) else ""
     write_file(output, render_methods(pair, footer=footer, suffix=output.suffix.lower()))
     print(f"{output}: {', '.join(result.title for result in pair.results)}")
-    for reason in left_out:
-        print(f"Left out: {reason}.")
+    for method, reason in left_out.items():
+        print(f"Left out: {method}, because {reason}.")
     for remark in font_remarks([image.name for image in shown]):
         print(remark)
     if not loaded.trained and footer:
-        print("The model is untrained, so its attention means nothing yet; --model RUN shows a trained one's.")
+        print("The model is untrained, so its attention means nothing yet; --model RUN uses a trained model.")
     return 0
-
-
-def allowed_methods(model: "nn.Module") -> tuple[list[str], list[str]]:
-    """The methods that work on a model, and for each of the others why not."""
-    from vitmix._text import create
-
-    allowed, left_out = [], []
-    for method in METHODS:
-        if method == "none":
-            continue
-        try:
-            create(method, 2).attach(model).close()
-            allowed.append(method)
-        except ValueError as error:
-            left_out.append(f"{method}, since {error}")
-    return allowed, left_out
 
 
 COMMAND = Command(Show, run)

@@ -15,15 +15,18 @@ from vitmix.lab.training.output import unfailing_output
 
 @dataclass(frozen=True, kw_only=True)
 class Train(config.TrainConfig):
-    """Train a model, or continue a training."""
+    """Train a model, or resume a run."""
 
-    epilog = "Later layers win: defaults, --recipe, --config, flags. Without arguments it trains the example."
+    epilog = (
+        "Later sources override earlier ones: defaults, --recipe, --config, flags. Without arguments, the example is "
+        "trained."
+    )
 
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
 def read(given: Mapping[str, Any]) -> config.TrainConfig | None:
-    """The configuration of a training from flags and files; None asks for the list of recipes."""
+    """The configuration of a training run from flags and files; None asks for the list of recipes."""
     flags = {name: value for name, value in given.items() if name != "config"}
     return None if flags.get("recipe") == "help" else config.resolve(flags, given.get("config"))
 
@@ -65,7 +68,7 @@ def _train(settings: config.TrainConfig) -> int:
         if wrong_input or not isinstance(error, (ValueError, OSError)):
             raise
         if isinstance(error, OSError) and error.filename:  # a file that cannot be read says it all
-            then = "the same command continues from the newest complete checkpoint, or starts if there is none"
+            then = "rerun the command to resume from the newest complete checkpoint, if there is one"
             print(f"vitmix: error: {error.strerror}: {error.filename}; {then}", file=sys.stderr)
         else:
             traceback.print_exc()
@@ -76,7 +79,7 @@ def _train(settings: config.TrainConfig) -> int:
 
 
 def _tell_failure(error: Exception, *, with_traceback: bool) -> None:
-    """Says in one of several processes why the training failed, and where."""
+    """Says in one of several processes why the run failed, and where."""
     import torch
 
     from vitmix.lab.training import processes
@@ -85,7 +88,7 @@ def _tell_failure(error: Exception, *, with_traceback: bool) -> None:
         return
     said = " ".join(str(error).split()) or type(error).__name__
     if processes.is_lost_connection(error):
-        said = f"another process ended without a word, as when memory runs out ({said})"
+        said = f"another process ended without an error message, for example because memory ran out ({said})"
     elif with_traceback:
         traceback.print_exception(error)
         said = f"{type(error).__name__}: {said}"

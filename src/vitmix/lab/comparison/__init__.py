@@ -1,4 +1,4 @@
-"""Comparisons: a matrix of trainings, run so that it can be stopped anywhere, and what may be concluded from it."""
+"""Comparisons: a matrix of runs that can be stopped at any time, and what may be concluded from it."""
 
 from .matrix import Matrix as Matrix
 from .matrix import Training as Training

@@ -3,9 +3,9 @@
 import json
 from dataclasses import asdict, dataclass
 
-from vitmix.lab.evaluation.settings import Robustness
 from vitmix.lab.runs import LeftOut, RobustnessResults, Run
 from vitmix.lab.studies.studies import STUDIES
+from vitmix.lab.suite import Robustness
 from vitmix.lab.training.config import TrainConfig
 
 

@@ -1,99 +1,42 @@
 """Tables over the seeds: mean and deviation of every number, differences to the baseline, as JSON and as Markdown."""
 
-import statistics
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from vitmix.lab.runs import Estimate, Run
+from vitmix.lab.runs import Estimate
 
-from .rows import Comparison, Read, Row, mean_and_deviation, plain_difference, verdict, warning
-from .tables import MEAN, Conditions, SeedTable
+from .rows import Comparison, Row, mean_and_deviation, plain_difference, seed_values, verdict, warning
+from .tables import Difference, SeedTable, differences
 
 UNLIKE = "Not all runs were measured on the same images in the same way: such rows do not compare, and are not tested."
-
-
-class Difference(NamedTuple):
-    """A row's distance from the baseline in the mean of a table."""
-
-    row: Row
-    of: str
-    found: Estimate
-
-
-def by_seed(row: Row, read: Read) -> dict[int, float]:
-    return {seed: value for seed, run in row.runs.items() if (value := read(run)) is not None}
-
-
-def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Difference]:
-    """Every row against the baseline in the means of tables, of runs that were measured in the same way."""
-    found = []
-    for row in comparison.rows:
-        for table in (each for each in tables if MEAN in each.columns):
-            paired = comparison.difference(row, table.columns[MEAN], partial(_measured_alike, table))
-            found += [] if paired is None else [Difference(row, table.title, paired)]
-    return found
-
-
-def _measured_alike(table: SeedTable, own: Run, other: Run) -> bool:
-    return table.conditions(own) == table.conditions(other)
 
 
 def count_tests(found: Sequence[Difference]) -> int:
     return sum(each.found.p is not None for each in found)
 
 
-# JSON
-
-
 def plain_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> dict[str, Any]:
     """As JSON holds it, unscaled."""
     found = differences(comparison, tables)
-    return {
-        "tables": [
-            {"title": table.title, "rows": [_plain_row(table, row) for row in _shown(table, comparison)]}
-            for table in tables
-        ],
-        "tests": count_tests(found),
-        "differences": [{**_names(each.row), "of": each.of, **plain_difference(each.found)} for each in found],
-    }
+    shown = [
+        {"title": table.title, "rows": [_plain_row(table, row) for row in table.rows(comparison)]} for table in tables
+    ]
+    lines = [{**each.row.about, "of": each.of, **plain_difference(each.found)} for each in found]
+    return {"tables": shown, "tests": count_tests(found), "differences": lines}
 
 
 def _plain_row(table: SeedTable, row: Row) -> dict[str, Any]:
-    values = {column: by_seed(row, read) for column, read in table.columns.items()}
+    values = {column: seed_values(row, quantity) for column, quantity in table.columns.items()}
     columns = {
-        column: {
-            "mean": statistics.fmean(own.values()),
-            "std": statistics.stdev(own.values()) if len(own) > 1 else None,
-            "seeds": own,
-        }
-        for column, own in values.items()
-        if own
+        column: {**mean_and_deviation(list(own.values())), "seeds": own} for column, own in values.items() if own
     }
-    return {**_names(row), "images": _images(table, [row]), "columns": columns}
+    return {**row.about, "images": table.images([row]), "columns": columns}
 
 
-def _names(row: Row) -> dict[str, str]:
-    return {"row": row.name, "model": row.model, "data": row.data}
-
-
-def _shown(table: SeedTable, comparison: Comparison) -> list[Row]:
-    """The rows that a table has numbers of."""
-    return [row for row in comparison.rows if any(map(table.conditions, row.runs.values()))]
-
-
-def _images(table: SeedTable, rows: Sequence[Row]) -> list[int]:
-    """On how many images was measured; one number where all are the same."""
-    found = [table.conditions(run) for row in rows for run in row.runs.values()]
-    return sorted({each.images for each in found if each is not None})
-
-
-# Markdown
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+def markdown_table(*rows: Iterable[Any]) -> str:
+    """Rows of cells, of which the first is the head."""
+    head, *rest = ([str(cell).replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
 
 
 def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
@@ -112,21 +55,18 @@ def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
 
 
 def _section(table: SeedTable, comparison: Comparison) -> list[str]:
-    rows = _shown(table, comparison)
-    lines = []
-    for row in rows:
-        measured = sum(table.conditions(run) is not None for run in row.runs.values())
-        cells = [list(by_seed(row, read).values()) for read in table.columns.values()]
-        shown = [mean_and_deviation(own, table.scale, table.form) if own else "-" for own in cells]
-        lines.append([*row.names(comparison.axes), measured, *shown])
-    images = " or ".join(f"{count:,}" for count in _images(table, rows))
+    rows = table.rows(comparison)
+    head = ["", *comparison.axes, "seeds", *table.columns]
+    lines = (
+        [*row.names, len(table.conditions_of([row])), *(each.spread(row) for each in table.columns.values())]
+        for row in rows
+    )
+    images = " or ".join(f"{count:,}" for count in table.images(rows))
     said = f"{table.note} {images} images."
-    conditions: dict[tuple[str, str], set[Conditions | None]] = {}
-    for row in rows:
-        conditions.setdefault(row.column, set()).update(map(table.conditions, row.runs.values()))
-    if any(len(each - {None}) > 1 for each in conditions.values()):
+    within = [[row for row in rows if row.column == column] for column in {row.column for row in rows}]
+    if any(len(set(table.conditions_of(own))) > 1 for own in within):
         said += f" {UNLIKE}"
-    return [f"### {table.title}", markdown_table(["", *comparison.axes, "seeds", *table.columns], lines), said]
+    return [f"### {table.title}", markdown_table(head, *lines), said]
 
 
 def _difference_section(found: Sequence[Difference], comparison: Comparison) -> list[str]:
@@ -137,18 +77,18 @@ def _difference_section(found: Sequence[Difference], comparison: Comparison) -> 
         own = {each.of: each.found for each in found if each.row is row}
         if own:
             seeds = " or ".join(map(str, sorted({each.n for each in own.values()})))
-            lines.append([*row.names(comparison.axes), seeds, *(_difference(own.get(each)) for each in measures)])
-    said = "Of the column *mean* of each table above, in points, paired by seed. "
+            lines.append([*row.names, seeds, *(_difference(own.get(each)) for each in measures)])
+    said = "Differences of the *mean* column of each table above, in points, paired by seed. "
     tests = count_tests(found)
-    if tests:
+    if not tests:
+        said += "A test needs at least two seeds with different results."
+    else:
         said += (
-            "In brackets: 95 % interval of the paired t-test; **better** and **worse** only where it excludes zero. "
+            "In brackets: 95 % interval of the paired t-test; **better** and **worse** only if it excludes zero. "
             f"{warning(tests)}"
         )
-    else:
-        said += "Without two seeds that differ there is no test."
     head = ["", *comparison.axes, "seeds", *measures]
-    return [f"### Differences to {comparison.baseline}", markdown_table(head, lines), said]
+    return [f"### Differences to {comparison.baseline}", markdown_table(head, *lines), said]
 
 
 def _difference(found: Estimate | None) -> str:

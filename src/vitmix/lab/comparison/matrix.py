@@ -1,8 +1,8 @@
-"""A matrix of trainings as a value and as YAML: rows (methods, or any settings) × models × data sets × seeds.
+"""A matrix of runs as a value and as YAML: rows (methods, or any settings) × models × datasets × seeds.
 
 about: SMMix table 7
 baseline: CutMix                        # a row; that named cutmix, or else the first one, if left out
-settings: {recipe: smmix}               # of every training; names as `vitmix train` knows them
+settings: {recipe: smmix}               # of every run; names as `vitmix train` knows them
 rows:
   CutMix: mixup(alpha=0.8) | cutmix     # a method, or settings as name: value
   TokenMix: {method: tokenmix, loss: bce}
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,15 @@ from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.training.config import TrainConfig, checked_setting, read_yaml, resolve
 
 _FOLDER = files("vitmix.lab.comparison") / "matrices"
-KEYS = ("about", "note", "baseline", "settings", "rows", "models", "data", "seeds")
-RESERVED = ("seed", "output", "resume")  # the matrix's own business
+AXES = {"rows": "method", "models": "model", "data": "data"}  # with the setting that a text in their place is for
+KEYS = ("about", "note", "baseline", "settings", *AXES, "seeds")
+RESERVED = ("seed", "output", "resume")  # decided by the matrix
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a matrix; `name` is that of its folder.
+    """One training run of a matrix; `name` is that of its folder.
 
     Attributes:
         column: the labels of model and data, within which rows are compared; empty where the matrix has no such axis.
@@ -74,7 +76,7 @@ class Training:
 
 
 def is_trained(run: Run) -> bool:
-    """Whether the training is finished and its best weights are evaluated."""
+    """Whether the run is finished and its best weights are evaluated."""
     return run.summary is not None and run.evaluation is not None
 
 
@@ -100,10 +102,10 @@ class Matrix:
             raise ValueError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
         if self.baseline is not None:
             check_choice("baseline", self.baseline, self.rows)
-        for settings in (self.settings, *self.rows.values(), *self.models.values(), *self.data.values()):
-            for name in RESERVED:
-                if name in settings:
-                    raise ValueError(f"{name} cannot be set in a matrix, which decides it; leave it out")
+        every = (self.settings, *self.rows.values(), *self.models.values(), *self.data.values())
+        for name in RESERVED:
+            if any(name in settings for settings in every):
+                raise ValueError(f"{name} cannot be set in a matrix, which decides it; leave it out")
 
     @property
     def reference(self) -> str:
@@ -119,20 +121,19 @@ class Matrix:
         return dataclasses.replace(self, rows={row: self.rows[row] for row in rows}, baseline=baseline)
 
     def trainings(self, output: Path, *others: Path) -> list[Training]:
-        """The trainings in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
+        """The runs in the matrix's order, the seeds of a row beside each other; refuses settings that do not fit.
 
-        So trainings that take equally long run side by side, and compete for the device with their like. Those that a
+        So runs that take equally long run in parallel, and share the device with others like them. Those that a
         comparison published in `output`, or in one of the other folders, are done.
         """
+        axes = (self.models or {"": {}}, self.data or {"": {}}, self.rows)
         found: list[Training] = []
-        for model, of_model in (self.models or {"": {}}).items():
-            for data, of_data in (self.data or {"": {}}).items():
-                for row, of_row in self.rows.items():
-                    settings = {**self.settings, **of_model, **of_data, **of_row}
-                    found += [_training((row, model, data, seed), settings, output) for seed in self.seeds]
+        for (model, of_model), (data, of_data), (row, of_row) in product(*(axis.items() for axis in axes)):
+            settings = {**self.settings, **of_model, **of_data, **of_row}
+            found += [_training(row, (model, data), seed, settings, output) for seed in self.seeds]
         twins = [name for name, count in Counter(each.name for each in found).items() if count > 1]
         if twins:
-            raise ValueError(f"two trainings would share the folder {twins[0]}; give rows, models and data other names")
+            raise ValueError(f"two runs would use the same folder {twins[0]}; give rows, models and data other names")
         files = [folder / FILE for folder in (*others, output) if (folder / FILE).is_file()]
         published = {name: run for file in files for name, run in read_published(file).runs.items()}
         return [dataclasses.replace(each, published=published.get(each.name)) for each in found]
@@ -140,25 +141,20 @@ class Matrix:
     def plain(self) -> dict[str, Any]:
         """As YAML holds it."""
         values = {name: getattr(self, name) for name in KEYS}
-        values["seeds"] = list(self.seeds)
-        values |= {
-            name: {label: dict(each) for label, each in values[name].items()} for name in ("rows", "models", "data")
-        }
-        values["settings"] = dict(self.settings)
+        values |= {"seeds": list(self.seeds), "settings": dict(self.settings)}
+        values |= {name: {label: dict(each) for label, each in values[name].items()} for name in AXES}
         return {name: value for name, value in values.items() if value not in (None, "", {})}
 
 
-def _training(names: tuple[str, str, str, int], settings: dict[str, Any], output: Path) -> Training:
-    row, model, data, seed = names
+def _training(row: str, column: tuple[str, str], seed: int, settings: Settings, output: Path) -> Training:
     try:
         config = resolve({**settings, "seed": seed})
         create(config.method, 2, defaults={} if config.loss is None else {"loss": config.loss})
     except ValueError as error:
         raise ValueError(f"row {row!r}: {error}") from None
-    name = "-".join(_slug(each) for each in (row, model or config.model, data or config.data)) + f"-seed{seed}"
-    place = str(output / "runs" / name)
-    config = dataclasses.replace(config, output=place, track="none")
-    return Training(row, (model, data), seed, name, config)
+    name = "-".join(map(_slug, (row, column[0] or config.model, column[1] or config.data))) + f"-seed{seed}"
+    config = dataclasses.replace(config, output=str(output / "runs" / name), track="none")
+    return Training(row, column, seed, name, config)
 
 
 def _slug(text: str, most: int = 40) -> str:
@@ -172,33 +168,27 @@ def _slug(text: str, most: int = 40) -> str:
 
 def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
     """A matrix from what YAML holds."""
+    known = (*KEYS, "sweep")
     for key in content:
-        if key not in (*KEYS, "sweep"):
-            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, (*KEYS, 'sweep'))}")
+        if key not in known:
+            raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, known)}")
+    given = {name: content.get(name) or {} for name in AXES}
     if not isinstance(content.get("rows"), (dict, list)):
         raise ValueError(f"{source} has no rows; write 'rows:' and below it a name and a method for each")
-    given = _swept(content["rows"], content["sweep"], source) if "sweep" in content else content["rows"]
-    seeds = content.get("seeds", [0, 1, 2])
+    if "sweep" in content:
+        given["rows"] = _swept(given["rows"], content["sweep"], source)
+    seeds, settings = content.get("seeds", [0, 1, 2]), content.get("settings") or {}
     if not isinstance(seeds, list):
         raise ValueError(f"{source}: seeds must be a list such as [0, 1, 2], got {seeds!r}")
-    settings = content.get("settings") or {}
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
     _check_settings(settings, f"the settings of {source}")
-    rows = _labeled(given, "method", f"{source}, rows")
-    baseline = content.get("baseline")
-    if baseline is not None and str(baseline) not in rows and spelled(str(baseline)) in rows:
-        baseline = spelled(str(baseline))
-    return Matrix(
-        rows=rows,
-        models=_labeled(content.get("models") or {}, "model", f"{source}, models"),
-        data=_labeled(content.get("data") or {}, "data", f"{source}, data"),
-        seeds=tuple(seeds),
-        settings=settings,
-        baseline=None if baseline is None else str(baseline),
-        about=str(content.get("about", "")),
-        note=str(content.get("note", "")),
-    )
+    axes = {name: _labeled(given[name], setting, f"{source}, {name}") for name, setting in AXES.items()}
+    baseline = None if content.get("baseline") is None else str(content["baseline"])
+    if baseline is not None and baseline not in axes["rows"] and spelled(baseline) in axes["rows"]:
+        baseline = spelled(baseline)
+    about, note = (str(content.get(name, "")) for name in ("about", "note"))
+    return Matrix(**axes, seeds=tuple(seeds), settings=settings, baseline=baseline, about=about, note=note)
 
 
 def _swept(rows: dict[Any, Any] | list[Any], sweep: Any, source: str) -> dict[Any, Any]:
@@ -228,7 +218,7 @@ def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
         elif isinstance(each, str):
             found[str(label)] = {setting: each}
         else:
-            raise ValueError(f"{source}: {label!r} must be a text or settings, got {each!r}")
+            raise ValueError(f"{source}: {label!r} must be a string or settings, got {each!r}")
         _check_settings(found[str(label)], f"{source}, {str(label)!r}")
     return found
 
@@ -241,8 +231,11 @@ def _check_settings(settings: Settings, source: str) -> None:
 
 def list_matrices() -> dict[str, Matrix]:
     """The ready matrices by name."""
-    names = sorted(each.name.removesuffix(".yaml") for each in _FOLDER.iterdir() if each.name.endswith(".yaml"))
-    return {name: read_matrix(name) for name in names}
+    return {name: read_matrix(name) for name in _ready()}
+
+
+def _ready() -> list[str]:
+    return sorted(each.name.removesuffix(".yaml") for each in _FOLDER.iterdir() if each.name.endswith(".yaml"))
 
 
 def read_matrix(what: str) -> Matrix:
@@ -254,8 +247,7 @@ def read_matrix(what: str) -> Matrix:
     if Path(what).suffix in (".yaml", ".yml") or (Path(what).is_file() and not ready.is_file()):
         return parse_matrix(read_yaml(what), what)
     if not ready.is_file():
-        names = [each.name.removesuffix(".yaml") for each in _FOLDER.iterdir()]
-        raise unknown_name("matrix", what, sorted(names))
+        raise unknown_name("matrix", what, _ready())
     return parse_matrix(yaml.safe_load(ready.read_text(encoding="utf-8")), f"matrix {what}")
 
 
@@ -276,9 +268,9 @@ def changed(
     settings: Settings | None = None,
     baseline: str | None = None,
 ) -> Matrix:
-    """A matrix with what was named on the command line in the place of its own; made of that alone if there is none.
+    """A matrix with what the command line names instead of its own; without a matrix, made only of that.
 
-    Settings are for every training, so those that rows, models or data set themselves are refused: under their names
+    Settings are for every run, so those that rows, models or data set themselves are refused: under their names
     something else would be trained.
     """
     _check_settings(settings or {}, "--set")
@@ -292,17 +284,12 @@ def changed(
     if settings:
         plain["settings"] = {**plain.get("settings", {}), **settings}
     found = parse_matrix(plain, "the matrix")
-    for part, flag in (("rows", "--method"), ("models", "--model"), ("data", "--data")):
+    for part, setting in AXES.items():
         for name in settings or ():
-            _refuse_shared(name, getattr(found, part), part, flag)
+            own = [repr(label) for label, each in getattr(found, part).items() if name in each]
+            if own:
+                which = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+                instead = f"give --{setting} to replace the {part}" if name == setting else "change it in the matrix"
+                whose = f"the {part} of the matrix set it ({which})"
+                raise ValueError(f"--set {name} applies to every run, but {whose}; {instead}")
     return found
-
-
-def _refuse_shared(name: str, labeled: Mapping[str, Settings], part: str, flag: str) -> None:
-    """Refuses a setting for all where one of these rows, models or data sets has its own."""
-    own = [repr(label) for label, settings in labeled.items() if name in settings]
-    if not own:
-        return
-    which = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
-    instead = f"give {flag} to replace the {part}" if name == flag[2:] else "change it in the matrix"
-    raise ValueError(f"--set {name} is for every training, but the {part} of the matrix set it ({which}); {instead}")

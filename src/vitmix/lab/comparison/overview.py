@@ -1,8 +1,7 @@
-"""What a person sees while the trainings of a comparison run."""
+"""What a person sees while a comparison is running."""
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,39 +15,41 @@ EVALUATING = "trained, evaluating"
 
 
 class Overview:
-    """On a terminal a bar for all epochs and one for each training that runs; elsewhere a line a minute."""
+    """On a terminal, a bar for all epochs and one for each active run; elsewhere, a line per minute."""
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings, self.begun = trainings, time.monotonic()
         self._labels = labels_of(trainings)
         self._console = Console(highlight=False, soft_wrap=True)
+        self._live = self._console.is_terminal
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         status = (TextColumn("{task.fields[status]}", markup=False), TimeRemainingColumn())
-        # No thread of its own: the trainings are tied to the one that starts them.
-        self._progress = Progress(*columns, *status, console=self._console, auto_refresh=False, transient=True)
+        # No thread of its own: the runs are tied to the one that starts them.
+        self._progress = Progress(
+            *columns, *status, console=self._console, auto_refresh=False, transient=True, disable=not self._live
+        )
+        total = sum(training.config.total_epochs for training in trainings)
+        self._all = self._progress.add_task("all epochs", total=total, status="")
         self._tasks: dict[str, TaskID] = {}
         self._shown = self.begun
 
     def __enter__(self) -> "Overview":
-        if self._console.is_terminal:
-            total = sum(training.config.total_epochs for training in self.trainings)
-            self._all = self._progress.add_task("all epochs", total=total, status="")
-            self._progress.start()
+        self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
     def update(self, working: Sequence[Training]) -> None:
-        """Shows where the trainings are, as their folders say, if the last time is long enough ago."""
+        """Shows where the runs are, as their folders say, if the last time is long enough ago."""
         now = time.monotonic()
-        if now - self._shown < (TERMINAL_SECONDS if self._console.is_terminal else LINE_SECONDS):
+        if now - self._shown < (TERMINAL_SECONDS if self._live else LINE_SECONDS):
             return
         self._shown = now
-        if self._console.is_terminal:
+        if self._live:
             self._draw(working)
         elif working:
             self.say(f"{duration(now - self.begun)}  {'; '.join(map(self._where, working))}")
@@ -76,7 +77,7 @@ class Overview:
 
 
 def labels_of(trainings: Sequence[Training]) -> dict[str, str]:
-    """Short texts by the trainings' names: row and seed, with model and data where there are several."""
+    """Short texts by the runs' names: row and seed, with model and data where there are several."""
     several = [name for name in ("model", "data") if len({getattr(training, name) for training in trainings}) > 1]
     return {
         each.name: ", ".join([each.row, *(getattr(each, name) for name in several), f"seed {each.seed}"])

@@ -1,7 +1,7 @@
-"""One training of a comparison as a process: `python -m vitmix.lab.comparison.process PARENT FILE [FLAG ...]`.
+"""One training run of a comparison as a process: `python -m vitmix.lab.comparison.process PARENT FILE [FLAG ...]`.
 
 It trains what the file says, unless that is done, and evaluates what the flags ask for and is missing. It is stopped
-when the process that started it ends, for whatever reason: the training then writes a checkpoint, and the next
+when the process that started it ends, for whatever reason: the run then writes a checkpoint, and the next
 comparison resumes it instead of finding the folder taken.
 """
 
@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def stop_with(parent: int) -> None:
-    """Asks the kernel for SIGTERM when the parent ends; elsewhere than on Linux the training ends by itself."""
+    """Asks the kernel for SIGTERM when the parent ends; elsewhere than on Linux the run ends by itself."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -38,7 +38,7 @@ def run(settings: str, evaluations: Evaluations) -> int:
         training = not is_trained(Run(config.output))
         command = ["train", "--config", settings] if training else evaluations.command(Run(config.output), config)
         code = cli.main(command)
-        if code or not is_trained(Run(config.output)):  # whose evaluation can fail, which the training has told
+        if code or not is_trained(Run(config.output)):  # the evaluation can fail; the run has printed why
             return code or 1
         if not training:
             evaluations.settle(Run(config.output), command[0])

@@ -1,43 +1,41 @@
 """What a comparison writes: table and page, and a small folder for a repository, without weights:
 
 README.md             the tables, where they were measured, and the command
-comparison.jsonl.gz   the matrix, and of each training its configuration, its epochs, and all that was measured of it
+comparison.jsonl.gz   the matrix, and of each run its configuration, its epochs, and all that was measured of it
 """
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from vitmix.lab.evaluation.settings import PARTS
-from vitmix.lab.report.quantities import COUNT, median, summarized
+from vitmix.lab.report.groups import every_run, legend
+from vitmix.lab.report.html import Html, html
+from vitmix.lab.report.page import Section, render
+from vitmix.lab.report.quantities import MEMORY, SECONDS, SPEED, WHOLE_TIME
+from vitmix.lab.report.svg import Line, line_chart
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published, write_published
+from vitmix.lab.suite import PARTS
 from vitmix.lab.training.progress import duration
 from vitmix.lab.writing import make_folder, write_file
 
 from .evaluations import Evaluations, usual_parts
 from .markdown import markdown_table, plain_tables, sections
 from .matrix import Matrix
-from .page import comparison_page
-from .rows import GFLOPS, Comparison, Row, csv_text, notes, plain, table
+from .rows import GFLOPS, Comparison, Row, csv_text, heads, notes, numbers, plain, table
 from .tables import read_tables
 
-SHARED = "Trainings that ran side by side slowed each other down: times and images/s then do not compare methods."
-COST = ("", "epochs", "images/s", "memory, GiB", "time of a training")
-SPEED, MEMORY, SECONDS = median("images/s", COUNT), summarized("peak_memory", COUNT), summarized("seconds")
-
-
-def runs_of(comparison: Comparison) -> list[Run]:
-    return [run for row in comparison.rows for run in row.runs.values()]
+SHARED = "Parallel runs slow each other down; times and images/s of such runs cannot be compared between methods."
+COST = ("", "epochs", "images/s", "memory, GiB", "time of a run")
 
 
 def write_results(matrix: Matrix, comparison: Comparison, output: Path) -> list[str]:
-    """Writes table and page beside the runs; returns a sentence for each study that cannot be shown."""
-    tables, notes = read_tables(runs_of(comparison))
+    """Writes table and page beside the runs; returns a message for each study that cannot be shown."""
+    tables, notes = read_tables(every_run(comparison.rows))
     measured = {"measured": plain_tables(comparison, tables)} if tables else {}
     make_folder(output)
     content = {"about": matrix.about, "matrix": matrix.plain(), **plain(comparison), **measured}
@@ -48,36 +46,82 @@ def write_results(matrix: Matrix, comparison: Comparison, output: Path) -> list[
     return notes
 
 
+# The page: the table, accuracy against training time, and then what every report has
+
+
+def comparison_page(comparison: Comparison, about: str) -> str:
+    """The whole page; rows without a finished run are named and otherwise left out."""
+    shown = [row for row in comparison.rows if row.runs]
+    sections = [
+        Section("comparison", "Comparison", _comparison(comparison)),
+        Section("time", "Accuracy against training time", _time(comparison)),
+    ]
+    return render(shown, heading=about or "Comparison", first=sections)
+
+
+def _comparison(comparison: Comparison) -> list[Html]:
+    missing = [row.name for row in comparison.rows if not row.runs]
+    warning = [html.note(f"Not finished and left out: {', '.join(missing)}")] if missing else []
+    rows = [[row.key, *numbers(row, comparison, SECONDS.spread)] for row in comparison.rows if row.runs]
+    return [*warning, html.table(["", *heads(comparison)], rows, " ".join([*notes(comparison), GFLOPS]))]
+
+
+def _time(comparison: Comparison) -> list[Html]:
+    ends: list[Line] = []
+    courses: list[Line] = []
+    for row in comparison.rows:
+        for run in row.runs.values():
+            accuracy, seconds = comparison.quantity.read(run), SECONDS.read(run)
+            if accuracy is not None and seconds is not None:
+                ends.append(Line(row.number, [(seconds / 60, accuracy)], row.label(run)))
+            points, passed = [], 0.0
+            for epoch in run.epochs:
+                passed += epoch.get("seconds") or 0
+                if (accuracy := epoch.get("accuracy")) is not None:
+                    points.append((passed / 60, accuracy))
+            kind = "seed" if len(row.runs) > 1 else "mean"
+            courses += [Line(row.number, points, row.label(run), kind)] if points else []
+    x_range = (0.0, 1.05 * max(x for line in courses for x, _ in line.points))
+    charts = ("At the end", "Accuracy and training time", ends), ("On the way", "Accuracy over training time", courses)
+    figures = [
+        html.figure(title, line_chart(about, lines, x_name="minutes", x_range=x_range, percent=True))
+        for title, about, lines in charts
+        if lines
+    ]
+    said = "Training time without evaluation; parallel runs slow each other down."
+    return [legend([row for row in comparison.rows if row.runs]), html.paragraph(said), html.charts(figures, "charts")]
+
+
+# The folder for a repository
+
+
 def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
     """Writes the folder. README.md is made of the file beside it, whose numbers are rounded."""
     make_folder(folder)
     about = {"vitmix": 1, "measure": comparison.measure, "matrix": matrix.plain()}
-    write_published(folder / FILE, about, {run.path.name: run for run in runs_of(comparison)})
+    write_published(folder / FILE, about, {run.path.name: run for run in every_run(comparison.rows)})
     stored = read_published(folder / FILE).runs
-    rows = (
-        replace(row, runs={seed: stored[run.path.name] for seed, run in row.runs.items()}) for row in comparison.rows
-    )
+    rows = (replace(row, runs={n: stored[run.path.name] for n, run in row.runs.items()}) for row in comparison.rows)
     write_file(folder / "README.md", readme(matrix, replace(comparison, rows=tuple(rows))).encode())
 
 
 def readme(matrix: Matrix, comparison: Comparison) -> str:
     """The tables as Markdown, with what a reader must know to trust and to repeat them."""
-    runs = runs_of(comparison)
+    runs = every_run(comparison.rows)
     places = {json.dumps(run.summary.environment, sort_keys=True) for run in runs if run.summary}
-    spent = duration(sum(SECONDS.read(run) or 0 for run in runs))
-    trainings = f"One training of {spent}" if len(runs) == 1 else f"{len(runs)} trainings of {spent} in all"
-    head, *rows = table(comparison)
+    spent = duration(sum(WHOLE_TIME.read(run) or 0 for run in runs))
+    trainings = f"One training run of {spent}" if len(runs) == 1 else f"{len(runs)} training runs of {spent} in total"
     parts = [
         f"# {matrix.about or 'Comparison'}",
         f"```\n{_command(runs)}\n```",
-        markdown_table(head, rows),
+        markdown_table(*table(comparison)),
         " ".join([*notes(comparison), GFLOPS, SHARED]),
-        markdown_table(COST, [_cost(row) for row in comparison.rows if row.runs]),
-        "Images per second of the whole training loop: median over the epochs, mean over the seeds. Memory: the peak "
-        "of tensors on the GPU.",
+        markdown_table(COST, *(_cost(row) for row in comparison.rows if row.runs)),
+        "Images per second of the full training loop: median over the epochs, mean over the seeds. Memory: peak of "
+        "tensors on the GPU.",
         "\n".join(f"- {_place(json.loads(place) or {})}" for place in sorted(places)),
-        f"{trainings}, evaluation included. `{FILE}` has the configuration, the epochs and the measurements of each; "
-        "`vitmix report .` makes a page of them, and `--rows` and `--seeds` choose trainings to repeat.",
+        f"{trainings}, including evaluation. `{FILE}` has the configuration, epochs and measurements of each run; "
+        "`vitmix report .` makes a page of them, and `--rows` and `--seeds` select runs to repeat.",
         *sections(comparison, read_tables(runs)[0]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -96,13 +140,6 @@ def _place(environment: Mapping[str, str | None]) -> str:
     return f"{environment.get('device')}: {', '.join(versions)}"
 
 
-def _cost(row: Row) -> list[str]:
+def _cost(row: Row) -> list[Any]:
     epochs = sorted({len(run.epochs) for run in row.runs.values()})
-    speed, memory, seconds = (row.values(quantity) for quantity in (SPEED, MEMORY, SECONDS))
-    return [
-        row.name,
-        " and ".join(map(str, epochs)),
-        f"{statistics.fmean(speed):,.0f}" if speed else "-",
-        f"{statistics.fmean(memory) / 2**30:.2f}" if memory else "-",
-        duration(statistics.fmean(seconds)) if seconds else "-",
-    ]
+    return [row.row, " and ".join(map(str, epochs)), *(each.mean(row) for each in (SPEED, MEMORY, WHOLE_TIME))]

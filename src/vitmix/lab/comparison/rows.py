@@ -1,4 +1,4 @@
-"""The rows of a comparison, from the runs of its trainings alone."""
+"""The rows of a comparison, read from its run folders, and the table of them."""
 
 import csv
 import io
@@ -8,52 +8,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitmix._checks import check_choice
-from vitmix.lab.report.groups import started
-from vitmix.lab.report.quantities import COUNT, SECONDS, Quantity, best, evaluated, last
+from vitmix.lab.report.groups import Group, started
+from vitmix.lab.report.html import NONE, Html, joined
+from vitmix.lab.report.quantities import COUNT, POINTS, SECONDS, Quantity, Read, best, cell, evaluated, last
 from vitmix.lab.runs import Estimate, Run
-from vitmix.lab.training.progress import duration
 
 from .matrix import Matrix, Training
 from .runner import is_done
 
-Read = Callable[[Run], float | None]
 Alike = Callable[[Run, Run], bool]
-MEASURES = {"last": last("accuracy"), "best": best("accuracy")}
-PARAMETERS, FLOPS = evaluated("parameters", COUNT), evaluated("flops", COUNT)
-GFLOPS = "GFLOPs of one image's forward pass: two operations for each multiply-add."
+MEASURES = {"last": last("accuracy", POINTS), "best": best("accuracy", POINTS)}
+PARAMETERS, FLOPS = evaluated("parameters", COUNT), evaluated("flops", lambda value: f"{value / 1e9:.4g}")
+GFLOPS = "GFLOPs of the forward pass of one image: two operations per multiply-add."
 DIFFERENCE = ("mean", "std", "n", "low", "high", "p")
-COLUMNS = (
-    *("row", "model", "data", "seeds", "planned", "mean", "std"),
-    *(f"difference_{name}" for name in (*DIFFERENCE, "verdict")),
-    *("training_seconds", "slowdown", "parameters", "flops"),
-)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the matrix on one model and one data set.
+@dataclass(frozen=True, kw_only=True)
+class Row(Group):
+    """A row of the matrix on one model and one data set: its finished runs.
 
     Attributes:
-        runs: the finished runs by seed; `planned` are how many there will be.
-        column: of its trainings; rows are compared within one.
+        names: of the row, and of model and data where there are several.
+        planned: how many runs there will be.
+        column: the labels of model and data; rows are compared within one.
     """
 
-    name: str
+    row: str
     model: str
     data: str
-    runs: Mapping[int, Run]
+    names: tuple[str, ...]
     planned: int
     column: tuple[str, str]
 
-    def values(self, quantity: Quantity) -> list[float]:
-        return [value for run in self.runs.values() if (value := quantity.read(run)) is not None]
+    @property
+    def by_seed(self) -> dict[int, Run]:
+        return {run.config.seed: run for run in self.runs.values()}
 
-    def any(self, quantity: Quantity) -> float | None:
-        """A number that is the same for every seed."""
-        return next(iter(self.values(quantity)), None)
-
-    def names(self, axes: Sequence[str]) -> list[str]:
-        return [self.name, *(getattr(self, axis) for axis in axes)]
+    @property
+    def about(self) -> dict[str, str]:
+        return {"row": self.row, "model": self.model, "data": self.data}
 
     @property
     def seeds(self) -> str:
@@ -62,11 +55,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything a comparison found; `measure` names the quantity that rows are compared by."""
+    """Everything a comparison found.
+
+    Attributes:
+        measure: names the quantity that rows are compared by.
+        axes: of model and data, those that a table must name in each row, since there is more than one.
+    """
 
     rows: tuple[Row, ...]
     baseline: str
     measure: str
+    axes: tuple[str, ...]
 
     @property
     def quantity(self) -> Quantity:
@@ -76,16 +75,15 @@ class Comparison:
     def complete(self) -> bool:
         return all(len(row.runs) == row.planned for row in self.rows)
 
-    def beside(self, row: Row) -> Row | None:
-        """The baseline on the same model and data; None for the baseline itself."""
-        fitting = [each for each in self.rows if each.name == self.baseline and each.column == row.column]
-        return None if row.name == self.baseline or not fitting else fitting[0]
-
     def pairs(self, row: Row, read: Read, alike: Alike = lambda own, other: True) -> list[tuple[float, float]]:
-        """A number of a row's runs and of the baseline's with the same seeds, where both have it and are alike."""
-        baseline = self.beside(row)
-        runs = [] if baseline is None else [(run, baseline.runs.get(seed)) for seed, run in row.runs.items()]
-        values = [(read(own), read(other)) for own, other in runs if other is not None and alike(own, other)]
+        """A number of a row's runs and of the baseline's on the same model and data with the same seeds.
+
+        Only of runs that are alike and have it. Nothing for the baseline itself.
+        """
+        fitting = [each for each in self.rows if each.row == self.baseline != row.row and each.column == row.column]
+        others = fitting[0].by_seed if fitting else {}
+        runs = [(run, others[seed]) for seed, run in row.by_seed.items() if seed in others]
+        values = [(read(own), read(other)) for own, other in runs if alike(own, other)]
         return [(own, other) for own, other in values if own is not None and other is not None]
 
     def difference(self, row: Row, read: Read | None = None, alike: Alike = lambda own, other: True) -> Estimate | None:
@@ -103,11 +101,6 @@ class Comparison:
         """How many paired tests there are."""
         return sum(found is not None and found.p is not None for found in map(self.difference, self.rows))
 
-    @property
-    def axes(self) -> list[str]:
-        """Of model and data, those that a table must name in each row, since there is more than one."""
-        return [axis for axis in ("model", "data") if len({getattr(row, axis) for row in self.rows}) > 1]
-
 
 def verdict(difference: Estimate) -> str:
     """`better` and `worse` only where the interval excludes zero."""
@@ -119,14 +112,89 @@ def verdict(difference: Estimate) -> str:
 
 
 def compare(matrix: Matrix, trainings: Sequence[Training], *, measure: str = "last") -> Comparison:
-    """The comparison of the trainings that are finished."""
+    """The comparison of the runs that are finished."""
     check_choice("measure", measure, MEASURES)
-    rows = []
-    for name, column in dict.fromkeys((each.row, each.column) for each in trainings):
-        own = [each for each in trainings if (each.row, each.column) == (name, column)]
-        runs = {each.seed: started(each.run) for each in own if is_done(each)}
-        rows.append(Row(name, own[0].model, own[0].data, runs, len(own), column))
-    return Comparison(tuple(rows), matrix.reference, measure)
+    axes = tuple(axis for axis in ("model", "data") if len({getattr(each, axis) for each in trainings}) > 1)
+    rows: list[Row] = []
+    done = 0
+    for row, column in dict.fromkeys((each.row, each.column) for each in trainings):
+        own = [each for each in trainings if (each.row, each.column) == (row, column)]
+        runs = dict(enumerate((started(each.run) for each in own if is_done(each)), done))
+        done += len(runs)
+        about = {"row": row, "model": own[0].model, "data": own[0].data}
+        names = (row, *(about[axis] for axis in axes))
+        number = sum(bool(each.runs) for each in rows)  # rows without a run are not on the page
+        rows.append(Row(runs, ", ".join(names), number, names=names, planned=len(own), column=column, **about))
+    return Comparison(tuple(rows), matrix.reference, measure, axes)
+
+
+# The table, whose cells are texts in a README and numbers with their sources in HTML
+
+
+def heads(comparison: Comparison) -> list[str]:
+    """Of `numbers`."""
+    difference = (f"to {comparison.baseline}", "95 % interval", "p", "")
+    return ["seeds", "top-1, %", *difference, "time", "× time", "parameters", "GFLOPs"]
+
+
+def numbers(row: Row, comparison: Comparison, time: Callable[[Row], Html] = SECONDS.mean) -> list[Html]:
+    if not comparison.quantity.of(row):
+        return [row.seeds, *["-"] * 9]
+    is_baseline, slowdown = row.row == comparison.baseline, comparison.slowdown(row)
+    found = comparison.difference(row)
+    difference = [NONE, NONE, NONE, "baseline" if is_baseline else NONE]
+    return [
+        row.seeds,
+        comparison.quantity.spread(row),
+        *(difference if found is None else _difference(found, row)),
+        time(row),
+        "1.00" if is_baseline else NONE if slowdown is None else f"{slowdown:.2f}",
+        *(next((each.number(n, row.runs[n]) for n in each.of(row)), NONE) for each in (PARAMETERS, FLOPS)),
+    ]
+
+
+def _difference(found: Estimate, row: Row) -> list[Html]:
+    """Difference, interval, p and verdict."""
+
+    def points(value: float, of: str) -> Html:
+        return cell(value, f"{100 * value:+.2f}", group=row.number, of=of)
+
+    mean = points(found.mean, "difference")
+    if found.low is None or found.high is None or found.p is None:
+        return [mean, NONE, NONE, verdict(found)]
+    interval = joined(points(found.low, "low"), " to ", points(found.high, "high"))
+    return [mean, interval, cell(found.p, f"{found.p:.3f}", group=row.number, of="p"), verdict(found)]
+
+
+def table(comparison: Comparison) -> list[list[Html]]:
+    """Head and rows."""
+    rows = ([*row.names, *numbers(row, comparison)] for row in comparison.rows)
+    return [["", *comparison.axes, *heads(comparison)], *rows]
+
+
+def text(comparison: Comparison) -> str:
+    """The table for people."""
+    lines = table(comparison)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*shown, *notes(comparison), GFLOPS])
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to read the numbers."""
+    which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, selected on the same images"
+    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
+    if comparison.tests:
+        said.append(
+            f"Differences are paired by seed; interval and p-value of the paired t-test. {warning(comparison.tests)}"
+        )
+    if not comparison.complete:
+        said.append("Not all runs are finished; rerun the command to resume.")
+    return said
+
+
+def warning(tests: int) -> str:
+    return f"{tests} test{'s' * (tests > 1)}: even if no method differs, about one test in twenty reports a difference."
 
 
 # Files
@@ -136,26 +204,32 @@ def plain(comparison: Comparison) -> dict[str, Any]:
     """As JSON holds it; accuracies and differences are fractions."""
     rows = []
     for row in comparison.rows:
-        accuracy, difference = row.values(comparison.quantity), comparison.difference(row)
+        difference = comparison.difference(row)
         rows.append(
             {
-                "row": row.name,
-                "model": row.model,
-                "data": row.data,
-                "seeds": sorted(row.runs),
+                **row.about,
+                "seeds": sorted(row.by_seed),
                 "planned": row.planned,
-                "accuracy": dict(zip(map(str, row.runs), accuracy, strict=True)),
-                "mean": statistics.fmean(accuracy) if accuracy else None,
-                "std": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
+                "accuracy": (accuracy := seed_values(row, comparison.quantity)),
+                **mean_and_deviation(list(accuracy.values())),
                 "difference": None if difference is None else plain_difference(difference),
-                "training_seconds": row.values(SECONDS),
+                "training_seconds": SECONDS.values(row),
                 "slowdown": comparison.slowdown(row),
-                "parameters": row.any(PARAMETERS),
-                "flops": row.any(FLOPS),
+                "parameters": next(iter(PARAMETERS.values(row)), None),
+                "flops": next(iter(FLOPS.values(row)), None),
                 "runs": [str(run.path) for run in row.runs.values()],
             }
         )
     return {"baseline": comparison.baseline, "measure": comparison.measure, "tests": comparison.tests, "rows": rows}
+
+
+def seed_values(row: Row, quantity: Quantity) -> dict[str, float]:
+    return {str(row.runs[number].config.seed): value for number, value in quantity.of(row).items()}
+
+
+def mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
+    mean = statistics.fmean(values) if values else None
+    return {"mean": mean, "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def plain_difference(found: Estimate) -> dict[str, Any]:
@@ -177,72 +251,16 @@ def csv_cell(value: Any) -> Any:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `plain` as a table: one number in each cell, empty where there is none."""
+    """The rows of `plain` as a table: one number per cell; missing numbers leave it empty."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    difference = [f"difference_{name}" for name in (*DIFFERENCE, "verdict")]
+    before = ["row", "model", "data", "seeds", "planned", "mean", "std"]
+    columns = [*before, *difference, "training_seconds", "slowdown", "parameters", "flops"]
+    writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        found = {f"difference_{name}": value for name, value in (row["difference"] or {}).items()}
-        seconds = row["training_seconds"]
-        found |= {name: row[name] for name in row if name in COLUMNS}
-        found |= {"seeds": " ".join(map(str, row["seeds"]))}
-        found |= {"training_seconds": statistics.fmean(seconds) if seconds else None}
-        writer.writerow({name: csv_cell(found.get(name)) for name in COLUMNS})
+        found = {**row, **{f"difference_{name}": value for name, value in (row["difference"] or {}).items()}}
+        found["seeds"] = " ".join(map(str, row["seeds"]))
+        found["training_seconds"] = mean_and_deviation(row["training_seconds"])["mean"]
+        writer.writerow({name: csv_cell(value) for name, value in found.items()})
     return file.getvalue()
-
-
-# Text
-
-
-def text(comparison: Comparison) -> str:
-    """The table for people."""
-    lines = table(comparison)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*shown, *notes(comparison), GFLOPS])
-
-
-def table(comparison: Comparison) -> list[list[str]]:
-    """The table as texts, its head first."""
-    head = ["", *comparison.axes, "seeds", "top-1, %"]
-    head += [f"to {comparison.baseline}", "95 % interval", "p", "", "time", "× time", "parameters", "GFLOPs"]
-    return [head, *([*row.names(comparison.axes), row.seeds, *_numbers(row, comparison)] for row in comparison.rows)]
-
-
-def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to read the numbers."""
-    which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, chosen on the same images"
-    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
-    if comparison.tests:
-        said.append(f"Differences are paired by seed; interval and p of the paired t-test. {warning(comparison.tests)}")
-    if not comparison.complete:
-        said.append("Not all trainings are finished; the same command resumes.")
-    return said
-
-
-def warning(tests: int) -> str:
-    return f"{tests} test{'s' * (tests > 1)}: at 95 %, one in twenty finds a difference where there is none."
-
-
-def mean_and_deviation(values: Sequence[float], scale: float = 100, form: str = ".2f") -> str:
-    shown = f"{scale * statistics.fmean(values):{form}}"
-    return f"{shown} ± {scale * statistics.stdev(values):{form}}" if len(values) > 1 else shown
-
-
-def _numbers(row: Row, comparison: Comparison) -> list[str]:
-    accuracy, seconds, found = row.values(comparison.quantity), row.values(SECONDS), comparison.difference(row)
-    if not accuracy:
-        return ["-"] * 9
-    is_baseline, slowdown = row.name == comparison.baseline, comparison.slowdown(row)
-    flops, parameters, interval = row.any(FLOPS), row.any(PARAMETERS), None if found is None else found.interval
-    return [
-        mean_and_deviation(accuracy),
-        "-" if found is None else f"{100 * found.mean:+.2f}",
-        "-" if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}",
-        "-" if found is None or found.p is None else f"{found.p:.3f}",
-        ("baseline" if is_baseline else "-") if found is None else verdict(found),
-        duration(statistics.fmean(seconds)) if seconds else "-",
-        "1.00" if is_baseline else "-" if slowdown is None else f"{slowdown:.2f}",
-        "-" if parameters is None else f"{parameters:,.0f}",
-        "-" if flops is None else f"{flops / 1e9:.4g}",
-    ]

@@ -1,4 +1,4 @@
-"""Runs trainings: what is done is skipped, what was begun is resumed, what fails is told and left behind."""
+"""Executes runs: finished ones are skipped, started ones are resumed, and a failure does not stop the rest."""
 
 import os
 import signal
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vitmix.lab.environment import available_cores
@@ -27,13 +26,13 @@ except ImportError:  # Windows
     fcntl = None
 
 LOOK_SECONDS = 0.3
-THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each training has its part
-CLAIM = ".claim"  # locked by the comparison that has a process for the training, from before its start to its end
-SETTINGS = ".training.yaml"  # hidden: a run folder must look empty before its training begins
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each run has its part
+CLAIM = ".claim"  # locked by the comparison that has a process for the run, from before its start to its end
+SETTINGS = ".training.yaml"  # hidden: a run folder must look empty before the run begins
 
 
 class Interrupted(Exception):
-    """The comparison was told to stop; every training it had begun has written a checkpoint."""
+    """The comparison was told to stop; every run it had begun has written a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -42,7 +41,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A training whose process ended with an error, and the last thing it said."""
+    """A training run whose process ended with an error, and the last thing it said."""
 
     training: Training
     reason: str
@@ -50,7 +49,7 @@ class Failure:
 
 
 def is_done(training: Training, evaluations: Evaluations = NOTHING) -> bool:
-    """Whether the training is finished and everything is evaluated that is asked for."""
+    """Whether the run is finished and everything is evaluated that is asked for."""
     run = training.run
     return is_trained(run) and not evaluations.missing(run)
 
@@ -61,7 +60,7 @@ def is_busy(training: Training) -> bool:
 
 
 def check_trainings(trainings: Sequence[Training]) -> None:
-    """Refuses, before anything runs or is read, names that are wrong and folders with another training in them."""
+    """Refuses, before anything runs or is read, names that are wrong and folders with another training run in them."""
     for training in trainings:
         check_model(training.config.model)
         check_folder(training.run, training.config)
@@ -76,25 +75,23 @@ def run_trainings(
     evaluations: Evaluations = NOTHING,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
-    """Runs and evaluates every training that is not done, `jobs` at a time, each in its process; returns what failed.
+    """Runs and evaluates every run that is not done, `jobs` at a time, each in its process; returns what failed.
 
-    Several comparisons may work on one folder: a training that another process trains is left to it. Whatever ends this
-    function early (a signal, the end of the `minutes`, a failure if asked) lets each training write a checkpoint.
+    Several comparisons may work on one folder: a run that another process trains is left to it. Whatever ends this
+    function early (a signal, the end of the `minutes`, a failure if asked) lets each run write a checkpoint.
     """
     check_trainings(trainings)
     waiting = [training for training in trainings if not is_done(training, evaluations)]
     to_evaluate = sum(is_trained(training.run) for training in waiting)
     to_run = len(waiting) - to_evaluate
-    said = f"{len(trainings)} training{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
+    said = f"{len(trainings)} run{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
     say(f"{said}, {to_evaluate} to evaluate." if to_evaluate else f"{said}.")
     if not waiting:
         return []
     with Overview(trainings) as overview, _Crew(jobs, evaluations, overview.say) as crew:
         while (waiting or crew.working) and not crew.received:
             if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
-                overview.say(
-                    f"{minutes:g} minutes are over; trainings stop at a checkpoint, evaluations where they are."
-                )
+                overview.say(f"{minutes:g} minutes are over; runs stop at a checkpoint, evaluations at once.")
                 break
             if crew.failures and stop_at_failure:
                 break
@@ -122,14 +119,14 @@ class _Crew:
         self._handlers = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: Any) -> None:
         """Remembers a signal: an exception here could part a process from the list that it must be in."""
-        if self.received and number == signal.SIGINT:  # whoever presses Ctrl-C twice does not want to wait
+        if self.received and number == signal.SIGINT:  # a second Ctrl-C: do not wait for checkpoints
             for _, process, _ in self.working:
                 process.kill()
         self.received = self.received or number
@@ -140,7 +137,7 @@ class _Crew:
         for training in waiting:
             if len(self.working) >= self.jobs or self.received:
                 left.append(training)
-            elif is_done(training, self.evaluations):  # by another comparison, meanwhile
+            elif is_done(training, self.evaluations):  # by another comparison in the meantime
                 continue
             elif self._claim(training):
                 begun = "resumes" if training.run.exists else "begins"
@@ -151,15 +148,15 @@ class _Crew:
         return left
 
     def _claim(self, training: Training) -> bool:
-        """Makes a training this comparison's, unless another process has it.
+        """Makes a training run this comparison's, unless another process has it.
 
-        A training locks its folder only once it is built, and frees it before its weights are evaluated.
+        A training run locks its folder only once it is built, and frees it before its weights are evaluated.
         """
         try:
             claim = take(training.run.path / CLAIM)
         except BlockingIOError:
             return False
-        # Done meanwhile, or in a training that no comparison started.
+        # Done in the meantime, or being trained by a process that no comparison started.
         if is_done(training, self.evaluations) or is_busy(training):
             os.close(claim)
             return False
@@ -174,7 +171,7 @@ class _Crew:
             for name in THREADS:
                 environment.setdefault(name, str(max(1, available_cores() // self.jobs)))
         with open(training.run.log, "ab") as log:
-            # A session of its own: Ctrl-C reaches the comparison alone, which tells each training once.
+            # A separate session: Ctrl-C reaches only the comparison, which then stops each run once.
             return subprocess.Popen(
                 [*training_command(settings), *self.evaluations.flags],
                 stdin=subprocess.DEVNULL,
@@ -185,7 +182,7 @@ class _Crew:
             )
 
     def collect(self) -> list[Training]:
-        """Takes note of the processes that have ended; returns trainings that must wait for another comparison."""
+        """Takes note of the processes that have ended; returns runs that must wait for another comparison."""
         ended = [each for each in self.working if each[1].poll() is not None]
         self.working = [each for each in self.working if each not in ended]
         again = []
@@ -202,7 +199,7 @@ class _Crew:
         return again
 
     def _stop(self) -> None:
-        """Lets every training write its checkpoint and end."""
+        """Lets every run write its checkpoint and end."""
         for _, process, _ in self.working:
             process.terminate()
         for _, process, _ in self.working:

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 from vitmix.lab.report.courses import Course, course_of, courses
 from vitmix.lab.report.measurements import measured
-from vitmix.lab.report.quantities import measurement
-from vitmix.lab.report.studies import ALONG, Studies, measured_how, read_studies
-from vitmix.lab.runs import Measurement, Run, Table
+from vitmix.lab.report.quantities import POINTS, Quantity, Read, Shown, measurement
+from vitmix.lab.report.studies import ALONG, Studies, measured_how, other_names, read_studies
+from vitmix.lab.runs import Estimate, Run
 
-from .rows import Read
+from .rows import Comparison, Row
 
 MEAN = "mean"
-MOST_NAMES = 16  # of rows; longer tables are for the report alone
+MOST_NAMES = 16  # of rows; longer tables are only in the report
+Names = tuple[str, ...]
 
 
 class Conditions(NamedTuple):
@@ -30,33 +31,60 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedTable:
-    """Numbers of runs by column, shown multiplied by `scale`.
-
-    Rows are tested against the baseline by the column `MEAN`, where there is one.
-    """
+    """Numbers of runs by column. Rows are tested against the baseline by the column `MEAN`, where there is one."""
 
     title: str
     note: str
-    columns: Mapping[str, Read]
+    columns: Mapping[str, Quantity]
     conditions: Callable[[Run], Conditions | None]
-    scale: float = 100
-    form: str = ".2f"
+
+    def rows(self, comparison: Comparison) -> list[Row]:
+        """The rows that the table has numbers of."""
+        return [row for row in comparison.rows if any(map(self.conditions, row.runs.values()))]
+
+    def conditions_of(self, rows: Sequence[Row]) -> list[Conditions]:
+        found = (self.conditions(run) for row in rows for run in row.runs.values())
+        return [each for each in found if each is not None]
+
+    def images(self, rows: Sequence[Row]) -> list[int]:
+        """On how many images was measured; one number where all are the same."""
+        return sorted({each.images for each in self.conditions_of(rows)})
+
+
+class Difference(NamedTuple):
+    """A row's distance from the baseline in the mean of a table."""
+
+    row: Row
+    of: str
+    found: Estimate
+
+
+def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Difference]:
+    """Every row against the baseline in the means of tables, of runs that were measured in the same way."""
+    found = []
+    for row in comparison.rows:
+        for table in (each for each in tables if MEAN in each.columns):
+            alike = lambda own, other, how=table.conditions: how(own) == how(other)  # noqa: E731
+            paired = comparison.difference(row, table.columns[MEAN].read, alike)
+            found += [] if paired is None else [Difference(row, table.title, paired)]
+    return found
 
 
 def read_tables(runs: Sequence[Run]) -> tuple[list[SeedTable], list[str]]:
-    """The tables of everything that at least one run has, and a sentence for each study that cannot be shown."""
+    """The tables of everything that at least one run has, and a message for each study that cannot be shown."""
     found, notes = read_studies(runs)
     return [*_changed_images(runs), *(table for studies in found.values() for table in _study(studies))], notes
 
 
-def _with_mean(columns: Mapping[str, Read], parts: Sequence[Read]) -> dict[str, Read]:
-    """With their mean, for runs that have them all."""
+def _columns(reads: Mapping[str, Read], shown: Shown, averaged: Sequence[Read] = ()) -> dict[str, Quantity]:
+    """With the mean of some, if any, for runs that have them all."""
 
     def mean(run: Run) -> float | None:
-        values = [value for part in parts if (value := part(run)) is not None]
-        return statistics.fmean(values) if values and len(values) == len(parts) else None
+        values = [value for each in averaged if (value := each(run)) is not None]
+        return statistics.fmean(values) if len(values) == len(averaged) else None
 
-    return {**columns, MEAN: mean} if parts else dict(columns)
+    every = {**reads, MEAN: mean} if averaged else reads
+    return {name: Quantity("", read, shown) for name, read in every.items()}
 
 
 # Changed images
@@ -67,39 +95,36 @@ def _changed_images(runs: Sequence[Run]) -> list[SeedTable]:
     every = {name: each for run in runs for name, each in measured(run).items()}
     # The error under a corruption says in one number what its severities say.
     found = courses(each for each in every.values() if each.of.severity is None)
-    others: dict[str, list[Measurement]] = {}
+    others: dict[str, list[str]] = {}
     for each in every.values():
         if course_of(each.of) is None and each.of.attack is None:
-            others.setdefault(each.of.part, []).append(each)
-    tables = [_others(part, own) for part, own in others.items()]
+            others.setdefault(each.of.part, []).append(each.name)
+    said = "Top-1 in %, unless an error is named."
+    tables = [_measured(part.capitalize(), said, {name: name for name in names}) for part, names in others.items()]
     return [*tables, *(_course(course, names) for course, names in found.items())]
 
 
-def _others(part: str, own: Sequence[Measurement]) -> SeedTable:
-    names = [each.name for each in own]
-    note = "Top-1 in %, unless an error is named."
-    columns = {name: measurement(name).read for name in names}
-    return SeedTable(part.capitalize(), note, columns, lambda run: _conditions(run, names))
-
-
 def _course(course: Course, names: Mapping[float, str]) -> SeedTable:
-    columns = {course.label(strength): measurement(name).read for strength, name in names.items()}
     note = f"Top-1 in %{f' {course.about}' if course.about else ''}."
-    if 0 in names:
-        note += f" {MEAN.capitalize()}: without {course.label(0)}."
-    changed = [measurement(name).read for strength, name in names.items() if strength > 0]
-    own = list(names.values())
-    return SeedTable(course.title, note, _with_mean(columns, changed), lambda run: _conditions(run, own))
+    note += f" {MEAN.capitalize()}: without {course.label(0)}." if 0 in names else ""
+    labeled = {course.label(strength): name for strength, name in names.items()}
+    return _measured(course.title, note, labeled, [name for strength, name in names.items() if strength > 0])
+
+
+def _measured(title: str, note: str, names: Mapping[str, str], averaged: Sequence[str] = ()) -> SeedTable:
+    """Of measurements by their labels; the mean is over the averaged ones."""
+    reads = {label: measurement(name).read for label, name in names.items()}
+    columns = _columns(reads, POINTS, [measurement(name).read for name in averaged])
+    return SeedTable(title, note, columns, lambda run: _conditions(run, [*names.values()]))
 
 
 def _conditions(run: Run, names: Sequence[str]) -> Conditions | None:
     own = [each for name, each in measured(run).items() if name in names]
     if run.robustness is None or not own:
         return None
-    protocol = run.robustness.parts[own[-1].of.protocol]
-    settings = {name: protocol.settings.get(name) for name in ("limit", "seed")}
-    if own[-1].of.attack is not None:
-        settings |= {name: protocol.settings.get(name) for name in ("attack_limit", "epsilons")}
+    protocol, attack = run.robustness.parts[own[-1].of.protocol], ("attack_limit", "epsilons")
+    which = ("limit", "seed", *(attack if own[-1].of.attack is not None else ()))
+    settings = {name: protocol.settings.get(name) for name in which}
     return Conditions(own[-1].estimate.n, json.dumps([protocol.data, settings, own[-1].of.grid]))
 
 
@@ -111,48 +136,39 @@ def _study(studies: Studies) -> list[SeedTable]:
 
     Columns stay columns, with a table for each row, or else the rows are columns, whichever makes fewer tables.
     """
+
+    def conditions(run: Run) -> Conditions | None:
+        study = studies.get(run.path)
+        return None if study is None else Conditions(study.images, measured_how(study))
+
     found: list[SeedTable] = []
     for like in {table.title: table for study in studies.values() for table in study.tables}.values():
-        rows = list(dict.fromkeys(_names(like, names) for names, _ in like.rows))
+        rows = list(dict.fromkeys(other_names(like, names) for names, _ in like.rows))
         if len(rows) > MOST_NAMES:
             continue
         columns = [(column,) for column in like.columns]
         turned = len(rows) > len(columns)
-        last = [f"Of the last {key}." for key in like.keys if key in ALONG]
+        note = " ".join((*like.notes, *(f"Of the last {key}." for key in like.keys if key in ALONG)))
         for each in columns if turned else rows:
             reads = {
                 ", ".join(other): _number(studies, like.title, *((other, each) if turned else (each, other)))
                 for other in (rows if turned else columns)
             }
             percent = set(each if turned else like.columns) <= set(like.percent)
-            if percent and turned:  # accuracies under several names, whose mean can be tested
-                reads = _with_mean(reads, list(reads.values()))
-            scale, form = (100, ".2f") if percent else (1, ".3g")
-            note = " ".join((*like.notes, *last))
-            found.append(SeedTable(", ".join((like.title, *each)), note, reads, _studied(studies), scale, form))
+            # Accuracies under several names have a mean, which can be tested.
+            averaged = list(reads.values()) if percent and turned else []
+            quantities = _columns(reads, POINTS if percent else lambda value: f"{value:.3g}", averaged)
+            found.append(SeedTable(", ".join((like.title, *each)), note, quantities, conditions))
     return found
 
 
-def _names(table: Table, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a row, without its block or epoch."""
-    return tuple(name for key, name in zip(table.keys, names, strict=True) if key not in ALONG)
-
-
-def _number(studies: Studies, title: str, row: tuple[str, ...], column: tuple[str, ...]) -> Read:
+def _number(studies: Studies, title: str, row: Names, column: Names) -> Read:
     """The mean in the last row with these names."""
 
     def number(run: Run) -> float | None:
         table = studies[run.path].table(title) if run.path in studies else None
-        rows = [] if table is None else [values for names, values in table.rows if _names(table, names) == row]
+        rows = [] if table is None else [values for names, values in table.rows if other_names(table, names) == row]
         found = [values[column[0]].mean for values in rows if column[0] in values]
         return found[-1] if found else None
 
     return number
-
-
-def _studied(studies: Studies) -> Callable[[Run], Conditions | None]:
-    def conditions(run: Run) -> Conditions | None:
-        study = studies.get(run.path)
-        return None if study is None else Conditions(study.images, measured_how(study))
-
-    return conditions

@@ -16,19 +16,19 @@ class AugmentationSettings(Settings):
     section = "Augmentation"
 
     scale: tuple[float, float] | None = option(
-        (0.08, 1.0), "random crop: smallest and largest part of the area; none takes the center"
+        (0.08, 1.0), "random crop: smallest and largest fraction of the area; none crops the center"
     )
     ratio: tuple[float, float] = option((3 / 4, 4 / 3), "random crop: smallest and largest aspect ratio")
-    padding: Whole = option(0, "random crop of the image with this black border instead; needs scale none")
+    padding: Whole = option(0, "pad the image with this many black pixels and crop at random; needs scale none")
     hflip: Fraction = option(0.5, "probability of a horizontal flip")
     color_jitter: NotNegative = option(0.0, "strength of color jitter; only without auto_augment, as in timm")
     auto_augment: str | None = option("rand-m9-mstd0.5-inc1", "timm's RandAugment or AutoAugment policy, or none")
     interpolation: Literal["bicubic", "bilinear", "random"] = option(
-        "bicubic", "resampling of images; random takes either for each operation"
+        "bicubic", "resampling filter; random picks one for each operation"
     )
     erasing: Fraction = option(0.0, "probability of random erasing")
-    erasing_count: Count = option(1, "most boxes that are erased")
-    erase_after_mixing: bool = option(False, "erase from mixed images instead of before mixing")
+    erasing_count: Count = option(1, "largest number of erased boxes")
+    erase_after_mixing: bool = option(False, "erase after mixing instead of before")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Augmentation(AugmentationSettings):
             if pair is not None and (len(pair) != 2 or not 0 < pair[0] <= pair[1]):
                 raise ValueError(f"{name} must be (least, most), both positive, got {pair!r}")
         if self.scale is not None and self.scale[1] > 1:
-            raise ValueError(f"scale is a part of the image, at most 1, got {self.scale!r}")
+            raise ValueError(f"scale is a fraction of the image, at most 1, got {self.scale!r}")
         if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:  # or a side of the crop overflows
             raise ValueError(f"ratio must lie between 1/{MOST_RATIO} and {MOST_RATIO}, got {self.ratio!r}")
         if not LEAST_CROP <= self.crop_pct <= 1:  # images are scaled to size / crop_pct

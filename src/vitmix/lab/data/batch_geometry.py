@@ -114,12 +114,8 @@ def affine(images: Tensor, matrix: Tensor, fill: tuple[int, ...], *, cubic: Cubi
 
 
 def _between(values: list[Tensor], part: Tensor, cubic: Cubic) -> Tensor:
-    return _choose(cubic, lambda: _cubic_between(values, part), lambda: _linear_between(values, part))
-
-
-def _linear_between(values: list[Tensor], part: Tensor) -> Tensor:
     first, second = values if len(values) == 2 else values[1:3]
-    return first + (second - first) * part
+    return _choose(cubic, lambda: _cubic_between(values, part), lambda: first + (second - first) * part)
 
 
 def _cubic_between(values: list[Tensor], part: Tensor) -> Tensor:

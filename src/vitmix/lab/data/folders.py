@@ -1,6 +1,7 @@
 """Folders of image files: `imagefolder:DIR`, with DIR/train/<class>/<image> and DIR/val, or DIR/<class>/<image>."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -35,13 +36,14 @@ def _subfolders(folder: Path) -> list[Path]:
 def _open(folder: Path, classes: list[str], split: str) -> FileImages:
     files: list[str] = []
     labels: list[int] = []
+    others: Counter[str] = Counter()
     for class_folder in _subfolders(folder):
         if class_folder.name not in classes:
             raise ValueError(
                 f"imagefolder: {str(folder)!r} has a class {class_folder.name!r} that the training folder lacks; "
                 "use the same class folders in every split"
             )
-        found = image_files(class_folder, folder, f"imagefolder:{class_folder} ({split})")
+        found = image_files(class_folder, folder, f"imagefolder:{class_folder} ({split})", others)
         if not found and split == "train":
             raise ValueError(
                 f"imagefolder: class folder {str(class_folder)!r} holds no images ({', '.join(IMG_EXTENSIONS)}); "
@@ -49,38 +51,38 @@ def _open(folder: Path, classes: list[str], split: str) -> FileImages:
             )
         files += found
         labels += [classes.index(class_folder.name)] * len(found)
-    return FileImages(folder, files, labels, classes, f"imagefolder:{folder} ({split})")
+    images = FileImages(folder, files, labels, classes, f"imagefolder:{folder} ({split})")
+    images.skipped = dict(others)
+    return images
 
 
-def image_files(folder: Path, root: Path, description: str) -> list[str]:
+def image_files(folder: Path, root: Path, description: str, others: Counter[str] | None = None) -> list[str]:
     """The image files below a folder, links followed, as sorted paths relative to `root`.
 
     Skips folders that were read already, to which a link may lead back, and anything named like an image that is not a
-    regular file, such as a pipe. The log says how many.
+    regular file, such as a pipe. The log says how many. Files of other kinds are counted in `others`, by suffix.
     """
     files: list[str] = []
     skipped: list[str] = []
     seen: set[tuple[int, int]] = set()
-    folders, links = [os.fspath(folder)], []  # links last, so that files keep the name of the folder they are in
-    while folders or links:
-        place = folders.pop() if folders else links.pop()
-        try:
+    starts = [os.fspath(folder)]
+    for start in starts:  # links are added at the end, so that files keep the name of the folder they are in
+        for place, folders, names in os.walk(start, onerror=lambda error: skipped.append(error.filename)):
             facts = os.stat(place)
-            entries = sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True)
-        except OSError:
-            skipped.append(place)
-            continue
-        if (facts.st_dev, facts.st_ino) in seen:
-            skipped.append(place)
-            continue
-        seen.add((facts.st_dev, facts.st_ino))
-        for entry in entries:
-            if os.path.isdir(entry) if entry.is_symlink() else entry.is_dir():
-                (links if entry.is_symlink() else folders).append(entry.path)
-            elif entry.name.lower().endswith(IMG_EXTENSIONS) and not entry.name.startswith("."):
-                # A dangling link is a broken image, named when it is read.
-                regular = os.path.isfile(entry) or not os.path.exists(entry)
-                (files if regular else skipped).append(entry.path)
+            if (facts.st_dev, facts.st_ino) in seen:
+                skipped.append(place)
+                folders.clear()
+                continue
+            seen.add((facts.st_dev, facts.st_ino))
+            starts += filter(os.path.islink, (os.path.join(place, name) for name in sorted(folders)))
+            for name in names:
+                if name.lower().endswith(IMG_EXTENSIONS) and not name.startswith("."):
+                    path = os.path.join(place, name)
+                    # A dangling link is a broken image, named when it is read.
+                    regular = os.path.isfile(path) or not os.path.exists(path)
+                    (files if regular else skipped).append(path)
+                elif others is not None and not name.startswith("."):
+                    others[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
     if skipped:
         log.warning(
             "skipped %d entries of %s that are not regular files, or folders read before; the first: %s",

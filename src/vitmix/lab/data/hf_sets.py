@@ -6,7 +6,6 @@ places are names on the hub. Settings in parentheses: `image` and `label` name t
 """
 
 import os
-import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,7 +48,7 @@ class ArrowImages(ImageSet):
 
 def hf_splits(argument: str) -> Openers:
     """For each split of the data set, a function that opens it."""
-    place, settings = _parse_place(argument)
+    place, settings = parse_settings(argument, "hfds", SETTINGS)
     parts = _load(place, settings.get("config"))
     first = parts.get("train") or next(iter(parts.values()))
     image, label = _columns(first, settings, place)
@@ -62,15 +61,8 @@ def hf_splits(argument: str) -> Openers:
 
 def hf_path(argument: str) -> str:
     """The folder that an argument names; empty for OWNER/NAME on the hub."""
-    place, _ = _parse_place(argument)
+    place, _ = parse_settings(argument, "hfds", SETTINGS)
     return place if os.path.isabs(place) or os.path.exists(place) else ""
-
-
-def _parse_place(argument: str) -> tuple[str, dict[str, str]]:
-    """Folder or name on the hub, and settings."""
-    match = re.fullmatch(r"(.*?)(?:\(([^()]*)\))?", argument.strip())
-    assert match is not None
-    return match[1], parse_settings(match[2] or "", "hfds", SETTINGS)
 
 
 def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
@@ -87,7 +79,7 @@ def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
                 found = datasets.load_dataset(place, config)
     except Exception as problem:  # of the hub, the file system, or the data's own reader
         raise ValueError(
-            f"hfds: {place!r} is neither a folder of a data set nor available from the hub ({reason_of(problem)[:300]})"
+            f"hfds: {place!r} is neither a dataset folder nor available from the hub ({reason_of(problem)[:300]})"
         ) from None
     if isinstance(found, datasets.Dataset):
         return {"train": found}

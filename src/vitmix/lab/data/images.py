@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +38,7 @@ class ImageSet(Dataset, ABC):
     Attributes:
         rows: the stored place of each image; a subset has some of them.
         broken: the unreadable images found so far, as index → "name: reason".
+        skipped: how many files beside the images are none, by the end of their names.
     """
 
     def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str) -> None:
@@ -46,6 +47,7 @@ class ImageSet(Dataset, ABC):
         self.description = description
         self.rows = np.arange(len(self.labels))
         self.broken: dict[int, str] = {}
+        self.skipped: dict[str, int] = {}
         if len(self.labels) == 0:
             raise ValueError(f"{description} holds no images; point to data with at least one")
         low, high = int(self.labels.min()), int(self.labels.max())
@@ -108,10 +110,18 @@ class ImageSet(Dataset, ABC):
                 self.note_broken({found: str(problem)})
         raise self.nothing_readable()
 
+    def readable_ones(self, indices: Iterable[int], broken: dict[int, str]) -> Iterator[tuple[int, Image.Image, int]]:
+        """Index, image and label of each sample that can be read; the others enter `broken` with the reason."""
+        for index in indices:
+            try:
+                yield index, *self[index]
+            except BrokenImage as problem:
+                broken[index] = str(problem)
+
     def nothing_readable(self) -> NothingReadable:
         """The error to raise where every image is broken."""
         return NothingReadable(
-            f"none of the {len(self)} images of {self.description} could be read, the first says: "
+            f"none of the {len(self)} images of {self.description} could be read; the first error: "
             f"{self.broken[min(self.broken)]}; get the files again"
         )
 
@@ -121,6 +131,15 @@ class ImageSet(Dataset, ABC):
             if index not in self.broken:
                 self.broken[index] = reason
                 log.warning("skipped an unreadable image of %s: %s", self.description, reason)
+
+
+def _as_bytes(names: Iterable[str]) -> np.ndarray:
+    """Names as one block of bytes instead of a million Python strings.
+
+    A forked worker that merely looks at a Python object copies its memory page, so that every worker ends up with a
+    copy of a long list.
+    """
+    return np.array([os.fsencode(name) for name in names])
 
 
 class FileImages(ImageSet):
@@ -136,9 +155,7 @@ class FileImages(ImageSet):
     ) -> None:
         super().__init__(labels, classes, description)
         self.root = os.fspath(root)
-        # One block of bytes instead of a million Python strings: a forked worker that merely looks at a Python
-        # object copies its memory page, so that every worker ends up with a copy of a long list.
-        self.files = files if isinstance(files, np.ndarray) else np.array([os.fsencode(file) for file in files])
+        self.files = files if isinstance(files, np.ndarray) else _as_bytes(files)
 
     def name(self, index: int) -> str:
         return os.fsdecode(bytes(self.files[self.rows[index]]))
@@ -152,7 +169,7 @@ class ArrayImages(ImageSet):
 
     Args:
         broken: images that could not be decoded when the array was filled.
-        name_of: what to call an image by its stored place; its number by default.
+        names: what to call the image at each stored place; its number by default.
         boxes: `(N, 4)` the object of each image as left, top, right, bottom, the last row and column included.
     """
 
@@ -164,7 +181,7 @@ class ArrayImages(ImageSet):
         description: str,
         *,
         broken: dict[int, str] | None = None,
-        name_of: Callable[[int], str] | None = None,
+        names: Sequence[str] | None = None,
         boxes: np.ndarray | None = None,
     ) -> None:
         super().__init__(labels, classes, description)
@@ -173,11 +190,12 @@ class ArrayImages(ImageSet):
                 f"pixels of {description} must be uint8 ({len(self.labels)}, height, width, 3), one per label, "
                 f"got {pixels.dtype} {pixels.shape}"
             )
-        self.pixels, self.name_of, self.boxes = pixels, name_of, boxes
+        self.pixels, self.boxes = pixels, boxes
+        self.names = None if names is None else _as_bytes(names)
         self.note_broken(broken or {})
 
     def name(self, index: int) -> str:
-        return super().name(index) if self.name_of is None else self.name_of(int(self.rows[index]))
+        return super().name(index) if self.names is None else os.fsdecode(bytes(self.names[self.rows[index]]))
 
     def read(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index])
@@ -225,12 +243,8 @@ def in_memory(images: ImageSet) -> ArrayImages:
         return images
     first, _, start = images.readable(0)
     pixels = np.zeros((len(images), first.height, first.width, 3), dtype=np.uint8)
-    for index in range(len(images)):
-        try:
-            image, _ = images[index]
-        except BrokenImage as problem:
-            images.note_broken({index: str(problem)})
-            continue
+    broken: dict[int, str] = {}
+    for index, image, _ in images.readable_ones(range(len(images)), broken):
         if image.size != first.size:
             raise ValueError(
                 f"images kept in memory must have one size, got {first.width} x {first.height} "
@@ -238,6 +252,8 @@ def in_memory(images: ImageSet) -> ArrayImages:
                 "leave --resident out (TrainLoader in a program)"
             )
         pixels[index] = np.asarray(image)
-    result = ArrayImages(pixels, images.labels, images.classes, images.description, name_of=images.name)
+    images.note_broken(broken)
+    names = [images.name(index) for index in range(len(images))]
+    result = ArrayImages(pixels, images.labels, images.classes, images.description, names=names)
     result.broken.update(images.broken)  # already logged
     return result

@@ -5,21 +5,22 @@ the number of workers changes nothing, and an epoch entered at batch k continues
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from vitmix._checks import check_count
 from vitmix._mix import Grid, resample_mask
 
 from .augment import augment, augment_map, check_maps, erase, eval_pixels, global_generators_kept, normalize
 from .augmentation import Augmentation
-from .images import BrokenImage, ImageSet, NothingReadable
-from .plan import EpochPlan, rows_of_rank
-from .workers import Fetch, Fetcher
+from .images import ImageSet, NothingReadable
+from .plan import EpochPlan, Key, rows_of_rank
+from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
 
 
@@ -28,9 +29,10 @@ class Batch:
     """Images `(B, 3, H, W)` float32, normalized, with their labels and places in the data set.
 
     Args:
-        erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty where there is none; `None`
+        erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty if there is none; `None`
             when the images are erased already.
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
+        broken: the unreadable images met on the way: a worker's own list of them would stay in the worker.
     """
 
     images: Tensor
@@ -38,6 +40,7 @@ class Batch:
     indices: Tensor
     erase: Tensor | None = None
     maps: Tensor | None = None
+    broken: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,78 +57,45 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         erase, maps = (None if values is None else change(values) for values in (self.erase, self.maps))
-        return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps)
+        return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps, self.broken)
 
 
-Key = tuple[int, int, int]  # epoch, index, repeat: all that a worker must know, so that workers can outlive an epoch
+def _empty(broken: dict[int, str]) -> Batch:
+    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken))
 
 
-class _EpochSampler(Sampler[list[Key]]):
-    """Batches of keys, from the place that `epoch` and `start` name when an iteration begins."""
+def _train_batch(
+    images: ImageSet, augmentation: Augmentation, seed: int, maps: Tensor | None, map_grid: Grid | None, keys: list[Key]
+) -> Batch:
+    """The augmented samples of these keys; empty if not a single image is readable.
 
-    def __init__(self, plan: EpochPlan) -> None:
-        self.plan, self.epoch, self.start = plan, 0, 0
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        epoch = self.epoch
-        indices, repeats = self.plan.order(epoch)
-        for number in range(self.start, self.plan.batches):
-            rows = slice(number * self.plan.batch, (number + 1) * self.plan.batch)
-            pairs = zip(indices[rows].tolist(), repeats[rows].tolist(), strict=True)
-            yield [(epoch, index, repeat) for index, repeat in pairs]
-
-
-@dataclass
-class _Fetched:
-    """A batch, and the unreadable images met on the way: a worker's own list of them would stay in the worker."""
-
-    batch: Batch | None  # None where no image was readable
-    broken: dict[int, str]
-
-    def pin_memory(self) -> "_Fetched":
-        return _Fetched(self.batch and self.batch.pin_memory(), self.broken)
-
-
-class _TrainFetch(Fetch[Key, _Fetched]):
-    def __init__(
-        self, images: ImageSet, augmentation: Augmentation, seed: int, maps: Tensor | None, map_grid: Grid | None
-    ) -> None:
-        self.images, self.augmentation, self.seed = images, augmentation, seed
-        self.maps, self.map_grid = maps, map_grid
-
-    def __getitems__(self, keys: list[Key]) -> _Fetched:
-        try:
-            return self._fetch(keys)
-        except NothingReadable:  # raised in the main process: from a worker, an error comes with its whole traceback
-            return _Fetched(None, dict(self.images.broken))
-
-    def _fetch(self, keys: list[Key]) -> _Fetched:
-        augmentation = self.augmentation
-        pixels = torch.empty(len(keys), 3, *augmentation.sides, dtype=torch.uint8)
-        boxes = torch.zeros(len(keys), augmentation.erasing_count, 4, dtype=torch.long)
-        labels = torch.empty(len(keys), dtype=torch.long)
-        indices = torch.empty(len(keys), dtype=torch.long)
-        maps: list[Tensor] = []
-        known = len(self.images.broken)
-        with global_generators_kept():
-            for row, (epoch, index, repeat) in enumerate(keys):
-                image, label, found = self.images.readable(index)
-                numbers = (self.seed, epoch, index, repeat)
-                pixels[row], boxes[row] = augment(image, augmentation, seed_numbers=numbers)
-                labels[row], indices[row] = label, found
-                if self.maps is not None:
-                    size = (image.height, image.width)
-                    maps.append(augment_map(self.maps[found], size, augmentation, seed_numbers=numbers))
-        batch = Batch(normalize(pixels, augmentation), labels, indices)
-        if maps:
-            batch.maps = pooled(torch.stack(maps), self.map_grid)
-        fetched = _Fetched(batch, dict(itertools.islice(self.images.broken.items(), known, None)))
-        if augmentation.erase_after_mixing:
-            batch.erase = boxes[:, 0]
-            return fetched
-        for row, (epoch, index, repeat) in enumerate(keys):
-            erase(batch.images[row], boxes[row], seed_numbers=(self.seed, epoch, index, repeat))
-        return fetched
+    That is an error, raised in the main process: from a worker, it would come with its whole traceback.
+    """
+    samples, labels, indices, moved = [], [], [], []
+    known = len(images.broken)
+    with global_generators_kept():
+        for epoch, index, repeat in keys:
+            try:
+                image, label, found = images.readable(index)
+            except NothingReadable:
+                return _empty(images.broken)
+            numbers = (seed, epoch, index, repeat)
+            samples.append(augment(image, augmentation, seed_numbers=numbers))
+            labels.append(label)
+            indices.append(found)
+            if maps is not None:
+                moved.append(augment_map(maps[found], (image.height, image.width), augmentation, seed_numbers=numbers))
+    pixels, boxes = (torch.stack(each) for each in zip(*samples, strict=True))
+    batch = Batch(normalize(pixels, augmentation), torch.tensor(labels), torch.tensor(indices))
+    batch.broken = dict(itertools.islice(images.broken.items(), known, None))
+    if moved:
+        batch.maps = pooled(torch.stack(moved), map_grid)
+    if augmentation.erase_after_mixing:
+        batch.erase = boxes[:, 0]
+        return batch
+    for row, key in enumerate(keys):
+        erase(batch.images[row], boxes[row], seed_numbers=(seed, *key))
+    return batch
 
 
 def pooled(maps: Tensor, grid: Grid | None) -> Tensor:
@@ -133,35 +103,49 @@ def pooled(maps: Tensor, grid: Grid | None) -> Tensor:
     return maps if grid is None else resample_mask(maps, grid, rule="area")
 
 
-class _EvalFetch(Fetch[int, _Fetched]):
-    def __init__(self, images: ImageSet, augmentation: Augmentation) -> None:
-        self.images, self.augmentation = images, augmentation
-
-    def __getitems__(self, keys: list[int]) -> _Fetched:
-        """The readable ones of these samples: a replacement would count another sample twice."""
-        pixels, labels, found = [], [], []
-        broken: dict[int, str] = {}
-        for index in keys:
-            try:
-                image, label = self.images[index]
-            except BrokenImage as problem:
-                broken[index] = str(problem)
-                continue
-            pixels.append(eval_pixels(image, self.augmentation))
-            labels.append(label)
-            found.append(index)
-        if not pixels:
-            return _Fetched(None, broken)
-        images = normalize(torch.stack(pixels), self.augmentation)
-        return _Fetched(Batch(images, torch.tensor(labels), torch.tensor(found)), broken)
+def read_batch(images: ImageSet, augmentation: Augmentation, rows: list[int]) -> Batch:
+    """The readable ones of these samples for evaluation, as pixels: a replacement would count another sample twice."""
+    broken: dict[int, str] = {}
+    readable = images.readable_ones(rows, broken)
+    found = [(eval_pixels(image, augmentation), label, index) for index, image, label in readable]
+    if not found:
+        return _empty(broken)
+    pixels, labels, indices = zip(*found, strict=True)
+    return Batch(torch.stack(pixels), torch.tensor(labels), torch.tensor(indices), broken=broken)
 
 
-class TrainLoader(Fetcher[Key, _Fetched]):
-    """Augmented batches, in another random order each epoch.
+def _eval_batch(images: ImageSet, augmentation: Augmentation, rows: list[int]) -> Batch:
+    batch = read_batch(images, augmentation, rows)
+    return replace(batch, images=normalize(batch.images, augmentation)) if len(batch) else batch
+
+
+class Epochs(ABC):
+    """A loader for training, whose epochs follow a plan."""
+
+    plan: EpochPlan
+
+    def __len__(self) -> int:
+        return self.plan.batches
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from batch `start` on; those before it are not read."""
+        check_count("epoch", number, least=0)
+        check_count("start", start, least=0)
+        if start > len(self):
+            raise ValueError(f"start must be at most the {len(self)} batches of an epoch, got {start}")
+        return self._epoch(number, start)
+
+    @abstractmethod
+    def _epoch(self, number: int, start: int) -> Iterator[Batch]: ...
+
+
+class TrainLoader(Fetcher[Batch], Epochs):
+    """Augmented batches, in another random order each epoch. One epoch can be iterated at a time.
 
     Args:
         batch: samples per batch and process.
         workers: processes that read and augment; 0 does it in this process.
+        balance: shows every class equally often.
         repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. An epoch
             is not longer for it; it shows a part of the images.
         maps: `(N, h, w)` activation map of each image's label over the whole image, to be augmented with it; see
@@ -180,34 +164,25 @@ class TrainLoader(Fetcher[Key, _Fetched]):
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
+        balance: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
     ) -> None:
         check_maps(maps, len(images), images.description, augmentation)
         self.images = images
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats)
-        self._sampler = _EpochSampler(self.plan)
-        fetch = _TrainFetch(images, augmentation, seed, maps, map_grid)
-        super().__init__(fetch, self._sampler, workers, persistent=True)
-
-    def __len__(self) -> int:
-        return self.plan.batches
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on; those before it are not read. One iteration at a time."""
-        self.plan.check_start(number, start)
-        return self._epoch(number, start)
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
+        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid)
+        super().__init__(fetch, workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
-        self._sampler.epoch, self._sampler.start = number, start
-        for fetched in self.fetched():
-            self.images.note_broken(fetched.broken)
-            if fetched.batch is None:
+        for batch in self.fetched(partial(self.plan.keys, number, start)):
+            self.images.note_broken(batch.broken)
+            if not len(batch):
                 raise self.images.nothing_readable()
-            yield fetched.batch
+            yield batch
 
 
-class EvalLoader(Fetcher[int, _Fetched]):
+class EvalLoader(Fetcher[Batch]):
     """Batches that show every readable sample exactly once over all ranks, so ranks may differ in number and size.
 
     Args:
@@ -225,17 +200,14 @@ class EvalLoader(Fetcher[int, _Fetched]):
         world: int = 1,
         start: int = 0,
     ) -> None:
-        check_count("batch", batch)
-        self.images = images
-        rows = rows_of_rank(len(images), rank, world)[start:]
-        self._rows = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-        super().__init__(_EvalFetch(images, augmentation), self._rows, workers)
+        self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world, start)
+        super().__init__(partial(_eval_batch, images, augmentation), workers)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        for fetched in self.fetched():
-            self.images.note_broken(fetched.broken)
-            if fetched.batch is not None:
-                yield fetched.batch
+        for batch in self.fetched(self._rows.__iter__):
+            self.images.note_broken(batch.broken)
+            if len(batch):
+                yield batch

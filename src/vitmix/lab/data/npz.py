@@ -10,11 +10,10 @@ may hold `classes.json`. A single file is data without splits. Everything is dec
 Each may also have `box` (N, 4): left, top, right and bottom of each image's object, the last pixel included.
 """
 
-import bisect
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +52,37 @@ def _find_parts(folder: Path) -> dict[str, list[Path]]:
     return {split: [path for _, path in sorted(found[split])] for split in SPLIT_NAMES if split in found}
 
 
+def _open(split: str, paths: list[Path], classes: list[str], location: str) -> ArrayImages:
+    contents: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+    names: list[str] = []
+    broken: dict[int, str] = {}
+    for path in paths:
+        with Archive(path) as archive:
+            pixels, reasons = _decode(archive)
+            labels, boxes = _labels(archive), archive.read("box") if "box" in archive.names else None
+            if len(pixels) != len(labels):
+                raise ValueError(f"{archive} has {len(pixels)} images and {len(labels)} labels; store one each")
+        contents.append((pixels, labels, boxes))
+        size = contents[0][0].shape[1:3]
+        if pixels.shape[1:3] != size:
+            raise ValueError(
+                f"npz: parts must hold images of one size, got {size} in {paths[0].name} and {pixels.shape[1:3]} in "
+                f"{path.name}"
+            )
+        broken |= {len(names) + row: f"{path.name}[{row}]: {reason}" for row, reason in reasons.items()}
+        names += [f"{path.name}[{row}]" for row in range(len(pixels))]
+    pixels, labels, boxes = zip(*contents, strict=True)
+    return ArrayImages(
+        pixels[0] if len(pixels) == 1 else np.concatenate(pixels),
+        np.concatenate(labels),
+        classes,
+        f"npz:{location} ({split})",
+        broken=broken,
+        names=names,
+        boxes=_joined_boxes(boxes),
+    )
+
+
 def _read_labels(path: Path) -> np.ndarray:
     with Archive(path) as archive:
         return _labels(archive)
@@ -69,65 +99,12 @@ def _labels(archive: Archive) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-class Part(NamedTuple):
-    """The content of one file; `broken` holds the reasons for images that could not be decoded."""
-
-    path: Path
-    pixels: np.ndarray
-    broken: dict[int, str]
-    labels: np.ndarray
-    boxes: np.ndarray | None
-
-
-def _open(split: str, paths: list[Path], classes: list[str], location: str) -> ArrayImages:
-    parts = [_read(path) for path in paths]
-    first = parts[0]
-    for part in parts[1:]:
-        if part.pixels.shape[1:] != first.pixels.shape[1:]:
-            raise ValueError(
-                f"npz: parts must hold images of one size, got {first.pixels.shape[1:3]} in {first.path.name} and "
-                f"{part.pixels.shape[1:3]} in {part.path.name}"
-            )
-    starts = np.cumsum([0, *(len(part.pixels) for part in parts)])[:-1].tolist()
-    name_of = _PartNames(paths, starts)
-    broken = {start + row: part.broken[row] for part, start in zip(parts, starts, strict=True) for row in part.broken}
-    return ArrayImages(
-        first.pixels if len(parts) == 1 else np.concatenate([part.pixels for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        classes,
-        f"npz:{location} ({split})",
-        broken={row: f"{name_of(row)}: {reason}" for row, reason in broken.items()},
-        name_of=name_of,
-        boxes=_joined_boxes([part.boxes for part in parts]),
-    )
-
-
-def _read(path: Path) -> Part:
-    with Archive(path) as archive:
-        pixels, broken = _decode(archive)
-        labels = _labels(archive)
-        if len(pixels) != len(labels):
-            raise ValueError(f"{archive} has {len(pixels)} images and {len(labels)} labels; store one each")
-        return Part(path, pixels, broken, labels, archive.read("box") if "box" in archive.names else None)
-
-
-def _joined_boxes(parts: list[np.ndarray | None]) -> np.ndarray | None:
+def _joined_boxes(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """The boxes of all parts, unchecked; None where a part has none or they do not fit together."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or len({(part.dtype, part.shape[1:]) for part in found}) > 1:
         return None
     return np.concatenate(found)
-
-
-class _PartNames:
-    """Names such as `train_1.npz[17]`. A class rather than a closure, so that it can be sent to worker processes."""
-
-    def __init__(self, paths: list[Path], starts: list[int]) -> None:
-        self.names, self.starts = [path.name for path in paths], starts
-
-    def __call__(self, row: int) -> str:
-        part = bisect.bisect_right(self.starts, row) - 1
-        return f"{self.names[part]}[{row - self.starts[part]}]"
 
 
 def _decode(archive: Archive) -> tuple[np.ndarray, dict[int, str]]:

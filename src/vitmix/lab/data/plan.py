@@ -1,6 +1,7 @@
 """Which samples an epoch shows, and in which order."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ import torch
 from vitmix._checks import check_count, check_integer
 from vitmix._sampling import generator_for
 
+Key = tuple[int, int, int]  # epoch, index, repeat: all that a worker must know, so that workers can outlive an epoch
 ORDER = 0x4F524452  # separates the order's random numbers from others made from the same seed
 ROUND = 256  # an epoch of repeated augmentation is cut to a multiple of this, as in DeiT and timm
 
@@ -22,6 +24,7 @@ class EpochPlan:
     rank: int = 0
     world: int = 1
     repeats: int = 1
+    labels: np.ndarray | None = field(default=None, compare=False)  # of all samples, to show classes equally often
 
     def __post_init__(self) -> None:
         for name in ("length", "batch", "world", "repeats"):
@@ -38,7 +41,7 @@ class EpochPlan:
     def samples(self) -> int:
         """Samples of each rank, before the last incomplete batch is dropped.
 
-        With repeats an epoch shows a part of the images, so that it is no longer than a plain one.
+        With repeats, an epoch shows only part of the images, so it is as long as without.
         """
         rounded = self.length // ROUND * ROUND if self.repeats > 1 else self.length
         return (rounded or self.length) // self.world
@@ -53,21 +56,63 @@ class EpochPlan:
         The copies of an image follow each other, so that they go to different ranks, each augmented differently. A
         global batch holds the same samples for any number of ranks.
         """
-        indices = torch.randperm(self.length, generator=generator_for(ORDER, self.seed, epoch)).numpy()
+        generator = generator_for(ORDER, self.seed, epoch)
         positions = np.arange(self.rank, self.samples * self.world, self.world)
-        return indices[positions // self.repeats], positions % self.repeats
+        if self.labels is None:
+            indices = torch.randperm(self.length, generator=generator).numpy()
+            return indices[positions // self.repeats], positions % self.repeats
+        indices, times = balanced_order(self.labels, generator)
+        places = positions // self.repeats
+        return indices[places], positions % self.repeats + self.repeats * times[places]
 
-    def check_start(self, epoch: int, start: int) -> None:
-        check_count("epoch", epoch, least=0)
-        check_count("start", start, least=0)
-        if start > self.batches:
-            raise ValueError(f"start must be at most the {self.batches} batches of an epoch, got {start}")
+    def keys(self, epoch: int, start: int) -> Iterator[list[Key]]:
+        """The samples of each batch from batch `start` on."""
+        indices, repeats = self.order(epoch)
+        for first in range(start * self.batch, self.batches * self.batch, self.batch):
+            rows = slice(first, first + self.batch)
+            pairs = zip(indices[rows].tolist(), repeats[rows].tolist(), strict=True)
+            yield [(epoch, index, repeat) for index, repeat in pairs]
 
 
-def rows_of_rank(length: int, rank: int, world: int) -> range:
-    """The samples that a rank evaluates: all ranks together show each one once."""
+def balanced_order(labels: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """As many samples as there are labels, each class equally often, and how often each came before in this order.
+
+    Within a class, images come equally often too. Counts differ by one where they must.
+    """
+    classes = np.unique(labels)
+    share, rest = divmod(len(labels), len(classes))
+    more = set(_shuffled(classes, generator)[:rest].tolist())  # which classes come once more
+    chosen = []
+    for label in classes.tolist():
+        rows = np.flatnonzero(labels == label)
+        wanted = share + (label in more)
+        rounds = [_shuffled(rows, generator) for _ in range(-(-wanted // len(rows)))]
+        chosen.append(np.concatenate(rounds)[:wanted])
+    order = _shuffled(np.concatenate(chosen), generator)
+    return order, _earlier(order)
+
+
+def _shuffled(values: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    return values[torch.randperm(len(values), generator=generator).numpy()]
+
+
+def _earlier(values: np.ndarray) -> np.ndarray:
+    """For each value, how often it occurs before."""
+    places = np.argsort(values, kind="stable")
+    ranked = values[places]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    lengths = np.diff(np.r_[starts, len(values)])
+    found = np.empty(len(values), dtype=np.int64)
+    found[places] = np.arange(len(values)) - np.repeat(starts, lengths)
+    return found
+
+
+def rows_of_rank(length: int, batch: int, rank: int, world: int, start: int = 0) -> list[list[int]]:
+    """The batches that a rank evaluates, after `start` samples: all ranks together show each sample once."""
+    check_count("batch", batch)
     check_rank(rank, world)
-    return range(rank, length, world)
+    rows = range(rank, length, world)[start:]
+    return [list(rows[first : first + batch]) for first in range(0, len(rows), batch)]
 
 
 def check_rank(rank: int, world: int) -> None:

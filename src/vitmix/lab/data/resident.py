@@ -11,28 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmix._checks import check_count
 from vitmix._mix import Grid
 from vitmix._sampling import generator_for
 
-from .augment import Size, centered_map, check_maps, eval_pixels, normalize
+from .augment import centered_map, check_maps, eval_pixels, normalize
 from .augmentation import Augmentation
 from .batch_augment import augment_batch, augment_maps
 from .batch_draws import batch_settings, draw, uniforms_per_sample
-from .images import ArrayImages, ImageSet, in_memory
-from .loader import Batch, pooled
+from .images import ImageSet, in_memory
+from .loader import Batch, Epochs, pooled, read_batch
 from .plan import EpochPlan, rows_of_rank
 
 RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # separate these random numbers from others made from the same seed
 CHUNK = 2048  # samples whose numbers are drawn at once
 
 
-class ResidentLoader:
+class ResidentLoader(Epochs):
     """The batches of a `TrainLoader`, made on the device, with random choices of the same distribution.
 
     Args:
         batch: samples per batch and process.
-        repeats, maps, map_grid: as in `TrainLoader`.
+        repeats, balance, maps, map_grid: as in `TrainLoader`.
         compile: runs the augmentation through `torch.compile`.
     """
 
@@ -47,6 +46,7 @@ class ResidentLoader:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
+        balance: bool = False,
         compile: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
@@ -55,14 +55,19 @@ class ResidentLoader:
         self.images, self.map_grid = images, map_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats)
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
         arrays = in_memory(images)
-        self._replacements = _replacements(arrays)
+        self._readable = np.arange(len(arrays))  # of each sample its index, or that of the next readable one
+        for row in arrays.broken:
+            self._readable[row] = arrays.readable(row)[2]
         pixels = torch.from_numpy(arrays.pixels)
-        if augmentation.scale is None:
-            size = (pixels.shape[1], pixels.shape[2])
-            pixels = _resized(arrays, augmentation, crop_pct=1.0)
-            maps = maps if maps is None else _resized_maps(maps, size, augmentation)
+        size = (pixels.shape[1], pixels.shape[2])
+        if augmentation.scale is None and size != augmentation.sides:  # the center of each image
+            whole = replace(augmentation, crop_pct=1.0)
+            centers = [eval_pixels(arrays.read(row), whole) for row in range(len(arrays))]
+            pixels = torch.stack(centers).permute(0, 2, 3, 1)
+            if maps is not None:
+                maps = torch.stack([centered_map(each, size, augmentation).to(maps.dtype) for each in maps])
         # A compiler and a GPU need fixed shapes; a CPU is faster when each operation sees only its own samples.
         dense = compile or self.device.type != "cpu"
         self.settings = batch_settings(augmentation, (pixels.shape[1], pixels.shape[2]), dense=dense)
@@ -72,33 +77,25 @@ class ResidentLoader:
         self._augment = torch.compile(augment_batch, dynamic=False) if compile else augment_batch
         self._augment_maps = torch.compile(augment_maps, dynamic=False) if compile else augment_maps
 
-    def __len__(self) -> int:
-        return self.plan.batches
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on."""
-        self.plan.check_start(number, start)
-        return self._batches(number, start)
-
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _epoch(self, number: int, start: int) -> Iterator[Batch]:
         size = self.plan.batch
-        order = torch.from_numpy(self._replacements[self.plan.order(epoch)[0]])
+        order = torch.from_numpy(self._readable[self.plan.order(number)[0]])
         order = _move(order[: self.plan.batches * size], self.device)
         per_chunk = max(1, CHUNK // size)
         # Whole chunks wherever the epoch is entered: vectorized functions may round differently by place.
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             batches = range(first, min(first + per_chunk, self.plan.batches))
             rows = order[first * size : (first + per_chunk) * size]
-            numbers = self._draw(epoch, batches)
+            numbers = self._draw(number, batches)
             whole = None
             if self.device.type != "cpu":
-                whole = self._chunk(epoch, batches, rows, numbers, length=per_chunk * size)
+                whole = self._chunk(number, batches, rows, numbers, length=per_chunk * size)
             for batch in range(max(start, first), batches.stop):
                 part = slice((batch - first) * size, (batch - first + 1) * size)
                 if whole is not None:
                     yield whole.part(part)
                 else:
-                    yield self._batch(rows[part], numbers[part], self._noise(epoch, range(batch, batch + 1)))
+                    yield self._batch(rows[part], numbers[part], self._noise(number, range(batch, batch + 1)))
 
     def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
         """Several batches at once: a call takes the host longer than the GPU. Always of one length, to compile once."""
@@ -149,50 +146,18 @@ class ResidentEvalLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        check_count("batch", batch)
-        self.images, self.augmentation, self.batch = images, augmentation, batch
-        device = torch.device(device)
-        arrays = in_memory(images)
-        own = rows_of_rank(len(arrays), rank, world)
-        rows = np.array([row for row in own if row not in arrays.broken], dtype=np.int64)
-        self._rows = torch.from_numpy(rows).to(device)
-        self._labels = torch.from_numpy(arrays.labels[rows]).to(device)
-        self._pixels = _resized(arrays, augmentation, crop_pct=augmentation.crop_pct)[rows].to(device)
+        self.augmentation = augmentation
+        found = [read_batch(images, augmentation, rows) for rows in rows_of_rank(len(images), batch, rank, world)]
+        for each in found:
+            images.note_broken(each.broken)
+        self._batches = [each.to(device) for each in found if len(each)]  # as uint8
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // self.batch)
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self._rows), self.batch):
-            part = slice(start, start + self.batch)
-            images = normalize(self._pixels[part].permute(0, 3, 1, 2), self.augmentation)
-            yield Batch(images, self._labels[part], self._rows[part])
-
-
-def _replacements(images: ArrayImages) -> np.ndarray:
-    """For each sample its index, or that of the next readable one."""
-    rows = np.arange(len(images))
-    for row in images.broken:
-        rows[row] = images.readable(row)[2]
-    return rows
-
-
-def _resized(images: ArrayImages, augmentation: Augmentation, *, crop_pct: float) -> Tensor:
-    """`(N, H, W, 3)` uint8: every image as evaluation shows it."""
-    if images.pixels.shape[1:3] == augmentation.sides and crop_pct == 1:
-        return torch.from_numpy(images.pixels)
-    augmentation = replace(augmentation, crop_pct=crop_pct)
-    pixels = torch.empty(len(images), *augmentation.sides, 3, dtype=torch.uint8)
-    for row in range(len(images)):
-        pixels[row] = eval_pixels(images.read(row), augmentation).permute(1, 2, 0)
-    return pixels
-
-
-def _resized_maps(maps: Tensor, size: Size, augmentation: Augmentation) -> Tensor:
-    """The maps of the images that `_resized` gives."""
-    if size == augmentation.sides:
-        return maps
-    return torch.stack([centered_map(each, size, augmentation).to(maps.dtype) for each in maps])
+        for batch in self._batches:
+            yield replace(batch, images=normalize(batch.images, self.augmentation))
 
 
 def _filled(values: Tensor, length: int) -> Tensor:

@@ -29,11 +29,11 @@ class ShapesImages(ArrayImages):
 
 def shapes_splits(argument: str) -> Openers:
     """For each split, a function that renders it."""
-    match = re.fullmatch(r"\((.*)\)|", argument.strip())
-    if match is None:
+    rest, given = parse_settings(argument, "shapes", SETTINGS)
+    if rest:
         raise ValueError(f"data 'shapes{argument}' is not understood; write shapes or shapes(size=32, length=10000)")
     settings = dict(SETTINGS)
-    for key, value in parse_settings(match[1] or "", "shapes", SETTINGS).items():
+    for key, value in given.items():
         if not re.fullmatch(r"\d+", value):
             raise ValueError(f"shapes: {key} must be a whole number, got {value!r}; write {key}={SETTINGS[key]}")
         if int(value) > MOST[key]:

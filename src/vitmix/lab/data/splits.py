@@ -1,5 +1,6 @@
 """What every kind of data shares: the names of splits, and settings in parentheses."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar
 
@@ -20,12 +21,14 @@ def by_split(parts: Mapping[str, Found]) -> dict[str, Found]:
     return {split: each[0] for split, each in found.items() if each}
 
 
-def parse_settings(text: str, kind: str, known: Iterable[str]) -> dict[str, str]:
-    """`"size=32, seed=1"` as a dictionary."""
+def parse_settings(argument: str, kind: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """`"place(size=32, seed=1)"` as `"place"` and a dictionary."""
+    match = re.fullmatch(r"(.*?)(?:\(([^()]*)\))?", argument.strip())
+    assert match is not None
     settings: dict[str, str] = {}
-    for term in filter(None, text.split(",")):
+    for term in filter(None, (match[2] or "").split(",")):
         key, _, value = (word.strip() for word in term.partition("="))
         if key not in known:
             raise unknown_name(f"setting of {kind}", key, known)
         settings[key] = value
-    return settings
+    return match[1], settings

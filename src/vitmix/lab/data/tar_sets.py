@@ -144,20 +144,15 @@ def split_shards(shards: list[str]) -> dict[str, list[str]]:
     """Shards by split: a word of the file's name, or else its folder's name; without either, all are training data."""
     parts: dict[str, list[str]] = {}
     for path in shards:
-        folder = os.path.basename(os.path.dirname(path)).lower()
-        whole = next((split for split, words in SPLIT_NAMES.items() if folder in words), "")  # not just a word in it
-        parts.setdefault(_split_word(os.path.basename(path)) or whole, []).append(path)
+        name, folder = os.path.basename(path).lower(), os.path.basename(os.path.dirname(path)).lower()
+        words = re.split("[^a-z]+", name)
+        found = [split for split, known in SPLIT_NAMES.items() if any(word in known for word in words)]
+        found += [split for split, known in SPLIT_NAMES.items() if folder in known]  # not just a word in it
+        parts.setdefault(found[0] if found else "", []).append(path)
     if "" in parts and len(parts) > 1:
         named = " and ".join(sorted(filter(None, parts)))
         raise ValueError(f"wds: some shards are named {named}, but {parts[''][0]!r} is not; give every shard its split")
     return {"train": parts[""]} if "" in parts else {split: parts[split] for split in SPLIT_NAMES if split in parts}
-
-
-def _split_word(name: str) -> str:
-    for split, words in SPLIT_NAMES.items():
-        if re.search(rf"(?<![a-z])({'|'.join(words)})(?![a-z])", name.lower()):
-            return split
-    return ""
 
 
 def read_index(shards: list[str]) -> Index:

@@ -14,39 +14,22 @@ from .decoding import reason_of
 from .images import ArrayImages, DatasetImages, ImageSet
 from .splits import Openers
 
-_TRAIN_FLAG = {"train": {"train": True}, "test": {"train": False}}
-_TWO_SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
-_THREE_SPLITS = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
-_TRAIN_AND_VAL = {"train": {"split": "train"}, "val": {"split": "val"}}
-_UNDIVIDED = {"train": {}}
+_TRAIN, _TEST = {"train": {"split": "train"}}, {"test": {"split": "test"}}
+_VAL = {"val": {"split": "val"}}
 
 # Constructor arguments of each split.
 SETS: dict[str, dict[str, dict[str, Any]]] = {
-    "CIFAR10": _TRAIN_FLAG,
-    "CIFAR100": _TRAIN_FLAG,
-    "MNIST": _TRAIN_FLAG,
-    "FashionMNIST": _TRAIN_FLAG,
-    "KMNIST": _TRAIN_FLAG,
-    "USPS": _TRAIN_FLAG,
-    "SVHN": _TWO_SPLITS,
-    "STL10": _TWO_SPLITS,
-    "GTSRB": _TWO_SPLITS,
-    "StanfordCars": _TWO_SPLITS,
-    "Food101": _TWO_SPLITS,
-    "Flowers102": _THREE_SPLITS,
-    "DTD": _THREE_SPLITS,
-    "FGVCAircraft": _THREE_SPLITS,
-    "RenderedSST2": _THREE_SPLITS,
-    "OxfordIIITPet": {"train": {"split": "trainval"}, "test": {"split": "test"}},
-    "Country211": {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}},
-    "Imagenette": _TRAIN_AND_VAL,
-    "ImageNet": _TRAIN_AND_VAL,
-    "EuroSAT": _UNDIVIDED,
-    "SUN397": _UNDIVIDED,
-    "Caltech101": _UNDIVIDED,
-    "Caltech256": _UNDIVIDED,
+    **dict.fromkeys(
+        ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "USPS"),
+        {"train": {"train": True}, "test": {"train": False}},
+    ),
+    **dict.fromkeys(("SVHN", "STL10", "GTSRB", "StanfordCars", "Food101"), _TRAIN | _TEST),
+    **dict.fromkeys(("Flowers102", "DTD", "FGVCAircraft", "RenderedSST2"), _TRAIN | _VAL | _TEST),
+    "OxfordIIITPet": {"train": {"split": "trainval"}} | _TEST,
+    "Country211": _TRAIN | {"val": {"split": "valid"}} | _TEST,
+    **dict.fromkeys(("Imagenette", "ImageNet"), _TRAIN | _VAL),
+    **dict.fromkeys(("EuroSAT", "SUN397", "Caltech101", "Caltech256"), {"train": {}}),
 }
-_NOT_DOWNLOADABLE = ("ImageNet",)
 
 
 def torchvision_splits(argument: str) -> Openers:
@@ -61,13 +44,9 @@ def torchvision_splits(argument: str) -> Openers:
 
 def _open(name: str, root: str, split: str) -> ImageSet:
     dataset = _construct(name, root, SETS[name][split])
-    labels = _labels(dataset)
-    classes = _class_names(dataset, labels)
-    description = f"torchvision:{name} ({split})"
-    pixels = _pixels(dataset)
-    if pixels is None:
-        return DatasetImages(dataset, labels, classes, description)
-    return ArrayImages(pixels, labels, classes, description)
+    labels, pixels = _labels(dataset), _pixels(dataset)
+    facts = (labels, _class_names(dataset, labels), f"torchvision:{name} ({split})")
+    return DatasetImages(dataset, *facts) if pixels is None else ArrayImages(pixels, *facts)
 
 
 def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
@@ -78,7 +57,7 @@ def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
         missing = problem
     existed = os.path.isdir(root)
     try:
-        if name in _NOT_DOWNLOADABLE:
+        if name == "ImageNet":  # which is not to be downloaded
             raise missing
         return kind(root, **arguments, download=True)
     except Exception as problem:  # no network, a moved address, a changed file
@@ -118,9 +97,7 @@ def _class_names(dataset: Any, labels: np.ndarray) -> list[str]:
 
 def _pixels(dataset: Any) -> np.ndarray | None:
     """`(N, H, W, 3)` uint8 where torchvision keeps the pixels in memory anyway."""
-    if not hasattr(dataset, "data"):
-        return None
-    pixels = np.asarray(dataset.data)
+    pixels = np.asarray(getattr(dataset, "data", None))
     if pixels.dtype != np.uint8:
         return None
     if pixels.ndim == 3:  # gray

@@ -6,8 +6,7 @@ import multiprocessing.util  # noqa: F401  its own exit handler must be register
 import os
 import signal
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +17,6 @@ from vitmix._checks import check_workers
 
 from .images import log
 
-Key = TypeVar("Key")
 Fetched = TypeVar("Fetched")
 WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,43 +27,41 @@ class WorkerLost(RuntimeError):
     """A worker process ended, as when the kernel runs out of memory; the text says which one and how."""
 
 
-class Fetch(Dataset[Any], ABC, Generic[Key, Fetched]):
-    """A data set that is read a batch at a time."""
+class _Fetch(Dataset[Any]):
+    """A function of the keys of a batch, as torch's loader calls it."""
 
-    @abstractmethod
-    def __getitems__(self, keys: list[Key]) -> Fetched: ...
-
-
-def _raise(lost: WorkerLost) -> None:
-    raise lost
+    def __init__(self, fetch: Callable[[list[Any]], Any]) -> None:
+        self.__getitems__ = fetch
 
 
-class Fetcher(Generic[Key, Fetched]):
+class _Keys:
+    """The keys of each batch of the next iteration, as torch's loader asks for them."""
+
+    batches: Callable[[], Iterator[list[Any]]]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.batches()
+
+
+class Fetcher(Generic[Fetched]):
     """Batches fetched in order, here or in worker processes.
 
     Args:
-        batches: the keys of each batch.
+        fetch: gives a batch from its keys.
         persistent: keeps the workers for the next iteration.
 
     Attributes:
-        when_lost: called when a worker process is gone. By default it raises; if it returns, the remaining batches
-            are fetched in this process.
+        when_lost: called when a worker process is gone, which is an error without it. If it returns, the remaining
+            batches are fetched in this process.
     """
 
-    def __init__(
-        self,
-        fetch: Fetch[Key, Fetched],
-        batches: Iterable[list[Key]],
-        workers: int,
-        *,
-        persistent: bool = False,
-    ) -> None:
+    def __init__(self, fetch: Callable[[list[Any]], Fetched], workers: int, *, persistent: bool = False) -> None:
         check_workers(workers)
-        self.when_lost: Callable[[WorkerLost], None] = _raise
-        self._fetch, self._batches = fetch, batches
+        self.when_lost: Callable[[WorkerLost], None] | None = None
+        self._fetch, self._keys = fetch, _Keys()
         self._loader: DataLoader | None = DataLoader(
-            fetch,
-            batch_sampler=batches,
+            _Fetch(fetch),
+            batch_sampler=self._keys,  # pyright: ignore[reportArgumentType]  an iterable is enough
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available(),
@@ -74,18 +70,22 @@ class Fetcher(Generic[Key, Fetched]):
             generator=torch.Generator(),  # torch draws a number per epoch; without this from the global generator
         )
 
-    def fetched(self) -> Iterator[Fetched]:
+    def fetched(self, batches: Callable[[], Iterator[list[Any]]]) -> Iterator[Fetched]:
+        """A batch for each list of keys."""
         if self._loader is None:
             raise RuntimeError("this loader was closed; make a new one")
+        self._keys.batches = batches
         done = 0
         try:
-            with closing(_watched(self._loader)) as batches:
-                for batch in batches:
+            with closing(_watched(self._loader)) as found:
+                for batch in found:
                     done += 1
                     yield batch
         except WorkerLost as lost:
+            if self.when_lost is None:
+                raise
             self.when_lost(lost)
-            yield from map(self._fetch.__getitems__, itertools.islice(self._batches, done, None))
+            yield from map(self._fetch, itertools.islice(batches(), done, None))
 
     def close(self) -> None:
         """Ends the worker processes; they also end with the loader and with the program."""

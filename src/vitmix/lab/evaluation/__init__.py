@@ -5,6 +5,8 @@
 them, each with its n.
 """
 
+from vitmix.lab.suite import Robustness as Robustness
+
 from .classification import evaluate as evaluate
 from .classification import evaluate_run as evaluate_run
 from .predictions import Outcomes as Outcomes
@@ -12,7 +14,6 @@ from .predictions import calibration_bins as calibration_bins
 from .predictions import calibration_error as calibration_error
 from .predictions import predict as predict
 from .robustness import robustness as robustness
-from .settings import Robustness as Robustness
 from .subject import Running as Running
 from .subject import Subject as Subject
 from .subject import open_subject as open_subject

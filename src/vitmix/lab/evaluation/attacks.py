@@ -1,7 +1,8 @@
 """Attacks: small changes of the pixels that make the model err, bounded in the largest or in the Euclidean norm.
 
-Epsilon and steps are in pixels of 0..1. An image that is misread as it is stays as it is, and one that is misread on
-the way is left there: an attack succeeds when it has found one misread image within the bound, and none is undone.
+Each is a change of a condition once its bound is given. Epsilon and steps are in pixels of 0..1. An image that is
+misread as it is stays as it is, and one that is misread on the way is left there: an attack succeeds when it has found
+one misread image within the bound, and none is undone.
 """
 
 from typing import Any
@@ -14,14 +15,21 @@ from vitmix._sampling import generator_for
 from vitmix.lab.data.augment import global_generators_kept
 from vitmix.lab.runs import NORMS
 
-from .conditions import Change
 from .extras import NotPossible, need
 
 TINY = 1e-12  # lengths below it count as none
 START = 0x50474453  # keeps these random numbers apart from others made from the same seed
 
 
-def fgsm(classifier: nn.Module, pixels: Tensor, labels: Tensor, *, epsilon: float, norm: str = "linf") -> Tensor:
+def fgsm(
+    classifier: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    indices: Tensor | None = None,
+    *,
+    epsilon: float,
+    norm: str = "linf",
+) -> Tensor:
     """One step of size epsilon along the sign of the loss's gradient, or the gradient (Goodfellow et al. 2015)."""
     check_not_negative("epsilon", epsilon)
     gradient, right = _gradient(classifier, pixels, labels)
@@ -33,24 +41,28 @@ def pgd(
     classifier: nn.Module,
     pixels: Tensor,
     labels: Tensor,
+    indices: Tensor | None = None,
     *,
     epsilon: float,
     alpha: float,
     steps: int,
-    start: Tensor | None = None,
+    seed: int = 0,
     norm: str = "linf",
 ) -> Tensor:
     """Steps of size alpha along the gradient (its sign), each brought back to within epsilon (Madry et al. 2018).
 
     Args:
-        start: a change within epsilon to begin with; none if not given.
+        indices: the images' places in the data set, for a `random_start`; without them it starts at the images.
     """
     check_not_negative("epsilon", epsilon)
     check_not_negative("alpha", alpha)
     check_count("steps", steps, least=0)
     with torch.no_grad():
         right = classifier(pixels).argmax(1) == labels
-    current = pixels if start is None else within(pixels, pixels + start, epsilon=epsilon, norm=norm)
+    current = pixels
+    if indices is not None:
+        start = random_start(pixels, indices, epsilon=epsilon, seed=seed, norm=norm)
+        current = within(pixels, pixels + start, epsilon=epsilon, norm=norm)
     current = torch.where(right.view(-1, 1, 1, 1), current, pixels)
     for _ in range(steps):
         gradient, right = _gradient(classifier, current, labels)
@@ -88,7 +100,14 @@ def random_start(pixels: Tensor, indices: Tensor, *, epsilon: float, seed: int =
 
 
 def auto_attack(
-    classifier: nn.Module, pixels: Tensor, labels: Tensor, *, epsilon: float, seed: int = 0, norm: str = "linf"
+    classifier: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    indices: Tensor | None = None,
+    *,
+    epsilon: float,
+    seed: int = 0,
+    norm: str = "linf",
 ) -> Tensor:
     """AutoAttack's standard version (Croce and Hein 2020): APGD on two losses, FAB and Square, one after the other."""
     check_not_negative("epsilon", epsilon)
@@ -104,7 +123,7 @@ def auto_attack(
     pixels = pixels.contiguous()  # it takes views of gradients
     with global_generators_kept():
         found, _ = attack.run_standard_evaluation(pixels, labels, batch_size=len(pixels))
-    return within(pixels, found, epsilon=epsilon, norm=norm)  # its own tolerance is 1e-6; ours is none
+    return within(pixels, found, epsilon=epsilon, norm=norm)  # AutoAttack tolerates 1e-6; we tolerate nothing
 
 
 def check_auto_attack(classes: int) -> None:
@@ -113,30 +132,8 @@ def check_auto_attack(classes: int) -> None:
         raise NotPossible(f"AutoAttack's targeted losses need at least 4 classes, this model has {classes}; use PGD")
 
 
-# As changes of a condition
-
-
-def fgsm_change(classifier: nn.Module, epsilon: float, norm: str) -> Change:
-    return lambda pixels, labels, _: fgsm(classifier, pixels, labels, epsilon=epsilon, norm=norm)
-
-
-def pgd_change(classifier: nn.Module, epsilon: float, alpha: float, steps: int, seed: int, norm: str) -> Change:
-    """From a random start."""
-
-    def change(pixels: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-        start = random_start(pixels, indices, epsilon=epsilon, seed=seed, norm=norm)
-        sizes = {"epsilon": epsilon, "alpha": alpha, "steps": steps}
-        return pgd(classifier, pixels, labels, start=start, norm=norm, **sizes)
-
-    return change
-
-
-def auto_attack_change(classifier: nn.Module, epsilon: float, seed: int, norm: str) -> Change:
-    return lambda pixels, labels, _: auto_attack(classifier, pixels, labels, epsilon=epsilon, seed=seed, norm=norm)
-
-
 def _direction(gradient: Tensor, norm: str) -> Tensor:
-    """The steepest change of length one; none where the gradient is none."""
+    """The steepest change of length one; zero if the gradient is zero."""
     check_choice("norm", norm, NORMS)
     if norm == "linf":
         return gradient.sign()

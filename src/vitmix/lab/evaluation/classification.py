@@ -89,9 +89,9 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
 
 def store(subject: Subject, evaluation: Evaluation) -> Evaluation:
     """Stores the evaluation of a run's best weights in its folder, with images that show them."""
-    from .examples import draw_examples  # not at the top: figures import this package
+    from .examples import make_examples  # not at the top: figures import this package
 
     assert subject.run is not None
     run = Run(subject.run)
-    run.write_examples(draw_examples(subject), subject.sha256)  # first: where there is an evaluation, both are there
+    run.write_examples(make_examples(subject), subject.sha256)  # first: where there is an evaluation, both are there
     return run.write_evaluation(evaluation, subject.sha256)

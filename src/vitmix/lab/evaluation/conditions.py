@@ -30,8 +30,8 @@ from vitmix.lab.reading import parse_json
 from vitmix.lab.runs import Facts
 from vitmix.lab.writing import write_file
 
-from .cifar_c import NpyImages
 from .predictions import Outcomes, check_finite, logits_over
+from .shifts import NpyImages
 from .subject import Running, Subject
 
 FORMAT = 2  # of the files; raised when the same settings would give other answers
@@ -181,7 +181,11 @@ class Examiner:
         loader = EvalLoader(condition.images, augmentation, batch=batch, workers=workers, start=start)
         saved = time.monotonic()
         for each, logits in logits_over(loader, lambda each: self._classify(condition, each), self.running.device):
-            outcomes, rows = _outcomes(logits, each.labels, condition.outputs), each.indices.cpu().numpy()
+            labels, rows = each.labels, each.indices.cpu().numpy()
+            if condition.outputs is not None:
+                outputs = torch.tensor(condition.outputs, device=logits.device)
+                logits, labels = logits[:, outputs], torch.searchsorted(outputs, labels)
+            outcomes = Outcomes.of(logits, labels)
             found.right[rows] = outcomes.correct.cpu().numpy()
             found.confidence[rows] = outcomes.confidence.cpu().numpy()
             check_finite(found.confidence[rows])
@@ -220,14 +224,6 @@ class Examiner:
         # Not the weights alone: models of one state can differ in what they compute.
         settings = {name: repr(value) for name, value in self.subject.settings.items()}
         return [self.subject.config.model, settings, weights_checksum(self.subject.model)]
-
-
-def _outcomes(logits: Tensor, labels: Tensor, outputs: tuple[int, ...] | None) -> Outcomes:
-    """The outcomes where the model chooses among these outputs only."""
-    if outputs is None:
-        return Outcomes.of(logits, labels)
-    chosen = torch.tensor(outputs, device=logits.device)
-    return Outcomes.of(logits[:, chosen], torch.searchsorted(chosen, labels))
 
 
 def data_checksum(images: ImageSet) -> str:

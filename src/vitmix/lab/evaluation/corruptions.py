@@ -18,22 +18,16 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from vitmix import __version__
-from vitmix._checks import unknown_name
 from vitmix.lab.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.reading import read_json
+from vitmix.lab.suite import COMMON, SEVERITIES, check_corruption, check_severity
 
 from .extras import NotPossible, need, version_of
 
-COMMON = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # for tuning; no part of the mean error
 DETERMINISTIC = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
 DETERMINISTIC += ("gaussian_blur", "saturate")
 OWN = ("frost", "elastic_transform")  # made here, as in ImageNet-C; the package's differ
-SEVERITIES = (1, 2, 3, 4, 5)
 LEAST_SIDE = 32  # pixels, of the package
 
 # AlexNet's errors, the mean over severities, as published with ImageNet-C.
@@ -54,11 +48,12 @@ Corrupt = Callable[[np.ndarray, int], np.ndarray]
 
 def corruption(name: str, severity: int) -> Corrupt:
     """One of ImageNet-C's corruptions; random ones are a function of the seed."""
-    if name not in COMMON + EXTRA:
-        raise unknown_name("corruption", name, COMMON + EXTRA)
-    check_severity(severity)
+    check_corruption("name", name)
+    check_severity("severity", severity)
     need("imagecorruptions")
-    need_one_thread()
+    import cv2
+
+    cv2.setNumThreads(0)  # its threads do not survive the fork of worker processes
     corrupt = partial(_corrupt, name, severity)
     if name == "glass_blur":
         corrupt(np.zeros((LEAST_SIDE, LEAST_SIDE, 3), np.uint8), 0)  # compiled here, once, and not in every worker
@@ -68,18 +63,6 @@ def corruption(name: str, severity: int) -> Corrupt:
 def maker(name: str) -> str:
     """With its version, what decides on the pixels of a corruption."""
     return f"vitmix {__version__}" if name in OWN else version_of("imagecorruptions")
-
-
-def check_severity(severity: int) -> None:
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
-
-
-def need_one_thread() -> None:
-    """OpenCV's threads do not survive the fork of worker processes."""
-    import cv2
-
-    cv2.setNumThreads(0)
 
 
 def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndarray:

@@ -1,12 +1,11 @@
 """A run's examples: mixed training images with their targets, and where its best weights look.
 
-They are redrawn from the run's configuration, data and seed.
+They are made again from the run's configuration, data and seed.
 """
 
 import base64
 import dataclasses
 import io
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix._learner import Learner
-from vitmix._mixer import AnyMixer
 from vitmix._mixing import MixedBatch
 from vitmix._sampling import generator_for
 from vitmix.attention.readers import read_model
@@ -25,14 +23,15 @@ from vitmix.lab.figures.images import held_out
 from vitmix.lab.figures.kinds import attention_figure, labels_figure
 from vitmix.lab.figures.layout import FigureInputs
 from vitmix.lab.figures.models import named_model
-from vitmix.lab.plotting.grid import ImageGrid
+from vitmix.lab.figures.samples import demonstrated, in_pixels
+from vitmix.lab.plotting.grid import ImageGrid, as_pixels
 from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
 from vitmix.lab.training import prepare
 
 from .subject import Subject
 
 COUNT = 8  # examples of each method
-BATCH = 16  # images mixed with one another here; a training's batch would take its time on a CPU
+BATCH = 16  # images mixed with one another here; a training run's batch would take its time on a CPU
 TRIES = 64  # batches looked at until every method of a switch was drawn
 MIXED_SIDE, SOURCE_SIDE, TILE_SIDE = 256, 96, 112  # pixels, at most: a page of many configurations must stay small
 EXACT_SIDE = 64  # pixels up to which an image is stored exactly
@@ -43,8 +42,8 @@ SEED = 0  # of the mixing of held-out images: the same for every run
 Problems = (ValueError, OSError, RuntimeError)
 
 
-def draw_examples(subject: Subject) -> Examples:
-    """Everything that can be drawn of a run; a sentence for what cannot."""
+def make_examples(subject: Subject) -> Examples:
+    """Everything that can be shown of a run, and a message for what cannot."""
     device = next(subject.model.parameters()).device
     subject.model.cpu()  # a few images, in float32
     problems: list[str] = []
@@ -52,7 +51,7 @@ def draw_examples(subject: Subject) -> Examples:
     try:
         mixed = mixed_examples(subject)
     except Problems as error:
-        problems.append(f"No mixed images could be drawn: {_sentence(error)}")
+        problems.append(f"No mixed images: {_sentence(error)}")
     strips = _strips(subject, problems)
     subject.model.to(device)
     return Examples(mixed=tuple(mixed), strips=tuple(strips), problems=tuple(problems))
@@ -75,7 +74,8 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
     model.load_state_dict(subject.model.state_dict())
     method = prepare.build_mixer(config, outputs)
     guide = prepare.build_guide(config, method, outputs)
-    learner = Learner(model, _all_easy(method), guide=guide).train()  # hidden mixing acts in training mode only
+    # Hidden mixing acts in training mode only.
+    learner = Learner(model, method.each(demonstrated), guide=guide, seed=0, step=0).train()
     augmentation = prepare.build_augmentation(config, model)
     maps = prepare.map_settings(config, images, learner, augmentation)
     batch = min(BATCH, len(images))
@@ -111,13 +111,6 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
     return [example for _, examples in sorted(found.items()) for example in examples]
 
 
-def _all_easy(method: AnyMixer) -> AnyMixer:
-    """HTM's score net is not stored with the model's weights, so every sample counts as easy."""
-    return method.each(
-        lambda mixer: dataclasses.replace(mixer, inner=tuple(part.demonstrated() for part in mixer.inner))
-    )
-
-
 def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, int]]]:
     """The mixed images, with the tokens that HTM took as if they were pixels, and by role the rows each is made of."""
     looks = batch.images
@@ -151,13 +144,12 @@ def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str], leas
 
 
 def _image(image: Tensor, augmentation: Augmentation, side: int) -> str:
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
-    return data_uri(((image * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy(), side)
+    return data_uri(as_pixels(in_pixels(image, augmentation)), side)
 
 
 def data_uri(pixels: np.ndarray, side: int) -> str:
-    """Pixels `(H, W, 3)` uint8 as a file no larger than `side`; exact where there are few of them."""
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    """Pixels `(H, W, 3)` in 0..1 as a file no larger than `side`; exact where there are few of them."""
+    image = Image.fromarray((pixels * 255).round().astype(np.uint8))
     image.thumbnail((side, side))
     file = io.BytesIO()
     kind = "png" if max(image.size) <= EXACT_SIDE else "jpeg"
@@ -169,23 +161,18 @@ def data_uri(pixels: np.ndarray, side: int) -> str:
 
 
 def _strips(subject: Subject, problems: list[str]) -> list[Strips]:
-    """Attention and aligned label maps of a few held-out images; why there are none goes to the problems."""
+    """Attention and aligned label maps of a few held-out images; if there are none, `problems` says why."""
     try:
         images = held_out(subject, HELD_OUT)
         pairs = FigureInputs([named_model(subject, "")], images, seed=SEED)
         blocks = chosen_blocks(read_model(subject.model).depth, None, most=MOST_BLOCKS)
     except Problems as error:
-        problems.append(f"Attention and label maps could not be drawn: {_sentence(error)}")
+        problems.append(f"No attention and label maps: {_sentence(error)}")
         return []
-    alone = FigureInputs(pairs.models, images[:2])
-    kinds: dict[str, Callable[[], ImageGrid]] = {
-        "attention": lambda: attention_figure(alone, blocks=blocks),
-        "label maps": lambda: labels_figure(pairs, blocks=blocks),
-    }
-    found = []
-    for what, figure in kinds.items():
+    alone, found = FigureInputs(pairs.models, images[:2]), []
+    for what, figure, inputs in (("attention", attention_figure, alone), ("label maps", labels_figure, pairs)):
         try:
-            found.append(Strips(what, tuple(_rows(figure()))))
+            found.append(Strips(what, tuple(_rows(figure(inputs, blocks=blocks)))))
         except Problems as error:
             problems.append(f"No {what}: {_sentence(error)}")
     return found
@@ -194,13 +181,9 @@ def _strips(subject: Subject, problems: list[str]) -> list[Strips]:
 def _rows(grid: ImageGrid) -> list[tuple[Tile, ...]]:
     return [
         tuple(
-            Tile(_tile(tile.pixels), (head, *tile.caption.splitlines()))
+            Tile(data_uri(tile.pixels, TILE_SIDE), (head, *tile.caption.splitlines()))
             for head, tile in zip(section.heads, row.tiles, strict=True)
         )
         for section in grid.sections
         for row in section.rows
     ]
-
-
-def _tile(pixels: np.ndarray) -> str:
-    return data_uri((pixels * 255).round().astype(np.uint8), TILE_SIDE)

@@ -17,7 +17,7 @@ def version_of(module: str) -> str:
 
 
 def need(module: str) -> Any:
-    """A module of the `eval` extra, or a sentence that says how to get it."""
+    """A module of the `eval` extra, or an error message that says how to install it."""
     try:
         return import_module(module)
     except ImportError as problem:

@@ -12,14 +12,13 @@ from vitmix._sampling import generator_for
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
 
-from .conditions import Change, PixelClassifier
+from .conditions import PixelClassifier
 
 NOISE, ORDER = 0x4E4F4953, 0x4F524452  # keep these random numbers apart from others made from the same seed
-ORDERS = ("random", "salient-first", "salient-last")
 GRID = (14, 14)  # of dropped patches where a model shows no tokens: Naseer et al. 2021
 
 
-def gaussian_noise(pixels: Tensor, indices: Tensor, *, sigma: float, seed: int = 0) -> Tensor:
+def gaussian_noise(pixels: Tensor, labels: Tensor, indices: Tensor, *, sigma: float, seed: int = 0) -> Tensor:
     """Pixels `(B, 3, H, W)` in 0..1 with noise of the given spread, cut to 0..1.
 
     An image's noise depends on its place and the seed alone, and is the same for every sigma up to scale.
@@ -58,20 +57,15 @@ class PatchOrder:
             self._known.update(zip(places, self._ranks(pixels, places).cpu().short(), strict=True))
         return torch.stack([self._known[place] for place in places]).to(pixels.device)
 
+    def drop(self, pixels: Tensor, labels: Tensor, indices: Tensor, *, share: float) -> Tensor:
+        return drop_patches(pixels, self(pixels, indices), share=share, grid=self.grid)
+
     def _ranks(self, pixels: Tensor, places: list[int]) -> Tensor:
         if self.saliency is None:
             count = self.grid[0] * self.grid[1]
             return torch.stack([torch.randperm(count, generator=generator_for(ORDER, self.seed, at)) for at in places])
         saliency = self.saliency(pixels)
         return saliency.argsort(dim=1, descending=self.order == "salient-first", stable=True).argsort(dim=1)
-
-
-def noise_change(sigma: float, seed: int) -> Change:
-    return lambda pixels, labels, indices: gaussian_noise(pixels, indices, sigma=sigma, seed=seed)
-
-
-def drop_change(order: PatchOrder, share: float) -> Change:
-    return lambda pixels, labels, indices: drop_patches(pixels, order(pixels, indices), share=share, grid=order.grid)
 
 
 def grid_of(classifier: PixelClassifier, size: Grid) -> Grid:

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.runs import Facts, Measurement
+from vitmix.lab.suite import COMMON, ORDERS, SEVERITIES, SHIFTS, Robustness
 
 from . import corruptions, shifts
-from .attacks import auto_attack_change, check_auto_attack, fgsm_change, pgd_change
-from .cifar_c import is_cifar_c, open_cifar_c
+from .attacks import auto_attack, check_auto_attack, fgsm, pgd
 from .conditions import Change, Condition, Examiner
-from .corruptions import COMMON, SEVERITIES, CorruptedImages, Errors, corruption, divisors, read_reference
+from .corruptions import CorruptedImages, Errors, corruption, divisors, read_reference
 from .describe import pixels_text
 from .extras import version_of
-from .occlusion import ORDERS, PatchOrder, drop_change, grid_of, noise_change, saliency_of
-from .settings import Robustness
-from .shifts import stored_corruptions
+from .occlusion import PatchOrder, gaussian_noise, grid_of, saliency_of
+from .shifts import is_cifar_c, stored_corruptions
 from .summaries import Answered, Summary, accuracies, calibrated, corruption_errors, worst_so_far
 
 CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
@@ -33,11 +33,13 @@ class Series(NamedTuple):
     """Conditions that are summarized together."""
 
     conditions: list[Condition]
-    summary: Summary
+    summary: Summary = accuracies
 
 
 class Builder:
-    """Makes the conditions of each part. What cannot be measured is refused here, `NotPossible` where it is no error.
+    """Makes the conditions of each part, by the method of its name.
+
+    What cannot be measured is refused here, with `NotPossible` where it is no error.
 
     Args:
         images: of the model's classes; None where only folders are measured.
@@ -50,18 +52,6 @@ class Builder:
             self.images = chosen(images, settings.limit, settings.seed)
             self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
 
-    def series(self, part: str) -> list[Series]:
-        builders: dict[str, Callable[[], list[Series]]] = {
-            "clean": self._clean,
-            "noise": self._noise,
-            "occlusion": self._occlusion,
-            "corruptions": self._corruptions,
-            "shifts": self._shifts,
-            "attacks": self._attacks,
-            "autoattack": self._autoattack,
-        }
-        return builders[part]()
-
     def _condition(self, of: Facts, images: ImageSet, change: Change | None = None, **deciding: Any) -> Condition:
         """A condition whose answers depend on the seed, on what is measured, and on what else is `deciding`.
 
@@ -70,61 +60,56 @@ class Builder:
         facts = {key: value for key, value in of.to_json().items() if key != "part"}
         return Condition(name_of(of), images, of, {"seed": self.settings.seed, **facts, **deciding}, change)
 
-    def _clean(self) -> list[Series]:
+    def clean(self) -> list[Series]:
         return [Series([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
 
-    def _noise(self) -> list[Series]:
-        conditions = []
+    def noise(self) -> list[Series]:
+        conditions, seed = [], self.settings.seed
         for sigma in self.settings.sigmas:
-            of, change = Facts(part="noise", sigma=sigma), noise_change(sigma, self.settings.seed)
-            conditions.append(self._condition(of, self.images, change, part="noise"))
-        return [Series(conditions, accuracies)]
+            change = partial(gaussian_noise, sigma=sigma, seed=seed)
+            conditions.append(self._condition(Facts(part="noise", sigma=sigma), self.images, change, part="noise"))
+        return [Series(conditions)]
 
-    def _occlusion(self) -> list[Series]:
-        settings, classifier, sides = self.settings, self.examiner.classifier, self.examiner.augmentation.sides
-        orders, found = settings.orders or ORDERS, []
-        if settings.orders is None:
+    def occlusion(self) -> list[Series]:
+        classifier, sides, orders = self.examiner.classifier, self.examiner.augmentation.sides, self.settings.orders
+        if orders is None:
+            orders = ORDERS
             try:
                 saliency_of(classifier, sides)
             except ValueError as problem:
                 orders = ("random",)
                 self.remarks.append(f"Note: patches are dropped at random only, not by saliency: {problem}.")
-        rows, columns = grid_of(classifier, sides)
-        self.remarks.append(f"Note: patches are dropped on a grid of {rows} x {columns}.")
+        grid = grid_of(classifier, sides)
+        self.remarks.append(f"Note: patches are dropped on a grid of {grid[0]} x {grid[1]}.")
+        found = []
         for order in orders:
-            ranks, conditions = PatchOrder(classifier, sides, order=order, seed=settings.seed), []
-            for share in settings.dropped:
+            ranks, conditions = PatchOrder(classifier, sides, order=order, seed=self.settings.seed), []
+            for share in self.settings.dropped:
                 of = Facts(part="occlusion", order=order, grid=ranks.grid, share=share)
-                conditions.append(self._condition(of, self.images, drop_change(ranks, share), part="occlusion"))
-            found.append(Series(conditions, accuracies))
+                change = partial(ranks.drop, share=share)
+                conditions.append(self._condition(of, self.images, change, part="occlusion"))
+            found.append(Series(conditions))
         return found
 
-    def _corruptions(self) -> list[Series]:
-        settings = self.settings
+    def corruptions(self) -> list[Series]:
+        settings, stored = self.settings, self.settings.folders.get("c")
         reference = self._reference()
         divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
         kinds = list(itertools.product(settings.corruptions, settings.severities))
-        stored = "c" in settings.folders
-        if stored:
-            root = Path(settings.folders["c"])
-            images, cropped = self._stored_corruptions(root, kinds), not is_cifar_c(root)
+        if stored is not None:
+            cropped, found = not is_cifar_c(Path(stored)), stored_corruptions(Path(stored), kinds, self.subject)
+            self.remarks += [] if cropped else [f"Note: label i of {stored} is taken as output i."]
+            images = {kind: chosen(each, settings.limit, settings.seed) for kind, each in found.items()}
         else:
-            own, seed = self.examiner.augmentation, settings.seed
+            own, seed, cropped = self.examiner.augmentation, settings.seed, True
             corruptions.check_sides(own)
             images = {kind: CorruptedImages(self.images, own, corruption(*kind), seed=seed) for kind in kinds}
-            cropped = True
         conditions = []
         for (name, severity), each in images.items():
             of = Facts(part="corruptions", corruption=name, severity=severity)
             condition = self._condition(of, each, package=None if stored else corruptions.maker(name))
             conditions.append(dataclasses.replace(condition, cropped=cropped))
         return [Series(conditions, partial(self._corruption_summary, reference))]
-
-    def _stored_corruptions(self, root: Path, kinds: list[tuple[str, int]]) -> dict[tuple[str, int], ImageSet]:
-        if is_cifar_c(root):
-            self.remarks.append(f"Note: label i of {root} is taken as output i.")
-        found = (open_cifar_c if is_cifar_c(root) else stored_corruptions)(root, kinds, self.subject)
-        return {kind: chosen(each, self.settings.limit, self.settings.seed) for kind, each in found.items()}
 
     def _reference(self) -> Errors | None:
         """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
@@ -148,47 +133,45 @@ class Builder:
         if reference is not None:
             yield from corruption_errors(found, divisors(reference, names, severities), "relative error", "mCE")
 
-    def _shifts(self) -> list[Series]:
+    def shifts(self) -> list[Series]:
         conditions = []
-        for kind in (kind for kind in shifts.NAMES if kind in self.settings.folders):
-            name, found = shifts.NAMES[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
+        for kind in (kind for kind in SHIFTS if kind in self.settings.folders):
+            name, found = SHIFTS[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
             if found.left_out:
                 count = f"{found.left_out} {'class' if found.left_out == 1 else 'classes'}"
                 self.remarks.append(f"Note: {name} has {count} that the model does not know; left out.")
             images = chosen(found.images, self.settings.limit, self.settings.seed)
             condition = self._condition(Facts(part="shifts"), images, part=name)
             conditions.append(dataclasses.replace(condition, name=name, outputs=found.outputs))
-        return [Series(conditions, accuracies)]
+        return [Series(conditions)]
 
-    def _attacks(self) -> list[Series]:
-        settings, classifier = self.settings, self.examiner.classifier
-        steps, seed, norm = settings.steps, settings.seed, settings.norm
+    def attacks(self) -> list[Series]:
+        settings, norm = self.settings, self.settings.norm
         untouched = Facts(part="attacks", attack="none", norm=norm)
         # The same answers as the clean ones where those are of the same images.
-        clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": seed, "part": "clean"})
-        found = [Series([clean], accuracies)]
-        found.append(self._attack({"attack": "fgsm"}, lambda bound: fgsm_change(classifier, bound, norm)))
+        clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": settings.seed, "part": "clean"})
+        found = [Series([clean]), self._attack(fgsm, {"attack": "fgsm"})]
         for alpha in settings.alphas:
-            facts = {"attack": "pgd", "alpha": alpha, "steps": steps}
-            change = partial(pgd_change, classifier, alpha=alpha, steps=steps, seed=seed, norm=norm)
-            found.append(self._attack(facts, change))
+            attack = partial(pgd, alpha=alpha, steps=settings.steps, seed=settings.seed)
+            found.append(self._attack(attack, {"attack": "pgd", "alpha": alpha, "steps": settings.steps}))
         return found
 
-    def _autoattack(self) -> list[Series]:
+    def autoattack(self) -> list[Series]:
         check_auto_attack(self.subject.settings["num_classes"])
+        attack = partial(auto_attack, seed=self.settings.seed)
         # Its random numbers are drawn for a batch as a whole.
         deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
-        change = partial(auto_attack_change, self.examiner.classifier, seed=self.settings.seed, norm=self.settings.norm)
-        return [self._attack({"attack": "autoattack"}, change, part="autoattack", **deciding)]
+        return [self._attack(attack, {"attack": "autoattack"}, part="autoattack", **deciding)]
 
     def _attack(
-        self, facts: dict[str, Any], change: Callable[[float], Change], *, part: str = "attacks", **deciding: Any
+        self, attack: Callable[..., Tensor], facts: dict[str, Any], *, part: str = "attacks", **deciding: Any
     ) -> Series:
         """An attack within each bound, the smallest first."""
-        conditions = []
+        conditions, norm = [], self.settings.norm
         for bound in sorted(set(self.settings.epsilons)):
-            of = Facts(part=part, norm=self.settings.norm, epsilon=bound, **facts)
-            conditions.append(self._condition(of, self.attacked, change(bound), **deciding))
+            of = Facts(part=part, norm=norm, epsilon=bound, **facts)
+            change = partial(attack, self.examiner.classifier, epsilon=bound, norm=norm)
+            conditions.append(self._condition(of, self.attacked, change, **deciding))
         return Series(conditions, worst_so_far)
 
 

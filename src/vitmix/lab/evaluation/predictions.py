@@ -53,7 +53,7 @@ class Outcomes:
         if labels.ndim != 1 or labels.is_floating_point() or len(labels) != len(logits):
             raise ValueError(
                 f"labels must be class numbers ({len(logits)},), got {labels.dtype} {tuple(labels.shape)}; "
-                "a mixed target has no single right answer to count"
+                "a soft label has no single correct class"
             )
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
         confidence = logits.softmax(1).amax(1)

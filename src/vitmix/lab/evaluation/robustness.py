@@ -10,12 +10,12 @@ import numpy as np
 from vitmix import __version__
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.runs import Measurement, Protocol, RobustnessResults
+from vitmix.lab.suite import Robustness
 from vitmix.lab.writing import make_folder
 
 from .conditions import Condition, Examiner, Progress
 from .extras import NotPossible
 from .parts import Builder, chosen
-from .settings import Robustness
 from .subject import Running, Subject
 
 
@@ -50,7 +50,7 @@ class Suite:
         self.series = []
         for name in settings.measured:
             try:
-                self.series += builder.series(name)
+                self.series += getattr(builder, name)()
             except NotPossible as problem:
                 if name in settings.parts:
                     raise
@@ -75,8 +75,9 @@ class Suite:
         for each in rows:
             if each.of.corruption is not None and each.of.severity is not None:
                 errors[each.of.corruption] = (*errors.get(each.of.corruption, ()), 1 - each.estimate.mean)
+        own = [self.images.description] if self.settings.needs_images and self.images is not None else []
         protocol = Protocol(
-            data=self.data,
+            data="; ".join([*own, *(f"{key}={place}" for key, place in self.settings.folders.items())]),
             settings=settings,
             precision=self.examiner.running.precision,
             seconds=seconds,
@@ -92,12 +93,6 @@ class Suite:
             corruption_errors=errors,
             parts={each.of.protocol: protocol for each in rows},
         )
-
-    @property
-    def data(self) -> str:
-        """The images that are measured on."""
-        found = [self.images.description] if self.settings.needs_images and self.images is not None else []
-        return "; ".join([*found, *(f"{key}={place}" for key, place in self.settings.folders.items())])
 
     @property
     def broken(self) -> list[str]:

@@ -1,23 +1,28 @@
-"""Folders of ImageNet's other test sets, with classes by WordNet id, matched to the classes of a model."""
+"""Downloaded test sets: ImageNet's others, with class folders by WordNet id, which are matched to the classes of a
+model; and CIFAR-10-C and CIFAR-100-C as published, `<corruption>.npy` with all severities in a row and `labels.npy`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from vitmix.lab.data.classes import count_classes
 from vitmix.lab.data.folders import image_files
-from vitmix.lab.data.images import FileImages
+from vitmix.lab.data.images import FileImages, ImageSet
+from vitmix.lab.suite import COMMON, EXTRA, SEVERITIES, SHIFTS
 
-from .corruptions import COMMON, EXTRA
 from .subject import Subject
 
 # Test sets whose folders cover some of ImageNet's classes only: the model chooses among those, as published.
 SUBSETS = {"a": "imagenet_a_synsets.txt", "r": "imagenet_r_synsets.txt"}
-NAMES = {"a": "ImageNet-A", "r": "ImageNet-R", "sketch": "ImageNet-Sketch", "stylized": "ImageNet-Stylized"}
-NAMES |= {"v2": "ImageNet-V2"}
+LABELS = "labels.npy"  # of CIFAR
+Kind = tuple[str, int]
+"""A corruption and its severity."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,9 @@ def class_numbers(subject: Subject) -> dict[str, int]:
 
 
 def open_shift(kind: str, folder: Path, subject: Subject) -> FolderImages:
-    """One of the sets of `NAMES`."""
+    """One of the sets of `SHIFTS`."""
     allowed = set(synsets(SUBSETS[kind])) if kind in SUBSETS else None
-    return open_class_folders(folder, class_numbers(subject), NAMES[kind], allowed=allowed, numbered=kind == "v2")
+    return open_class_folders(folder, class_numbers(subject), SHIFTS[kind], allowed=allowed, numbered=kind == "v2")
 
 
 def open_class_folders(
@@ -68,16 +73,13 @@ def open_class_folders(
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {str(root)!r} of {name}; give the one that holds its class folders")
-    found: list[str] = []
-    labels: list[int] = []
-    left_out, seen = 0, set()
-    for folder in sorted(
-        entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__"))
-    ):
+    found, labels, left_out = list[str](), list[int](), 0
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__"))]
+    for folder in sorted(folders):
         own = synsets()[int(folder.name)] if numbered and _is_number(folder.name) else folder.name
         if allowed is not None and own not in allowed:
             raise ValueError(
-                f"{str(folder)!r} is not one of the {len(allowed)} classes of {name}; is it another set's?"
+                f"{str(folder)!r} is not one of the {len(allowed)} classes of {name}; is it from another test set?"
             )
         if own not in numbers:
             left_out += 1
@@ -85,10 +87,9 @@ def open_class_folders(
         inside = image_files(folder, root, f"{name} in {folder}")
         found += inside
         labels += [numbers[own]] * len(inside)
-        seen |= {numbers[own]} if inside else set()
-    if len(seen) < 2:
+    if (classes := len(set(labels))) < 2:
         raise ValueError(
-            f"{str(root)!r} has images of {len(seen)} classes that the model knows, at least two are needed to measure "
+            f"{str(root)!r} has images of {classes} classes that the model knows, at least two are needed to measure "
             f"{name}; class folders are WordNet ids such as n01440764, or the classes of the model's training data"
         )
     # All classes of the set, were some folders missing: the choice must not get easier for that.
@@ -100,12 +101,18 @@ def open_class_folders(
     return FolderImages(images, outputs, left_out)
 
 
-def stored_corruptions(
-    root: Path, kinds: Iterable[tuple[str, int]], subject: Subject
-) -> dict[tuple[str, int], FileImages]:
-    """The images of a downloaded ImageNet-C, by corruption and severity; the same ones everywhere."""
+def stored_corruptions(root: Path, kinds: Iterable[Kind], subject: Subject) -> Mapping[Kind, ImageSet]:
+    """The images of a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the same ones for every kind."""
+    return _cifar_c(root, kinds, subject) if is_cifar_c(root) else _imagenet_c(root, kinds, subject)
+
+
+def is_cifar_c(root: Path) -> bool:
+    return (root / LABELS).is_file()
+
+
+def _imagenet_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, FileImages]:
     folders, numbers = _corruption_folders(root), class_numbers(subject)
-    found: dict[tuple[str, int], FileImages] = {}
+    found: dict[Kind, FileImages] = {}
     for name, severity in kinds:
         if name not in folders:
             raise ValueError(f"{str(root)!r} has no folder {name!r}; download it, or choose with --corruptions")
@@ -133,3 +140,63 @@ def _corruption_folders(root: Path) -> dict[str, Path]:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and int(name) < len(synsets())
+
+
+class NpyImages(ImageSet):
+    """Some `rows` of a file of images `(N, H, W, 3)` uint8, read when they are asked for."""
+
+    def __init__(self, place: Path, rows: np.ndarray, labels: np.ndarray, classes: list[str], description: str) -> None:
+        super().__init__(labels, classes, description)
+        self.place, self.rows = place, rows
+        self.pixels = _load(place)
+        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4 or self.pixels.shape[-1] != 3:
+            raise ValueError(
+                f"{str(place)!r} must hold images (N, height, width, 3) uint8, got {self.pixels.dtype} "
+                f"{self.pixels.shape}; download it again"
+            )
+
+    def read(self, index: int) -> Image.Image:
+        return Image.fromarray(self.pixels[self.rows[index]])
+
+    def name(self, index: int) -> str:
+        return f"{self.place.name} {self.rows[index]}"
+
+
+def _cifar_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, NpyImages]:
+    """The images by corruption and severity; label i is taken as the model's output i."""
+    labels = _load(root / LABELS)
+    count, left = divmod(len(labels) if labels.ndim == 1 else 0, len(SEVERITIES))
+    parts = labels.reshape(len(SEVERITIES), -1) if count and not left else labels
+    if left or not count or not np.issubdtype(labels.dtype, np.integer) or (parts != parts[0]).any():
+        raise ValueError(
+            f"{str(root / LABELS)!r} must hold the same labels once for each of {len(SEVERITIES)} severities, got "
+            f"{labels.dtype} {labels.shape}; is it CIFAR-10-C's or CIFAR-100-C's?"
+        )
+    own, outputs = parts[0].astype(np.int64), subject.settings["num_classes"]
+    classes = count_classes(own, str(root))
+    if classes != outputs:
+        raise ValueError(
+            f"{str(root)!r} has {classes} classes, but {subject.weights} has {outputs} outputs; "
+            "evaluate a model of the same classes"
+        )
+    names = list(subject.classes or map(str, range(outputs)))
+    found: dict[Kind, NpyImages] = {}
+    for name, severity in kinds:
+        place = root / f"{name}.npy"
+        if not place.is_file():
+            raise ValueError(f"{str(root)!r} has no {place.name!r}; download it, or choose with --corruptions")
+        rows = np.arange((severity - 1) * count, severity * count)
+        images = NpyImages(place, rows, own, names, f"{place} ({severity})")
+        if len(images.pixels) != len(labels):
+            raise ValueError(
+                f"{str(place)!r} has {len(images.pixels)} images, {LABELS} {len(labels)} labels; download them again"
+            )
+        found[name, severity] = images
+    return found
+
+
+def _load(place: Path) -> Any:
+    try:
+        return np.load(place, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise ValueError(f"{str(place)!r} is not a readable .npy file ({problem}); download it again") from None

@@ -21,9 +21,10 @@ from vitmix.lab.environment import available_cores
 from vitmix.lab.runs import Run, checksum
 from vitmix.lab.training import prepare
 from vitmix.lab.training.config import TrainConfig
-from vitmix.lab.training.header import Header, read_header
+from vitmix.lab.training.header import Header, read_export, read_header
 from vitmix.lab.training.weights import load_weights, read_weights
 
+ONNX = "{} is an ONNX export, which onnxruntime runs; name the run, or its export with --to timm"
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -56,7 +57,7 @@ class Subject:
         classes: the names of the outputs, where they are known.
         run: the run folder that it comes from, if any.
         trained: whether its weights were trained, not random.
-        sha256: of the weights file, taken before it was read: a training may replace it at any time.
+        sha256: of the weights file, taken before it was read: a training run may replace it at any time.
     """
 
     model: nn.Module
@@ -77,7 +78,10 @@ class Subject:
         """The images with labels that are the numbers of this model's outputs, and what there is to say about that."""
         outputs = self.settings["num_classes"]
         if self.classes is not None and tuple(images.classes) != self.classes[: len(images.classes)]:
-            return self._renumbered(images)
+            numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
+            fitted = copy.copy(images)  # shallow: the pixels are shared
+            fitted.labels, fitted.classes = np.array(numbers)[images.labels], list(self.classes)
+            return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
         if len(images.classes) > outputs:
             raise ValueError(
                 f"{images.description} has {len(images.classes)} classes, but {self.weights} has {outputs} outputs; "
@@ -88,14 +92,6 @@ class Subject:
                 f"Note: {outputs} outputs, {len(images.classes)} classes in the data: label i is taken as output i."
             ]
         return images, []
-
-    def _renumbered(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
-        assert self.classes is not None
-        numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
-        fitted = copy.copy(images)  # shallow: the pixels are shared
-        fitted.labels = np.array(numbers)[images.labels]
-        fitted.classes = list(self.classes)
-        return fitted, ["Note: the data numbers its classes differently; labels were matched by name."]
 
     def evaluation_images(self, *, data: str | None = None, split: str | None = None) -> ImageSet:
         """The images that a run was evaluated on, unless others are named."""
@@ -154,14 +150,27 @@ def open_subject(
             raise ValueError(f"--arch needs a weights file; {str(what)!r} is not one; leave --arch out")
         return _of_timm(str(what), dict(model_args or {}), pretrained, size)
     if pretrained:
-        raise ValueError(f"pretrained needs the name of a timm model; {what} holds weights of its own")
+        raise ValueError(f"pretrained needs the name of a timm model; {what} has its own weights")
     if place.is_dir():
         if model is not None or model_args:
-            raise ValueError(f"{what} is a run folder, which says what its model is; leave model and model_args out")
-        return _of_run(place, weights, size)
+            raise ValueError(f"{what} is a run folder, which names its model; remove model and model_args")
+        return _of_folder(place, weights, size)
+    if place.suffix == ".onnx":
+        raise ValueError(ONNX.format(what))
     if model is None and place.stem in ("best", "last") and Run(place.parent).exists:
         return _of_run(place.parent, place.stem, size)  # its configuration says how images reach the model
     return _of_file(place, model, dict(model_args or {}), size)
+
+
+def _of_folder(folder: Path, weights: str, size: int | None) -> Subject:
+    """A run, or what `vitmix export` wrote."""
+    if Run(folder).exists:
+        return _of_run(folder, weights, size)
+    if (folder / "model.onnx").is_file():
+        raise ValueError(ONNX.format(folder))
+    if not (folder / "model.safetensors").is_file():
+        return _of_run(folder, weights, size)  # which says what it lacks
+    return _of_file(folder / "model.safetensors", None, {}, size, read_export(folder))
 
 
 def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
@@ -169,12 +178,11 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     run = Run.open(folder)
     path = run.best if weights == "best" else run.last
     if not path.is_file():
-        raise ValueError(f"{folder} has no {path.name} yet; it is written when the training gets that far")
-    config, sha256 = run.config, checksum(path)
-    header = read_header(path)
+        raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
+    config, sha256, header = run.config, checksum(path), read_header(path)
     if header.model is None or header.num_classes is None:
         read_weights(path)  # says so if it is damaged
-        raise ValueError(f"{path} does not say what model it belongs to; was it written by vitmix train?")
+        raise ValueError(f"{path} does not name its model; was it written by vitmix train?")
     # The file's own word: a recipe that changed since would add its model_args to those of the stored configuration.
     config = dataclasses.replace(config, model=header.model, model_args=header.model_args, size=size or config.size)
     subject = _built(config, header.num_classes, str(path), header.classes)
@@ -182,12 +190,15 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     return dataclasses.replace(subject, run=folder, sha256=sha256)
 
 
-def _of_file(path: Path, model: str | None, model_args: dict[str, Any], size: int | None) -> Subject:
-    sha256, header = checksum(path), Header() if model is not None else read_header(path)
+def _of_file(
+    path: Path, model: str | None, model_args: dict[str, Any], size: int | None, header: Header | None = None
+) -> Subject:
+    sha256 = checksum(path)
+    header = header or (Header() if model is not None else read_header(path))
     name = model or header.model
     if name is None:
         read_weights(path)  # says so if it is damaged
-        raise ValueError(f"{path} does not say what model it belongs to; give --arch NAME, a timm model")
+        raise ValueError(f"{path} does not name its model; give --arch NAME, a timm model")
     settings = {**header.model_args, **model_args}
     outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
     own = settings.get("img_size")  # height and width stay an argument of the model

@@ -14,6 +14,7 @@ from vitmix.parts.hidden import HTM
 
 from .attention import LabelMap, attention_rollout, block_attention, head_attention, label_maps
 from .cam import grad_cam
+from .gradient import gradient_figure
 from .layout import SCALE_WORDS, FigureInputs, as_columns, as_rows, heat_tile
 from .models import NamedModel
 from .occlusion import occlusion_figure
@@ -67,7 +68,7 @@ def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGr
     """Grad-CAM for the class of an image, or for both classes of a mixed one; one column for each model."""
     for method in inputs.methods:
         if any(mixer.inner for mixer in create(method, 2).mixers):
-            raise ValueError(f"{method} mixes inside the network and leaves the image as it is; use another method")
+            raise ValueError(f"{method} mixes inside the network and does not change the image; use another method")
     samples = inputs.samples()
     if only_right:
         samples = [sample for sample in samples if all(_right(model, sample) for model in inputs.models)]
@@ -115,7 +116,7 @@ def labels_figure(inputs: FigureInputs, *, blocks: Sequence[int] | None = None) 
             for each in seen.found
         }
 
-    words = "Below: the partner's part of the class token, or of the mean patch where there is none."
+    words = "Below: the partner's part of the class token, or of the mean patch if there is none."
     samples = inputs.samples(inputs.methods or ["tl_align"])
     return ImageGrid(as_rows(inputs, samples, columns), inputs.footer(samples, words), "share", ("own", "partner"))
 
@@ -134,7 +135,7 @@ def gallery_figure(inputs: FigureInputs) -> ImageGrid:
                 seen = observe_mixed(model, Sample(pair, title), inputs.seed, partial(_targets, model))
                 tiles.append(Tile(as_pixels(seen.pixels), f"{seen.own:.0%} + {seen.partner:.0%}"))
             rows.append(Row(tuple(tiles), model.name if len(models) > 1 else ""))
-    words = "Below: the own and the partner's part of the target."
+    words = "Below: the parts of the original image and the partner in the target."
     footer = inputs.footer((), words) if reads_model else words
     return ImageGrid((Section(("own", "partner", *titles), tuple(rows), lead=2),), footer)
 
@@ -144,6 +145,7 @@ KINDS: dict[str, Callable[..., ImageGrid]] = {
     "rollout": rollout_figure,
     "heads": heads_figure,
     "gradcam": gradcam_figure,
+    "gradient": gradient_figure,
     "occlusion": occlusion_figure,
     "labels": labels_figure,
     "gallery": gallery_figure,

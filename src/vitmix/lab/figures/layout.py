@@ -11,9 +11,9 @@ from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, o
 
 from .images import NamedImage
 from .models import NamedModel
-from .samples import MANIFOLD, Observation, Sample, samples_of
+from .samples import MANIFOLD, Observation, Sample, method_choices, pairs_of
 
-SCALE_WORDS = "Color: each map from its least to its largest value, on a square-root scale."
+SCALE_WORDS = "Color: each map from its minimum to its maximum, on a square-root scale."
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,16 @@ class FigureInputs:
     seed: int = 0
 
     def samples(self, methods: Sequence[str] | None = None) -> list[Sample]:
+        """Every image; with methods, every pair mixed by each of them, and by each choice of a switch."""
         chosen = self.methods if methods is None else methods
         for method in chosen:
             inner = [] if method == MANIFOLD else [part for each in create(method, 2).mixers for part in each.inner]
             if any(part.adds_tokens for part in inner):
                 raise ValueError(f"{method} adds tokens that have no place in the image; use another method")
-        return samples_of(self.images, chosen)
+        if not chosen:
+            return [Sample((image,)) for image in self.images]
+        texts = [text for method in chosen for text in method_choices(method)]
+        return [Sample(pair, text) for pair in pairs_of(self.images) for text in texts]
 
     def footer(self, samples: Sequence[Sample], *words: str) -> str:
         untrained = [model.name for model in self.models if not model.trained]
@@ -69,7 +73,7 @@ def as_columns(
 ) -> ImageGrid:
     """The image, then for each model one column per part.
 
-    If a method mixes by what the model sees, each model has its own image.
+    If a method reads the model, each model has its own image.
     """
     found = [[tiles_of(model, sample) for model in inputs.models] for sample in samples]
     shared = all(torch.equal(seen.pixels, row[0][0].pixels) for row in found for seen, _ in row)

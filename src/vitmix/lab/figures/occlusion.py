@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from vitmix._mix import Grid
 from vitmix.attention.readers import logits_of, read_model
+from vitmix.lab.evaluation.occlusion import GRID, drop_patches
 from vitmix.lab.plotting.grid import Curve, ImageGrid, Row, Section, Tile, as_pixels
 
 from .images import NamedImage
@@ -13,7 +14,6 @@ from .models import NamedModel
 
 PARTS = tuple(number / 10 for number in range(10))
 ORDERS = 16  # in which cells are occluded, to average over
-DEFAULT_GRID = (14, 14)  # if the tokens of the first model are unknown
 
 
 def occlusion_figure(inputs: FigureInputs) -> ImageGrid:
@@ -53,15 +53,12 @@ def _grid(model: NamedModel) -> Grid:
     try:
         return read_model(model.model).mask_grid(model.augmentation.sides)
     except ValueError:
-        return DEFAULT_GRID
+        return GRID
 
 
 def occluded(pixels: Tensor, order: Tensor, part: float, grid: Grid) -> Tensor:
     """An image `(3, H, W)` without the first `part` of the cells of an order; sets of cells are nested."""
-    hidden = torch.zeros(grid[0] * grid[1])
-    hidden[order[: round(part * len(order))]] = 1
-    mask = nn.functional.interpolate(hidden.view(1, 1, *grid), pixels.shape[1:], mode="nearest")
-    return pixels.masked_fill(mask[0] > 0, 0)
+    return drop_patches(pixels.unsqueeze(0), order.argsort().unsqueeze(0), share=part, grid=grid)[0]
 
 
 def cell_orders(grid: Grid, count: int, seed: int) -> Tensor:

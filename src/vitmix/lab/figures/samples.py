@@ -38,14 +38,6 @@ def pairs_of(images: Sequence[NamedImage]) -> list[tuple[NamedImage, NamedImage]
     return list(zip(images[::2], images[1::2], strict=True))
 
 
-def samples_of(images: Sequence[NamedImage], methods: Sequence[str]) -> list[Sample]:
-    """Every image; with methods, every pair mixed by each of them, and by each choice of a switch."""
-    if not methods:
-        return [Sample((image,)) for image in images]
-    texts = [text for method in methods for text in method_choices(method)]
-    return [Sample(pair, text) for pair in pairs_of(images) for text in texts]
-
-
 def method_choices(method: str) -> list[str]:
     """The method, or the methods of a switch."""
     mixers = () if method == MANIFOLD else create(method, 2).mixers
@@ -81,36 +73,48 @@ def observe_mixed(
     with mixing_pair(model.model, mixer, images, labels, seed) as (mixing, batch):
         found = find(mixing, batch)
         own, partner = mixing.targets(batch)[0, :2].tolist()
-    return Observation(mixed_pixels(batch, model.augmentation), found, own, partner)
+    return Observation(in_pixels(mixed_origin(batch)[1], model.augmentation), found, own, partner)
+
+
+def demonstrated(mixer: Mixer) -> Mixer:
+    """HTM's score net is not stored with a model's weights, so every sample counts as easy."""
+    return dataclasses.replace(mixer, inner=tuple(part.demonstrated() for part in mixer.inner))
 
 
 @contextmanager
 def mixing_pair(
-    model: nn.Module, mixer: Mixer, images: Tensor, labels: Sequence[int], seed: int
+    model: nn.Module,
+    mixer: Mixer,
+    images: Tensor,
+    labels: Sequence[int],
+    seed: int,
+    *,
+    classes: tuple[int, int] = (0, 1),
 ) -> Iterator[tuple[Mixing, MixedBatch]]:
-    """A method acting on two images, which get classes 0 and 1, so that the target shows their parts.
+    """A method acting on two images, which get two `classes`, so that the target shows their parts.
 
     The method acts when the model runs on the batch's images inside this context.
 
     Args:
         labels: the images' classes, for activation labels.
     """
-    inner = tuple(part.demonstrated() for part in mixer.inner)
-    maps = None
+    maps = dense_logits(model, images).softmax(1) if mixer.needs.label_maps else None
     if mixer.needs.maps:
         maps = torch.stack([each[label] for each, label in zip(dense_logits(model, images), labels, strict=True)])
-    with dataclasses.replace(mixer, inner=inner).attach(model, seed=seed, rank=0) as mixing:
-        if maps is not None:  # on the token grid any mask fits them
+    with demonstrated(mixer).attach(model, seed=seed, rank=0, step=0) as mixing:
+        if maps is not None and maps.ndim == 4:
+            maps = functional.interpolate(maps, mixing.frame(images).final_grid, mode="bilinear", antialias=True)
+        elif maps is not None:  # on the token grid any mask fits them
             grid = mixing.frame(images).grid or images.shape[2:]
             maps = functional.interpolate(maps.unsqueeze(1), tuple(grid), mode="bilinear", antialias=True).squeeze(1)
         generator = torch.Generator().manual_seed(seed)
-        yield mixing, mixing.mix(images, torch.tensor([0, 1]), maps=maps, generator=generator)
+        yield mixing, mixing.mix(images, torch.tensor(classes), maps=maps, generator=generator)
 
 
-def mixed_pixels(batch: MixedBatch, augmentation: Augmentation) -> Tensor:
-    """The first mixed image `(3, H, W)` in 0..1; tokens that HTM took show as pixels."""
+def in_pixels(image: Tensor, augmentation: Augmentation) -> Tensor:
+    """A normalized image `(3, H, W)` in 0..1."""
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (augmentation.mean, augmentation.std))
-    return (mixed_origin(batch)[1] * std + mean).clamp(0, 1)
+    return (image * std + mean).clamp(0, 1)
 
 
 def mixed_origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:

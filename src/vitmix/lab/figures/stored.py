@@ -8,8 +8,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from vitmix.lab.data.decoding import check_pixels
-from vitmix.lab.evaluation.subject import checksum
 from vitmix.lab.reading import open_regular
+from vitmix.lab.runs import Run
 from vitmix.lab.writing import make_folder, write_file
 
 FOLDER = "pictures"  # as version 0.1 calls it
@@ -43,7 +43,7 @@ def store_figure(run: Path, name: str, png: bytes, description: str, weights: st
 def stored_figures(run: Path) -> list[StoredFigure]:
     """A run's figures by name, including PNG files that somebody put there; unreadable files are skipped."""
     paths = sorted((run / FOLDER).glob("*.png"))
-    weights = _weights(run) if paths else ""
+    weights = (Run(run).checksum() or "") if paths else ""
     found = []
     for path in paths:
         try:
@@ -56,10 +56,3 @@ def stored_figures(run: Path) -> list[StoredFigure]:
         description, current = str(texts.get(DESCRIPTION, path.stem)), texts.get(WEIGHTS, weights) == weights
         found.append(StoredFigure(path, description, image, current))
     return found
-
-
-def _weights(run: Path) -> str:
-    try:
-        return checksum(run / "best.safetensors")
-    except OSError:
-        return ""

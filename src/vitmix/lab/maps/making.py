@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from vitmix._checks import check_count
 from vitmix.lab.data.classes import match_names
-from vitmix.lab.data.images import BrokenImage, ImageSet
-from vitmix.lab.data.workers import Fetch, Fetcher
+from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.reading import read_json
 from vitmix.lab.writing import make_folder, write_file
 
@@ -57,30 +58,35 @@ def make_maps(
     done = {shard.rows for shard in index.shards}
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
     batches = [[range(*span) for span in _spans(*each, batch)] for each in todo]
-    keys = [list(rows) for rows in itertools.chain(*batches)]
-    fetched = Fetcher(_WholeImages(images, teacher.size), keys, workers).fetched()
+    fetcher = Fetcher(partial(_whole_images, images, teacher.size), workers)
+    fetched = fetcher.fetched(lambda: map(list, itertools.chain(*batches)))
     progress(sum(map(len, index.shards)), len(images))
     for span, parts in zip(todo, batches, strict=True):
-        values, found, broken = [], [], set()
+        found, broken = [], set(index.broken)
         for rows in parts:
             pixels, missing = next(fetched)
             images.note_broken(missing)
             broken.update(missing.values())
             labels = torch.as_tensor(index.classes)[torch.from_numpy(images.labels[rows.start : rows.stop])]
-            highest, whose = _highest(teacher, pixels.to(device), labels, top)
-            highest[[row in missing for row in rows]] = 0
-            values.append(highest)
-            found.append(whose)
-        shard = _write_shard(folder, span, torch.cat(values).numpy(), torch.cat(found).numpy())
+            values, whose = _highest(teacher, pixels.to(device), labels, top)
+            values[[row in missing for row in rows]] = 0
+            found.append((values, whose))
+        values, whose = (torch.cat(each).numpy() for each in zip(*found, strict=True))
         index = replace(
             index,
-            shards=tuple(sorted((*index.shards, shard), key=lambda each: each.rows)),
-            grid=(values[0].shape[2], values[0].shape[3]),
-            broken=tuple(sorted({*index.broken, *broken})),
+            shards=tuple(
+                sorted((*index.shards, _write_shard(folder, span, values, whose)), key=lambda each: each.rows)
+            ),
+            grid=values.shape[2:],
+            broken=tuple(sorted(broken)),
         )
         write_file(folder / INDEX, index.encoded(indent=1))
         progress(sum(map(len, index.shards)), len(images))
-    return remarks + _unreadable(index.broken)
+    if len(index.broken) == 1:
+        remarks.append(f"1 image could not be read and has an empty map: {index.broken[0]}.")
+    elif index.broken:
+        remarks.append(f"{len(index.broken)} images could not be read and have empty maps: {index.broken[0]}.")
+    return remarks
 
 
 def _spans(start: int, stop: int, size: int) -> list[tuple[int, int]]:
@@ -93,14 +99,6 @@ def _write_shard(folder: Path, rows: tuple[int, int], values: np.ndarray, classe
     name = f"maps-{rows[0]:09d}.safetensors"
     write_file(folder / name, content)
     return Shard(name, rows, hashlib.sha256(content).hexdigest())
-
-
-def _unreadable(broken: Sequence[str]) -> list[str]:
-    if not broken:
-        return []
-    one = "image could not be read and has an empty map"
-    many = "images could not be read and have empty maps"
-    return [f"{len(broken)} {one if len(broken) == 1 else many}: {broken[0]}."]
 
 
 def match_classes(names: Sequence[str], count: int) -> list[int]:
@@ -204,21 +202,14 @@ def _highest(teacher: Teacher, pixels: Tensor, labels: Tensor, top: int) -> tupl
     return values.cpu().half(), classes.cpu()
 
 
-class _WholeImages(Fetch[int, tuple[Tensor, dict[int, str]]]):
-    """Images scaled to one size without cropping, so that a place of the map is that part of the image."""
+def _whole_images(images: ImageSet, size: tuple[int, int], rows: list[int]) -> tuple[Tensor, dict[int, str]]:
+    """Pixels, and the reasons for unreadable images.
 
-    def __init__(self, images: ImageSet, size: tuple[int, int]) -> None:
-        self.images, self.size = images, size
-
-    def __getitems__(self, keys: list[int]) -> tuple[Tensor, dict[int, str]]:
-        """Pixels, and the reasons for unreadable images."""
-        pixels = torch.zeros(len(keys), 3, *self.size, dtype=torch.uint8)
-        broken: dict[int, str] = {}
-        for place, row in enumerate(keys):
-            try:
-                image = self.images[row][0].resize((self.size[1], self.size[0]), Image.Resampling.BICUBIC)
-            except BrokenImage as problem:
-                broken[row] = str(problem)
-                continue
-            pixels[place] = torch.from_numpy(np.array(image).transpose(2, 0, 1))
-        return pixels, broken
+    Images are scaled to one size without cropping, so that a place of the map is that part of the image.
+    """
+    pixels = torch.zeros(len(rows), 3, *size, dtype=torch.uint8)
+    broken: dict[int, str] = {}
+    for row, image, _ in images.readable_ones(rows, broken):
+        scaled = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        pixels[rows.index(row)] = torch.from_numpy(np.array(scaled).transpose(2, 0, 1))
+    return pixels, broken

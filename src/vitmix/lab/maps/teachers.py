@@ -86,15 +86,12 @@ def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
         places, (rows, columns), shape = features.flatten(1, 2), features.shape[1:3], (1, 1, features.shape[3])
     else:
         places, (rows, columns), shape = features.flatten(2).mT, features.shape[2:], (features.shape[1], 1, 1)
-    alone = places.flatten(0, 1)
-    logits = torch.cat([head(_repeated(part, shape)) for part in alone.split(LOCATIONS)])
+    if features.ndim == 4:
+        alone = places.reshape(-1, *shape)
+    else:
+        alone = places.reshape(-1, 1, shape[1]).expand(-1, *shape)
+    logits = torch.cat([head(part) for part in alone.split(LOCATIONS)])
     return logits.unflatten(0, (len(images), rows, columns)).permute(0, 3, 1, 2)
-
-
-def _repeated(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if len(shape) == 2:
-        return vectors.unsqueeze(1).expand(-1, *shape)
-    return vectors.view(-1, *shape)
 
 
 def _tokens(model: Any, features: Tensor, images: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:

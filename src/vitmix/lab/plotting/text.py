@@ -31,7 +31,7 @@ def any_script() -> Iterator[None]:
 
 
 def font_remarks(names: list[str]) -> list[str]:
-    """A sentence if a figure cannot show these names."""
+    """A message if a figure cannot show these names."""
     missing = {letter: None for name in names for letter in name if not letter.isspace()}
     for family in _families():
         known = get_font(findfont(FontProperties(family=family))).get_charmap()

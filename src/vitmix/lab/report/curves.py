@@ -3,24 +3,22 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from vitmix._mixer import Mixer
 from vitmix.lab.runs import Run
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import build_mixer
 
-from .groups import Group, course_lines, legend
+from .groups import Group, legend, several
 from .html import Html, html
-from .svg import Band, line_chart
+from .svg import Line, Points, band, course_lines, line_chart, shared
 
 LOSSES = {"ce": "cross-entropy", "bce": "binary cross-entropy"}
-Course = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of metrics.jsonl; `most` is what its values cannot exceed."""
 
     title: str
@@ -30,7 +28,7 @@ class Column:
 
 COLUMNS = {
     "accuracy": Column("Accuracy", lambda value: f"{100 * value:.3g} %", 1.0),
-    "ema_accuracy": Column("Accuracy of the averaged weights", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ema_accuracy": Column("Accuracy of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
     "eval_loss": Column("Evaluation loss", lambda value: f"{value:.3g}"),
     "loss": Column("Training loss", lambda value: f"{value:.3g}"),
     "lr": Column("Learning rate", lambda value: f"{value:.2g}"),
@@ -41,39 +39,33 @@ COLUMNS = {
 def curves(groups: Sequence[Group]) -> list[Html]:
     figures = []
     for name, column in COLUMNS.items():
-        lines = course_lines(groups, partial(_points, name=name))
+        points = partial(_points, name=name)
+        lines = [*_bands(groups, points, column.most), *course_lines(groups, points)]
         if lines:
-            bands, percent = list(_bands(groups, name, column.most)), column.most == 1.0
-            chart = line_chart(column.title, lines, bands, shown=column.shown, x_name="epoch", percent=percent)
-            caption = different_losses(groups) if name == "loss" else ""
+            percent, caption = column.most == 1.0, different_losses(groups) if name == "loss" else ""
+            chart = line_chart(column.title, lines, shown=column.shown, x_name="epoch", percent=percent)
             figures.append(html.figure(column.title, chart, "curve", name, caption))
-    many = any(len(group.runs) > 1 for group in groups)
-    said = "Thick: mean over the runs; shaded: ± one standard deviation; thin: each run." if many else ""
+    said = "Thick: mean over the runs; shaded: ± one standard deviation; thin: each run." if several(groups) else ""
     return [legend(groups), html.paragraph(said), html.charts(figures, "charts")]
 
 
-def _points(run: Run, name: str) -> Course:
+def _points(run: Run, name: str) -> Points:
     return [(epoch.number, value) for epoch in run.epochs if (value := epoch.get(name)) is not None]
 
 
-def _bands(groups: Sequence[Group], name: str, most: float) -> Iterator[Band]:
+def _bands(groups: Sequence[Group], points: Callable[[Run], Points], most: float) -> Iterator[Line]:
     """Mean ± deviation (`most` at most) at the epochs that all runs of a group reached."""
     for group in groups:
-        tables = [dict(_points(run, name)) for run in group.runs.values()]
-        shared = sorted(set.intersection(*map(set, tables))) if len(tables) > 1 else []
-        low, high = [], []
-        for epoch in shared:
-            values = [each[epoch] for each in tables]
-            mean, deviation = statistics.fmean(values), statistics.stdev(values)
-            # Accuracies, losses and speeds are never below zero, whatever their spread.
-            low.append((epoch, max(mean - deviation, min(0.0, *values))))
-            high.append((epoch, min(mean + deviation, most)))
-        if shared:
-            yield Band(group.number, low, high)
+        found = [(x, values, statistics.stdev(values)) for x, values in shared(group, points).items()]
+        # Accuracies, losses and speeds are never below zero.
+        low = [(x, max(statistics.fmean(values) - std, min(0.0, *values))) for x, values, std in found]
+        high = [(x, min(statistics.fmean(values) + std, most)) for x, values, std in found]
+        if found:
+            yield band(group.number, low, high)
 
 
 def different_losses(groups: Sequence[Group]) -> str:
-    """A sentence where runs were trained with different kinds of loss, whose curves do not compare."""
+    """A note if runs were trained with different losses, because their curves cannot be compared."""
     methods: dict[str, list[str]] = {}
     for config in (group.first.config for group in groups):
         try:
@@ -83,7 +75,7 @@ def different_losses(groups: Sequence[Group]) -> str:
     if len(methods) < 2:
         return ""
     listed = "; ".join(f"{kind} ({', '.join(dict.fromkeys(names))})" for kind, names in methods.items())
-    return f"These losses are of different kinds, so their values do not compare: {listed}."
+    return f"These runs use different losses, so the values cannot be compared: {listed}."
 
 
 def training_loss(config: TrainConfig) -> str:

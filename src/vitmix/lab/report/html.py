@@ -5,9 +5,12 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 COLORS, DASHES = 8, 4  # in style.css
 _FOLDER = files("vitmix.lab.report") / "templates"
+Html = str
+"""What macros return, which is safe, or a text, which they escape, unless it is a `Cell`."""
 
 
 def look(number: int) -> str:
@@ -28,8 +31,25 @@ def templates() -> Environment:
     return found
 
 
-Html = str
-"""What macros return, which is safe, or a text, which they escape."""
-
 html: Any = templates().get_template("blocks.html.j2").module
-NONE: Html = html.span("soft", "–")
+
+
+class Cell(str):
+    """A text, as a README and a terminal show it, with HTML of its own."""
+
+    markup: str
+
+    def __new__(cls, text: str, markup: str) -> "Cell":
+        found = super().__new__(cls, text)
+        found.markup = markup
+        return found
+
+    def __html__(self) -> str:
+        return self.markup
+
+
+def joined(*pieces: Html) -> Cell:
+    return Cell("".join(pieces), Markup("").join(pieces))
+
+
+NONE = Cell("-", html.span("soft", "–"))

@@ -21,11 +21,9 @@ MOST = 900_000  # bytes of all figures together: the page must stay small
 
 def examples(groups: Sequence[Group], count: int) -> list[Html]:
     """At most so many mixed images for each method of each configuration."""
-    if not count:
-        return []
     parts: list[Html] = []
     taken = False
-    for group in groups[:MOST_GROUPS]:
+    for group in groups[: MOST_GROUPS if count else 0]:
         found, repair = group.first.examples, advice(group.first, "eval {}", "draws examples")
         if found is None:  # a published run never has any
             parts += [html.note(f"{group.name}: {group.first.problems[EXAMPLES]}{repair}")] if repair else []
@@ -44,7 +42,7 @@ def gallery(groups: Sequence[Group], count: int) -> list[Html]:
     for group in groups[: MOST_GROUPS if count else 0]:
         found = group.first.examples
         if found is not None and found.strips:
-            parts += [html.heading(group.key), *(html.strips(each) for each in found.strips)]
+            parts += [html.heading(group.key), *map(html.strips, found.strips)]
     return [html.about_gallery(), *parts] if parts else []
 
 
@@ -65,7 +63,7 @@ def figures(groups: Sequence[Group]) -> list[Html]:
         words = kept.description if kept.current else f"{kept.description} Made with earlier weights of the run."
         parts.append(html.stored(uri, kept.path.stem, kept.image.width, words))
     if left_out:
-        parts.append(html.note(f"Left out, as they are too large for this page: {', '.join(left_out)}"))
+        parts.append(html.note(f"Left out, because they are too large for this page: {', '.join(left_out)}"))
     return parts
 
 

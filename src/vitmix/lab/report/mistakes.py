@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from vitmix.lab.runs import EVALUATION, Evaluation, Run
 
-from .groups import Group, advice, every_run, numbered
-from .html import NONE, Html, html
+from .groups import Group, advice, every_run, having, several
+from .html import NONE, Html, html, joined
 from .quantities import confusion, evaluated, images_of, recall
 from .svg import reliability_chart
 
@@ -15,9 +15,7 @@ MOST_CLASSES, MOST_PAIRS = 40, 10
 
 
 def _evaluated(groups: Sequence[Group]) -> list[Group]:
-    """The groups with their evaluated runs alone."""
-    found = [group.only(number for number, run in group.runs.items() if run.evaluation) for group in groups]
-    return [group for group in found if group.runs]
+    return having(groups, lambda run: run.evaluation is not None)
 
 
 def evaluation_of(run: Run) -> Evaluation:
@@ -27,17 +25,16 @@ def evaluation_of(run: Run) -> Evaluation:
 
 def classes(groups: Sequence[Group]) -> list[Html]:
     """A table for each data set that runs were evaluated on: classes of different ones do not compare."""
-    seen = _evaluated(groups)
-    sets = dict.fromkeys(_data_set(run) for run in every_run(seen))
     parts: list[Html] = [
         html.note(f"{run.path} is not evaluated: {run.problems[EVALUATION]}{advice(run, 'eval {}')}")
         for run in every_run(groups)
         if run.evaluation is None
     ]
+    seen = _evaluated(groups)
+    sets = dict.fromkeys(_data_set(run) for run in every_run(seen))
     for data, names in sets:
         parts += [html.heading(data)] if len(sets) > 1 else []
-        there = [group.only(n for n, run in group.runs.items() if _data_set(run) == (data, names)) for group in seen]
-        parts.append(_class_table([group for group in there if group.runs], names))
+        parts.append(_class_table(having(seen, lambda run, own=(data, names): _data_set(run) == own), names))
     return parts
 
 
@@ -47,21 +44,18 @@ def _data_set(run: Run) -> tuple[str, tuple[str, ...]]:
 
 def _class_table(groups: Sequence[Group], names: Sequence[str]) -> Html:
     """Every class that has a readable image in some run's evaluation."""
-    runs = {number: run for number, (_, run) in numbered(groups).items()}
+    runs = {number: run for group in groups for number, run in group.runs.items()}
     means = {
         label: statistics.fmean(value for group in groups for value in recall(label).values(group))
         for label in sorted({label for run in runs.values() for label in evaluation_of(run).counts})
     }
-    labels = sorted(means, key=lambda label: (means[label], label))
-    said = "Lowest first."
-    if len(labels) > MOST_CLASSES:
-        said = f"The lowest {MOST_CLASSES} of {len(labels)} classes."
     rows = []
-    for label in labels[:MOST_CLASSES]:
+    for label in sorted(means, key=lambda label: (means[label], label))[:MOST_CLASSES]:
         most = max(runs, key=lambda number, label=label: evaluation_of(runs[number]).images_of(label))
         meters = (_meter(group, label) for group in groups)
         rows.append([names[label], images_of(label).number(most, runs[most]), *meters])
-    caption = f"Recall: the part of each class's images that is recognized. {said}"
+    said = f"The lowest {MOST_CLASSES} of {len(means)} classes." if len(means) > MOST_CLASSES else "Lowest first."
+    caption = f"Recall: the fraction of each class's images that is classified correctly. {said}"
     return html.table(["class", "images", *(group.key for group in groups)], rows, caption)
 
 
@@ -75,8 +69,8 @@ def calibration(groups: Sequence[Group]) -> list[Html]:
     for group in _evaluated(groups):
         for number, run in group.runs.items():
             chart = reliability_chart(f"Reliability of {run.path}", evaluation_of(run).bins, group.number)
-            title = html.text(group.key, f" seed {run.config.seed}" if len(group.runs) > 1 else "")
-            caption = html.text("calibration error ", evaluated("ece").number(number, run))
+            title = joined(group.key, f" seed {run.config.seed}" if len(group.runs) > 1 else "")
+            caption = joined("calibration error ", evaluated("ece").number(number, run))
             figures.append(html.figure(title, chart, "reliability", number, caption))
     said = (
         "Accuracy of the predictions by their confidence. Bars below the dashed line: overconfident. The fuller the "
@@ -94,9 +88,9 @@ def confusions(groups: Sequence[Group]) -> list[Html]:
         names = dict(enumerate(evaluation_of(group.first).classes))
         rows = []
         for label, seen in sorted(counts, key=lambda pair: (-counts[pair], pair))[:MOST_PAIRS]:
-            images = html.joined([confusion(label, seen).total(group), images_of(label).total(group)], " of ")
+            images = joined(confusion(label, seen).total(group), " of ", images_of(label).total(group))
             rows.append([*(names.get(each, f"output {each}") for each in (label, seen)), images])
         table = html.table(["label", "predicted", "images"], rows, kind="words")
-        parts.append(html.text(html.heading(group.key), table if rows else html.paragraph("No mistakes.")))
-    many = any(len(group.runs) > 1 for group in groups)
-    return [*([html.paragraph("Added up over the runs.")] if many else []), html.columns(parts)] if parts else []
+        parts.append(joined(html.heading(group.key), table if rows else html.paragraph("No mistakes.")))
+    said = [html.paragraph("Added up over the runs.")] if several(groups) else []
+    return [*said, html.columns(parts)] if parts else []

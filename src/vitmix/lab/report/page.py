@@ -1,5 +1,7 @@
 """The page of a report: sections from top to bottom, each a function of the groups of runs."""
 
+import base64
+import hashlib
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -9,15 +11,14 @@ from vitmix import __version__
 from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.writing import write_file
 
-from .cost import cost, runs, settings
+from . import images
 from .curves import curves
 from .groups import Group, every_run, find_runs, group_runs
-from .html import Html, html, templates
-from .images import examples, figures, gallery
+from .html import Html, templates
 from .measurements import robustness
 from .mistakes import calibration, classes, confusions
-from .scores import results
 from .studies import studies
+from .summaries import cost, results, runs, settings
 
 
 class Section(NamedTuple):
@@ -39,8 +40,8 @@ def write_report(
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"cannot write the page to {output}; name a file in a folder that exists")
     found, left_out = find_runs(places)
-    for sentence in left_out:
-        say(sentence)
+    for message in left_out:
+        say(message)
     page = render(group_runs(found), examples=examples, notes=left_out)
     content = page.encode(errors="replace")  # JSON can hold halves of characters
     write_file(output, content)
@@ -56,31 +57,13 @@ def render(
     examples: int = 0,
 ) -> str:
     """The whole page as text: `notes` at the top, then the `first` sections, then those of every report."""
-    sections = [*first, *_sections(groups, examples)]
-    every = every_run(groups)
-    data = ", ".join(sorted({run.config.data for run in every}))
-    style = resources.files("vitmix.lab.report").joinpath("style.css").read_text(encoding="utf-8")
-    return (
-        templates()
-        .get_template("page.html.j2")
-        .render(
-            title=heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"),
-            about=f"{len(every)} run{'s' * (len(every) > 1)} · {data}",
-            style=f":root {{ --own: {OWN}; --partner: {PARTNER}; }}\n{style}",
-            notes=list(map(html.note, notes)),
-            sections=[section for section in sections if section.content],
-            version=__version__,
-        )
-    )
-
-
-def _sections(groups: Sequence[Group], count: int) -> list[Section]:
-    return [
+    sections = [
+        *first,
         Section("results", "Results", results(groups)),
         Section("curves", "Curves", curves(groups)),
-        Section("examples", "What the model saw", examples(groups, count)),
-        Section("gallery", "Where the model looks", gallery(groups, count)),
-        Section("drawn", "Figures", figures(groups)),
+        Section("examples", "What the model saw", images.examples(groups, examples)),
+        Section("gallery", "Where the model looks", images.gallery(groups, examples)),
+        Section("drawn", "Figures", images.figures(groups)),
         Section("classes", "Accuracy of each class", classes(groups)),
         Section("calibration", "Calibration", calibration(groups)),
         Section("confusions", "Most frequent mistakes", confusions(groups)),
@@ -90,3 +73,27 @@ def _sections(groups: Sequence[Group], count: int) -> list[Section]:
         Section("runs", "Runs", runs(groups)),
         Section("settings", "Configuration", settings(groups)),
     ]
+    every = every_run(groups)
+    data = ", ".join(sorted({run.config.data for run in every}))
+    style, script = _text("style.css"), _text("sort.js")
+    page = templates().get_template("page.html.j2")
+    return page.render(
+        title=heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"),
+        about=f"{len(every)} run{'s' * (len(every) > 1)} · {data}",
+        script=script,
+        policy=_policy(script),
+        style=f":root {{ --own: {OWN}; --partner: {PARTNER}; }}\n{style}",
+        notes=notes,
+        sections=[section for section in sections if section.content],
+        version=__version__,
+    )
+
+
+def _text(name: str) -> str:
+    return resources.files("vitmix.lab.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """What a browser may do for the page: run this one script, and load nothing."""
+    sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{sha256}'"

@@ -3,18 +3,24 @@
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vitmix.lab.runs import Estimate, Evaluation, Run
 from vitmix.lab.training.progress import duration
 
-from .groups import Group, numbered
-from .html import NONE, Html, html
+from .groups import Group
+from .html import NONE, Cell, Html, html, joined
 
 Shown = Callable[[float], str]
+Read = Callable[[Run], float | None]
 PERCENT: Shown = lambda value: f"{100 * value:.2f} %"  # noqa: E731
-LOSS: Shown = lambda value: f"{value:.4f}"  # noqa: E731
+POINTS: Shown = lambda value: f"{100 * value:.2f}"  # noqa: E731
 COUNT: Shown = lambda value: f"{value:,.0f}"  # noqa: E731
-GIGA: Shown = lambda value: f"{value / 1e9:.4g} G"  # noqa: E731
+
+
+def cell(value: float, text: str, place: str = "", **about: Any) -> Cell:
+    """A number as a text, and in HTML with its exact value, its place and what it is about: run, group, of."""
+    return Cell(text, html.number(value, text, place, **about))
 
 
 @dataclass(frozen=True)
@@ -22,33 +28,38 @@ class Quantity:
     """A number of a run; `place` says where it is, as FILE:PLACE in the run's folder."""
 
     place: str
-    read: Callable[[Run], float | None]
+    read: Read
     shown: Shown
 
+    def of(self, group: Group) -> dict[int, float]:
+        """The numbers of the group's runs that have one, by the runs' numbers on the page."""
+        return {number: value for number, run in group.runs.items() if (value := self.read(run)) is not None}
+
     def values(self, group: Group) -> list[float]:
-        return [value for run in group.runs.values() if (value := self.read(run)) is not None]
+        return list(self.of(group).values())
 
     def number(self, number: int, run: Run) -> Html:
         """The number of one run, which has this number on the page."""
         value = self.read(run)
-        return NONE if value is None else html.number(value, self.shown(value), self.place, run=number)
+        return NONE if value is None else cell(value, self.shown(value), self.place, run=number)
 
     def spread(self, group: Group) -> Html:
         """Mean ± sample standard deviation over the group's runs; the number itself where one run has it."""
-        having = [number for number, run in group.runs.items() if self.read(run) is not None]
-        if len(having) < 2:
-            return self.number(having[0], group.runs[having[0]]) if having else NONE
-        values = self.values(group)
-        found = {"mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
-        mean, deviation = (
-            html.number(value, self.shown(value), self.place, group=group.number, of=of) for of, value in found.items()
-        )
-        return html.joined([mean, deviation], " ± ")
+        found = self.of(group)
+        if len(found) < 2:
+            return self.number(one := next(iter(found)), group.runs[one]) if found else NONE
+        return joined(self.mean(group), " ± ", self._over(group, "deviation", statistics.stdev))
+
+    def mean(self, group: Group) -> Html:
+        return self._over(group, "mean", statistics.fmean) if self.of(group) else NONE
 
     def total(self, group: Group) -> Html:
         """A count, added up over the group's runs."""
-        value = sum(self.values(group))
-        return html.number(value, f"{value:,}", self.place, group=group.number, of="total")
+        return self._over(group, "total", sum)
+
+    def _over(self, group: Group, of: str, statistic: Callable[[Iterable[float]], float]) -> Html:
+        value = statistic(self.values(group))
+        return cell(value, self.shown(value), self.place, group=group.number, of=of)
 
 
 def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
@@ -57,36 +68,27 @@ def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
     Args:
         quantity: the value, low and high of an estimate by these words.
     """
-    shown = quantity("value").spread(group)
-    having = [(number, run) for number, run in group.runs.items() if quantity("value").read(run) is not None]
-    if len(having) != 1 or quantity("low").read(having[0][1]) is None:
-        return shown
-    return html.interval(shown, *(quantity(end).number(*having[0]) for end in ("low", "high")))
+    value, low, high = map(quantity, ("value", "low", "high"))
+    having = [(number, group.runs[number]) for number in value.of(group)]
+    if len(having) != 1 or low.read(having[0][1]) is None:
+        return value.spread(group)
+    return html.interval(*(each.number(*having[0]) for each in (value, low, high)))
 
 
 def counts(groups: Iterable[Group], quantities: Sequence[Quantity]) -> Html:
     """The smallest and the largest of counts that are mostly the same."""
     every: dict[float, Html] = {}
-    for number, (_, run) in numbered(groups).items():
+    for group in groups:
         for quantity in quantities:
-            if (value := quantity.read(run)) is not None:
-                every.setdefault(value, quantity.number(number, run))
-    return html.joined([every[end] for end in sorted({min(every), max(every)})], " to ")
+            for number, value in quantity.of(group).items():
+                every.setdefault(value, quantity.number(number, group.runs[number]))
+    least, most = min(every), max(every)
+    return every[least] if least == most else joined(every[least], " to ", every[most])
 
 
 def best(name: str, shown: Shown = PERCENT) -> Quantity:
     """A score of the epoch whose weights were kept."""
     return Quantity(f"metrics.jsonl:best.{name}", lambda run: run.score(run.best_epoch, name), shown)
-
-
-def informative_top5() -> Quantity:
-    """Top-5 accuracy of the best epoch, of runs with more than five classes."""
-    found = best("accuracy5")
-
-    def read(run: Run) -> float | None:
-        return found.read(run) if run.evaluation is None or run.evaluation.top5_informative else None
-
-    return Quantity(found.place, read, found.shown)
 
 
 def last(name: str, shown: Shown = PERCENT) -> Quantity:
@@ -107,27 +109,28 @@ def summarized(name: str, shown: Shown = duration) -> Quantity:
     return Quantity(f"summary.json:{name}", lambda run: getattr(run.summary, name, None), shown)
 
 
-def evaluated(name: str, shown: Shown = PERCENT) -> Quantity:
-    return Quantity(f"evaluation.json:{name}", lambda run: getattr(run.evaluation, name, None), shown)
+def evaluated(name: str, shown: Shown = PERCENT, read: Callable[[Evaluation], float | None] | None = None) -> Quantity:
+    """A number of the evaluation: the field of this name, or what `read` returns."""
+
+    def found(run: Run) -> float | None:
+        if run.evaluation is None:
+            return None
+        return getattr(run.evaluation, name) if read is None else read(run.evaluation)
+
+    return Quantity(f"evaluation.json:{name}", found, shown)
 
 
 def images_of(label: int) -> Quantity:
-    return _of_evaluation(f"images.{label}", lambda found: found.images_of(label), COUNT)
+    return evaluated(f"images.{label}", COUNT, lambda found: found.images_of(label))
 
 
 def recall(label: int) -> Quantity:
-    return _of_evaluation(f"recall.{label}", lambda found: found.recall(label), PERCENT)
+    return evaluated(f"recall.{label}", PERCENT, lambda found: found.recall(label))
 
 
 def confusion(label: int, predicted: int) -> Quantity:
     place = f"confusion.{label}.{predicted}"
-    return _of_evaluation(place, lambda found: found.counts.get(label, {}).get(predicted, 0), COUNT)
-
-
-def _of_evaluation(place: str, read: Callable[[Evaluation], float | None], shown: Shown) -> Quantity:
-    return Quantity(
-        f"evaluation.json:{place}", lambda run: None if run.evaluation is None else read(run.evaluation), shown
-    )
+    return evaluated(place, COUNT, lambda found: found.counts.get(label, {}).get(predicted, 0))
 
 
 def measurement(name: str, part: str = "value") -> Quantity:
@@ -142,11 +145,16 @@ def measurement(name: str, part: str = "value") -> Quantity:
 
 
 def part_of(estimate: Estimate, part: str) -> float | None:
-    return {"value": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n}[part]
+    return getattr(estimate, "mean" if part == "value" else part)
 
 
+def _top5(run: Run) -> float | None:
+    """Of runs with more than five classes."""
+    return best("accuracy5").read(run) if run.evaluation is None or run.evaluation.top5_informative else None
+
+
+TOP5 = Quantity(best("accuracy5").place, _top5, PERCENT)
 EPOCHS = Quantity("metrics.jsonl:last.epoch", lambda run: run.epochs[-1].number, COUNT)
-BEST_EPOCH = Quantity(
-    "metrics.jsonl:best.epoch", lambda run: None if run.best_epoch is None else run.best_epoch.number, COUNT
-)
-SECONDS = summarized("training_seconds")
+BEST_EPOCH = Quantity("metrics.jsonl:best.epoch", lambda run: run.best_epoch and run.best_epoch.number, COUNT)
+SPEED, SECONDS, WHOLE_TIME = median("images/s", COUNT), summarized("training_seconds"), summarized("seconds")
+MEMORY = summarized("peak_memory", lambda value: f"{value / 2**30:.2f}")

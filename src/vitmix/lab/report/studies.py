@@ -1,6 +1,6 @@
 """The section of studies: the tables that `vitmix analyze` stored, with the runs side by side, and their curves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from vitmix.lab.runs import ANALYSIS, Analysis, Estimate, Run
 from vitmix.lab.runs import Table as Stored
 from vitmix.lab.studies.studies import STUDIES
 
-from .groups import Group, advice, every_run, legend
+from .groups import Group, advice, every_run, having, legend
 from .html import Html, html
 from .quantities import Quantity, counts, part_of, with_interval
-from .svg import Line, line_chart
+from .svg import Line, Points, line_chart
 
 ALONG = ("block", "epoch")  # keys of tables whose rows are points of a curve
 SHORT, LONG = 12, 24  # rows; a longer table is folded away, sooner where charts show the same
@@ -19,7 +19,7 @@ Studies = Mapping[Path, Analysis]  # one study of each run that has it, by the r
 
 
 def read_studies(runs: Sequence[Run]) -> tuple[dict[str, dict[Path, Analysis]], list[str]]:
-    """The studies of the runs by name, those of this version first, and a sentence for each that cannot be shown."""
+    """The studies of the runs by name, those of this version first, and a message for each that cannot be shown."""
     found: dict[str, dict[Path, Analysis]] = {}
     notes: list[str] = []
     keys: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -37,29 +37,28 @@ def read_studies(runs: Sequence[Run]) -> tuple[dict[str, dict[Path, Analysis]], 
 
 
 def studies(groups: Sequence[Group]) -> list[Html]:
-    """Every study that a run has in its folder; nothing where there is none."""
+    """Every study that a run has in its folder."""
     found, notes = read_studies(every_run(groups))
-    every = {(path, name): study for name, own in found.items() for path, study in own.items()}
-    alike = len(set(map(measured_how, every.values()))) == 1
-    parts = [html.note(each) for each in notes]
-    parts += [_conditions({path: study for (path, _), study in every.items()})] if alike else []
+    every = [(path, study) for own in found.values() for path, study in own.items()]
+    alike = len({measured_how(study) for _, study in every}) == 1
+    parts: list[Html] = [*map(html.note, notes), *([_conditions(every)] if alike else [])]
     for name, own in found.items():
         about = STUDIES[name].about if name in STUDIES else name
         parts.append(html.heading(about[0].upper() + about[1:], anchor=f"analysis-{name}"))
-        parts += [] if alike else [_conditions(own)]
-        members = [group.only(n for n, run in group.runs.items() if run.path in own) for group in groups]
+        parts += [] if alike else [_conditions(own.items())]
+        members = having(groups, lambda run, own=own: run.path in own)
         for title in dict.fromkeys(table.title for study in own.values() for table in study.tables):
-            parts += _table([group for group in members if group.runs], own, title)
+            parts += _table(members, own, title)
     return [html.about_studies(), legend(groups), *parts] if found else parts
 
 
-def _conditions(found: Studies) -> Html:
+def _conditions(found: Iterable[tuple[Path, Analysis]]) -> Html:
     """On what studies were measured; a warning where the runs differ in it."""
-    every = {str(path): measured_how(study) for path, study in found.items()}
+    every = {str(path): measured_how(study) for path, study in found}
     if len(set(every.values())) == 1:
         return html.paragraph(f"{next(iter(every.values()))}.")
     listed = "; ".join(f"{folder}: {said}" for folder, said in every.items())
-    return html.note(f"Not measured alike, so these numbers do not compare. {listed}")
+    return html.note(f"Measured in different ways, so these numbers cannot be compared. {listed}")
 
 
 def measured_how(study: Analysis) -> str:
@@ -76,31 +75,31 @@ def _quantity(found: Studies, like: Stored, names: tuple[str, ...], column: str,
         estimate = _row(found, run, like.title, names).get(column)
         return None if estimate is None else part_of(estimate, part)
 
+    def shown(value: float) -> str:
+        return f"{value:,}" if part == "n" else f"{100 * value:.1f} %" if column in like.percent else f"{value:.4g}"
+
     study = next(iter(found.values())).study
-    percent = column in like.percent and part != "n"
-    shown = (lambda value: f"{100 * value:.1f} %") if percent else lambda value: f"{value:.4g}"
     place = "/".join((like.title, *names, column, "mean" if part == "value" else part))
-    return Quantity(f"{ANALYSIS}/{study}.json:{place}", read, (lambda n: f"{n:,}") if part == "n" else shown)
+    return Quantity(f"{ANALYSIS}/{study}.json:{place}", read, shown)
 
 
 def _row(found: Studies, run: Run, title: str, names: tuple[str, ...]) -> Mapping[str, Estimate]:
-    table = found[run.path].table(title) if run.path in found else None
+    table = found[run.path].table(title)
     return {} if table is None else table.row(names)
 
 
 def _table(groups: Sequence[Group], found: Studies, title: str) -> list[Html]:
     tables = [table for study in found.values() if (table := study.table(title)) is not None]
-    like = tables[0]
+    like, several = tables[0], len(groups) > 1
     columns = list(dict.fromkeys(column for table in tables for column in table.columns))
     rows = []
     for names in dict.fromkeys(names for table in tables for names, _ in table.rows):
         quantities = [partial(_quantity, found, like, names, column) for column in columns]
-        for group in groups:
-            if any(_row(found, run, title, names) for run in group.runs.values()):
-                who = [group.key] if len(groups) > 1 else []
-                cells = [with_interval(group, quantity) for quantity in quantities]
-                rows.append([*names, *who, *cells, counts([group], [quantity("n") for quantity in quantities])])
-    table = html.table([*like.keys, *([""] if len(groups) > 1 else []), *columns, "n"], rows, " ".join(like.notes))
+        for group in having(groups, lambda run, names=names: _row(found, run, title, names)):
+            cells = [with_interval(group, quantity) for quantity in quantities]
+            n = counts([group], [quantity("n") for quantity in quantities])
+            rows.append([*names, *([group.key] if several else []), *cells, n])
+    table = html.table([*like.keys, *([""] if several else []), *columns, "n"], rows, " ".join(like.notes))
     along = next((key for key in ALONG if key in like.keys), None)
     figures = [] if along is None else list(_charts(groups, found, like, columns, along))
     shown = [html.charts(figures)] if figures else []
@@ -116,53 +115,54 @@ def _charts(
 
     Label rules are compared with each other, as in TL-Align's figure 4: charts for each run, a line for each rule.
     """
+    tables = [
+        (group, run, table)
+        for group in groups
+        for run in group.runs.values()
+        if (table := found[run.path].table(like.title)) is not None
+    ]
     if set(like.keys) == {along, "rule"}:
-        for group in groups:
-            for run in group.runs.values():
-                table = found[run.path].table(like.title)
-                yield from () if table is None else _rule_charts(group.label(run), table, columns, along)
+        for group, run, table in tables:
+            yield from _rule_charts(group.label(run), table, columns, along)
         return
-    for other in dict.fromkeys(_others(like, names, along) for names, _ in like.rows):
+    for names in dict.fromkeys(other_names(like, names) for names, _ in like.rows):
         for column in columns:
             lines = [
-                Line(group.number, points, group.label(run))
-                for group in groups
-                for run in group.runs.values()
-                if (points := _points(found[run.path].table(like.title), column, along, other))
+                Line(group.number, _points(table, column, along, names), group.label(run))
+                for group, run, table in tables
             ]
-            yield from _chart(", ".join((*other, column)), lines, column in like.percent, along)
+            yield from _chart(", ".join((*names, column)), lines, column in like.percent, along)
 
 
 def _rule_charts(label: str, table: Stored, columns: Sequence[str], along: str) -> Iterator[Html]:
-    rules = list(dict.fromkeys(_others(table, names, along)[0] for names, _ in table.rows))
-    yield html.legend([label, *(html.key(number, rule) for number, rule in enumerate(rules))], "legend wide")
+    rules = list(enumerate(dict.fromkeys(other_names(table, names)[0] for names, _ in table.rows)))
+    yield html.legend([label, *(html.key(number, rule) for number, rule in rules)], "legend wide")
     for column in columns:
-        points = [(number, rule, _points(table, column, along, (rule,))) for number, rule in enumerate(rules)]
         said = "" if column == "correlation" else ", mean over the pairs"
-        yield from _chart(f"{column}{said}", [Line(n, each, rule) for n, rule, each in points if each], False, along)
-    lines = [Line(n, list(enumerate(table.example[r])), r) for n, r in enumerate(rules) if r in table.example]
+        lines = [Line(number, _points(table, column, along, (rule,)), rule) for number, rule in rules]
+        yield from _chart(f"{column}{said}", lines, False, along)
+    lines = [Line(number, list(enumerate(table.example.get(rule, ()))), rule) for number, rule in rules]
     yield from _chart("share, one pair", lines, False, along)
 
 
-def _others(table: Stored, names: tuple[str, ...], along: str) -> tuple[str, ...]:
-    """The names of a row but for the one that it is along."""
-    return tuple(name for key, name in zip(table.keys, names, strict=True) if key != along)
+def other_names(table: Stored, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a row, without its block or epoch."""
+    return tuple(name for key, name in zip(table.keys, names, strict=True) if key not in ALONG)
 
 
-def _points(table: Stored | None, column: str, along: str, other: tuple[str, ...]) -> list[tuple[float, float]]:
+def _points(table: Stored, column: str, along: str, other: tuple[str, ...]) -> Points:
     """The means of the rows with these other names."""
-    if table is None:
-        return []
     place = table.keys.index(along)
     return [
         (float(names[place]), values[column].mean)
         for names, values in table.rows
-        if column in values and names[place].isdecimal() and _others(table, names, along) == other
+        if column in values and names[place].isdecimal() and other_names(table, names) == other
     ]
 
 
-def _chart(title: str, lines: Sequence[Line], percent: bool, along: str) -> Iterator[Html]:
+def _chart(title: str, lines: Iterable[Line], percent: bool, along: str) -> Iterator[Html]:
     shown = lambda value: f"{100 * value:.3g} %" if percent else f"{value:.4g}"  # noqa: E731
-    if lines:
-        chart = line_chart(title, lines, shown=shown, x_name=along, percent=percent)
+    there = [line for line in lines if line.points]
+    if there:
+        chart = line_chart(title, there, shown=shown, x_name=along, percent=percent)
         yield html.figure(title, chart, "analysis", title)

@@ -4,11 +4,13 @@ Scales are computed here; macros in `templates/blocks.html.j2` write the shapes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vitmix.lab.runs import Bin
+from vitmix.lab.runs import Bin, Run
 
+from .groups import Group
 from .html import Html, html
 
 WIDTH, HEIGHT = 400, 250
@@ -18,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of group `group`; `kind` is mean (thick) or seed (thin)."""
+    """A curve of group `group`; `kind` is mean (thick) or seed (thin), or band, the outline of an area."""
 
     group: int
     points: Points
@@ -26,17 +28,28 @@ class Line:
     kind: str = "mean"
 
 
-@dataclass(frozen=True)
-class Band:
+def band(group: int, low: Points, high: Points) -> Line:
     """The area between two curves over the same x."""
+    return Line(group, [*low, *reversed(high)], "", "band")
 
-    group: int
-    low: Points
-    high: Points
 
-    @property
-    def outline(self) -> Points:
-        return [*self.low, *reversed(self.high)]
+def course_lines(groups: Iterable[Group], points: Callable[[Run], Points]) -> list[Line]:
+    """Curves of the runs; of a group of several also their mean, where all of them have a point."""
+    lines: list[Line] = []
+    for group in groups:
+        kind = "seed" if len(group.runs) > 1 else "mean"
+        own = [Line(group.number, points(run), group.label(run), kind) for run in group.runs.values()]
+        lines += [line for line in own if line.points]
+        mean = [(x, statistics.fmean(values)) for x, values in shared(group, points).items()]
+        lines += [Line(group.number, mean, f"{group.name}, mean")] if mean else []
+    return lines
+
+
+def shared(group: Group, points: Callable[[Run], Points]) -> dict[float, list[float]]:
+    """The values of several runs, at every x that all of them have."""
+    tables = [dict(points(run)) for run in group.runs.values()]
+    xs = sorted(set.intersection(*map(set, tables))) if len(tables) > 1 else []
+    return {x: [each[x] for each in tables] for x in xs}
 
 
 @dataclass(frozen=True)
@@ -61,10 +74,6 @@ class Axes:
         return " ".join("{:.2f},{:.2f}".format(*self.place(*point)) for point in points)
 
     @property
-    def ranges(self) -> str:
-        return " ".join(repr(float(each)) for each in (*self.x, *self.y))
-
-    @property
     def x_marks(self) -> list[tuple[float, str]]:
         """Positions and labels."""
         found = [(round(self.place(tick, 0)[0], 1), _label(tick, self.percent[0])) for tick in self.x_ticks]
@@ -78,9 +87,8 @@ class Axes:
 def line_chart(
     title: str,
     lines: Sequence[Line],
-    bands: Sequence[Band] = (),
     *,
-    shown: Callable[[float], str],
+    shown: Callable[[float], str] = lambda value: f"{100 * value:.3g} %",
     x_name: str,
     x_range: tuple[float, float] | None = None,
     percent: bool = False,
@@ -92,16 +100,15 @@ def line_chart(
         x_range: from the least to the largest x by default.
         percent: whether the y-axis is in percent.
     """
-    points = [point for line in lines for point in line.points] + [p for band in bands for p in band.outline]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
+    xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     x_range = x_range or (min(xs), max(xs))
     x_ticks = ticks(*x_range) if x_range[0] < x_range[1] else [x_range[0]]
     if all(float(x).is_integer() for x in xs):  # there is no epoch and no block one and a half
         x_ticks = [tick for tick in x_ticks if float(tick).is_integer()]
     y_ticks = ticks(min(ys), max(ys))
     axes = Axes(x_range, (y_ticks[0], y_ticks[-1]), x_ticks, y_ticks, (False, percent))
-    thin_first = sorted(lines, key=lambda each: each.kind == "mean")
-    return html.line_chart(axes, title, x_name, thin_first, bands, shown)
+    order = {kind: place for place, kind in enumerate(("band", "seed", "mean"))}
+    return html.line_chart(axes, title, x_name, sorted(lines, key=lambda line: order[line.kind]), shown)
 
 
 def reliability_chart(title: str, bins: Sequence[Bin], group: int) -> Html:

@@ -1,4 +1,4 @@
-"""Run folders: everything that a training and the commands after it write, as typed records.
+"""Run folders: everything that a training run and the commands after it write, as typed records.
 
     run = Run.open("runs/mine")          # ValueError where there is no run
     run.config                           # TrainConfig
@@ -14,7 +14,7 @@
     run.write_evaluation(record, sha256) # and the like: the formats of files are the records' to_json
 
 `Run` opens no model and no data, and reads each file once: make a new one to see what was written since. Records are
-read by `from_json`, which accepts version 0.1 and refuses the rest with a sentence. Numbers with intervals are
+read by `from_json`, which accepts version 0.1 and refuses the rest with an error message. Numbers with intervals are
 `Estimate`s. `FolderLock`, `check_folder` and `run_for` are for those who train in a folder.
 """
 
@@ -26,36 +26,3 @@ from .lock import FolderLock, check_folder, run_for
 from .records import Record
 from .robustness import NORMS, Facts, Measurement, Protocol, RobustnessResults
 from .training import EMA, SCORES, Epoch, Summary, best_epoch, is_better
-
-__all__ = [
-    "ANALYSIS",
-    "EMA",
-    "EVALUATION",
-    "LOG",
-    "METRICS",
-    "NORMS",
-    "ROBUSTNESS",
-    "SCORES",
-    "SUMMARY",
-    "Analysis",
-    "Bin",
-    "Epoch",
-    "Estimate",
-    "Evaluation",
-    "Facts",
-    "FolderLock",
-    "LeftOut",
-    "Measurement",
-    "Protocol",
-    "Record",
-    "RobustnessResults",
-    "Row",
-    "Run",
-    "Summary",
-    "Table",
-    "best_epoch",
-    "check_folder",
-    "checksum",
-    "is_better",
-    "run_for",
-]

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from vitmix.lab.columns import aligned
+
 from .estimates import Estimate
 from .records import Record, absent, parse
 
@@ -75,16 +77,7 @@ class Table(Record):
             counts = sorted({value.n for value in values.values()})
             n = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
             body.append([*names, *(self._shown(name, values.get(name)) for name in self.columns), n])
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        left = len(self.keys)
-        lines = [
-            "  ".join(
-                cell.ljust(width) if place < left else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in (head, *body)
-        ]
-        return "\n".join([self.title, *lines, *self.notes])
+        return "\n".join([self.title, aligned([head, *body], left=len(self.keys)), *self.notes])
 
     def _shown(self, column: str, value: Estimate | None) -> str:
         if value is None:

@@ -29,14 +29,14 @@ Found = TypeVar("Found", bound=Record)
 
 
 class Run:
-    """The files of one training, as they were when each of them was first asked for.
+    """The files of one training run, as they were when each of them was first asked for.
 
     config.yaml         the resolved configuration
     metrics.jsonl       one row per epoch
     checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
     summary.json        written at the end: the results in short
-    train.log           what the training printed, where a comparison ran it
+    train.log           what the run printed, where a comparison ran it
     evaluation.json, robustness.json, analysis/  measurements of the best weights
     examples.json       mixed training images, and where the best weights look
 
@@ -61,7 +61,7 @@ class Run:
     def exists(self) -> bool:
         return (self.path / CONFIG).exists()
 
-    # What the training wrote
+    # What the run wrote
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -77,7 +77,7 @@ class Run:
 
     @cached_property
     def best_epoch(self) -> Epoch | None:
-        """The epoch whose weights were kept as the best, as far as the training has got."""
+        """The epoch whose weights were kept as the best, as far as the run has got."""
         return best_epoch(self.epochs, self.config.best)
 
     def score(self, epoch: Epoch | None, name: str) -> float | None:
@@ -87,7 +87,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """What a finished training says; None while it is running."""
+        """What a finished run says; None while it is running."""
         return self._read(SUMMARY, Summary)
 
     # What was measured of its weights
@@ -138,7 +138,7 @@ class Run:
         return not known or sha256 in known
 
     def checksum(self, which: str = "best") -> str | None:
-        """The checksum of the best or last weights; None where there are none."""
+        """The checksum of the best or last weights; None if there are none."""
         path = self.best if which == "best" else self.last
         return checksum(path) if path.is_file() else None
 
@@ -151,7 +151,7 @@ class Run:
 
     def _read(self, name: str, kind: type[Found]) -> Found | None:
         try:
-            return kind.from_json(read_json(self.path / name))
+            return kind.from_json(self._content(name))
         except FileNotFoundError:
             self.problems[name] = f"there is no {self.path / name}"
         except (OSError, ValueError) as error:
@@ -160,6 +160,10 @@ class Run:
             reason = error.strerror if isinstance(error, OSError) else error
             self.problems[name] = f"{self.path / name} cannot be read: {reason}"
         return None
+
+    def _content(self, name: str) -> Any:
+        """The JSON value in a file; FileNotFoundError if there is none."""
+        return read_json(self.path / name)
 
     # Writing
 

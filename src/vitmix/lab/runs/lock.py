@@ -1,38 +1,58 @@
-"""Which process trains in a run folder. Whether a training may start there is decided before anything is written."""
+"""Which process trains in a run folder. Whether a run may start there is decided before anything is written."""
 
 import errno
-import hashlib
-import json
+import itertools
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
-from vitmix.lab.training.config import CONFIG, FIELDS, TrainConfig, differences
+from vitmix.lab.training.config import CONFIG, TrainConfig, differences
 from vitmix.lab.writing import PARTIAL, make_folder
 
 from .folder import LOG, METRICS, SUMMARY, Run
 
 try:
     import fcntl
-except ImportError:  # Windows has none; two trainings in one folder are then not noticed
+except ImportError:  # Windows has none; two runs in one folder are then not noticed
     fcntl = None
 
+MOST_NAME = 120  # characters of a run folder's default name
 # The kernel gives a process any lock that it has, and takes it away when any file of that name is closed.
 _held: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
 
 
 def run_for(config: TrainConfig) -> Run:
-    """The run that the configuration names, or one in runs/ whose name is the same for the same configuration."""
+    """The run that the configuration names, or one in runs/ with a readable name.
+
+    The name ends in a number where a run with other settings has it already, so the same command finds its run again.
+    """
     if config.output is not None:
         return Run(config.output)
-    deciding = {name: getattr(config, name) for name, each in FIELDS.items() if not each.metadata["may_change"]}
-    number = hashlib.sha256(json.dumps(deciding, sort_keys=True, default=list).encode()).hexdigest()[:8]
-    words = [
-        config.recipe or re.split(r"[:(?]", config.data)[0],
-        *re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|$))", config.method),
-    ]
-    return Run(Path("runs") / "-".join([*words[:4], number]))
+    name = default_name(config)
+    numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return next(run for each in numbered if _is_free(run := Run(Path("runs") / each), config))
+
+
+def default_name(config: TrainConfig) -> str:
+    """Such as `deit_tiny-pets-mixup-smmix-seed0`."""
+    model = re.sub(r"_(patch|window)\d.*", "", config.model.rpartition("/")[2].split(".")[0])
+    kind, _, place = config.data.partition("?")[0].partition(":")
+    place = place.partition(":")[0] if kind == "torchvision" else place
+    data = place.rstrip("/").rpartition("/")[2].partition("{")[0] if place else kind.partition("(")[0]
+    methods = re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|\)|$))", re.sub(r"\b\w+=[^,()]*", "", config.method))
+    words = [model, data, *methods[:4], f"seed{config.seed}"]
+    return "-".join(re.sub(r"[^\w.]+", "_", word).strip("._") for word in words if word)[:MOST_NAME]
+
+
+def _is_free(run: Run, config: TrainConfig) -> bool:
+    """Whether the folder is to be made, or holds a run that this configuration continues."""
+    if not run.exists:
+        return not run.path.exists() or (run.path.is_dir() and not any(map(_visible, run.path.iterdir())))
+    try:
+        return not differences(run.config, config)
+    except ValueError:  # a configuration of another version, or a damaged one
+        return False
 
 
 def check_folder(run: Run, config: TrainConfig) -> None:
@@ -121,10 +141,10 @@ class FolderLock:
                 os.close(handle)
 
     def __del__(self) -> None:
-        self.release()  # of a training that was never run
+        self.release()  # of a run that never started
 
     def _remove_unfinished(self) -> None:
-        """Only the training's own files: other commands write without the lock."""
+        """Only the run's own files: other commands write without the lock."""
         own = (CONFIG, SUMMARY, METRICS, "best.safetensors", "last.safetensors")
         unfinished = re.compile(rf"\.({'|'.join(map(re.escape, own))})\.[0-9]+{re.escape(PARTIAL)}")
         for path in self.folder.iterdir():

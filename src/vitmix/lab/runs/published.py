@@ -19,14 +19,16 @@ from typing import Any
 
 from vitmix.lab.reading import open_regular, parse_json
 from vitmix.lab.training.config import CONFIG, TrainConfig, resolve
+from vitmix.lab.training.recipes import read_recipe
 from vitmix.lab.writing import write_file
 
-from .folder import ANALYSIS, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Found, Run
+from .folder import ANALYSIS, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Run
 from .records import parse
 from .training import Epoch
 
 FILE = "comparison.jsonl.gz"
 DIGITS = 8
+NEWER = ("reset_head", "freeze", "lora", "balance")  # which older files lack: publishing those again changes nothing
 MOST = 2**28  # bytes of the lines together
 
 
@@ -52,14 +54,10 @@ class PublishedRun(Run):
     def _studies(self) -> list[str]:
         return [Path(name).stem for name in self._files if name.startswith(f"{ANALYSIS}/")]
 
-    def _read(self, name: str, kind: type[Found]) -> Found | None:
-        try:
-            return kind.from_json(self._files[name])
-        except KeyError:
-            self.problems[name] = f"there is no {name} of {self.path}"
-        except ValueError as problem:
-            self.problems[name] = f"{name} of {self.path} cannot be read: {problem}"
-        return None
+    def _content(self, name: str) -> Any:
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return self._files[name]
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
 
 def _files(name: str, run: Run) -> dict[str, Any]:
     """The contents of a run's files, with nothing of where the run was."""
-    config = dataclasses.asdict(dataclasses.replace(run.config, output=None, resume=None))
-    found: dict[str, Any] = {CONFIG: config, METRICS: [epoch.to_json() for epoch in run.epochs]}
+    config = dataclasses.replace(run.config, output=None, resume=None)
+    found: dict[str, Any] = {CONFIG: _settings(config), METRICS: [epoch.to_json() for epoch in run.epochs]}
     measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
     measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}
     for file, record in measured.items():
@@ -98,6 +96,13 @@ def _files(name: str, run: Run) -> dict[str, Any]:
         elsewhere = re.compile(rf"[^\s'\"]*/(?={re.escape(name)}/)")  # by another path to the run
         found[SUMMARY] = run.summary.to_json() | {"text": elsewhere.sub("", text)}
     return found
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """All settings, without newer ones that have their default and are not the recipe's to set."""
+    usual, recipe = TrainConfig(), {} if config.recipe is None else read_recipe(config.recipe).settings
+    left_out = {name for name in NEWER if getattr(config, name) == getattr(usual, name) and name not in recipe}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in left_out}
 
 
 def _rounded(value: Any) -> Any:

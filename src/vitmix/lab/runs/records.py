@@ -1,6 +1,6 @@
 """Records: frozen dataclasses that are read from JSON by their type hints and written back under the same keys.
 
-A record is read as a whole or refused with one sentence. Fields with a default may be missing; a value of another type
+A record is read as a whole or refused with an error. Fields with a default may be missing; a value of another type
 is an error, so whoever holds a record need not check it again. Unknown keys are ignored.
 """
 

@@ -1,4 +1,4 @@
-"""What a training writes: a row for each epoch (metrics.jsonl), and a summary at its end (summary.json)."""
+"""What a training run writes: a row for each epoch (metrics.jsonl), and a summary at its end (summary.json)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def best_epoch(epochs: Sequence[Epoch], score: str) -> Epoch | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Record):
-    """A finished training in short; `text` is what a person reads.
+    """A finished run in short; `text` is what a person reads.
 
     Attributes:
         best: number and scores of the epoch whose weights were kept.

@@ -1,17 +1,13 @@
 """How much of the objects a mask takes and hides: how often SMMix's window covers the object."""
 
-from collections.abc import Iterable, Mapping
-
 import torch
 from torch import Tensor, nn
 
 from vitmix._mix import Mix
-from vitmix._mixer import AnyMixer
-from vitmix.lab.runs import Table
+from vitmix._mixing import MixedBatch, Mixing
 
-from .estimates import Gathered
 from .labels import visible_pixels
-from .pairs import ImageBatch, masks_alone, mixed_pairs, need_objects, repeatable, two_regions
+from .pairs import Found, ImageBatch, PairStudy, need_objects
 
 STUDY = "object coverage"
 MOST, WHOLE = 0.5, 0.95  # of the object's pixels; a rim of it may lie beyond a window cut by tokens
@@ -28,31 +24,29 @@ def object_coverage(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
     return theirs / size[mix.partner], 1 - own / size
 
 
-@torch.no_grad()
-def coverage_study(
-    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
-) -> Table:
-    """For each method's masks, how much of either object the pasted region takes and hides."""
-    batches, rows = repeatable(batches), []
-    for name, method in methods.items():
-        two_regions(method, study=STUDY)
-        found = Gathered()
-        for images, mixing, batch in mixed_pairs(model, masks_alone(method, study=STUDY), batches, seed=seed):
-            mixing.forget()
-            shown, hidden = object_coverage(need_objects(images.objects, STUDY), batch.mix)
-            values = {
-                "area": mixing.evidence(batch).area,
-                "pasted": shown,
-                f"at least {MOST:.0%}": shown >= MOST,
-                f"at least {WHOLE:.0%}": shown >= WHOLE,
-                "own hidden": hidden,
-            }
-            found.add(values, batch, shown.isfinite() & hidden.isfinite())
-        if not len(found):
-            raise ValueError(f"{STUDY} found no pair of objects; give images with object masks")
-        rows.append(((name,), found.estimates()))
-    notes = (
+def _look(model: nn.Module, images: ImageBatch, mixing: Mixing, batch: MixedBatch) -> dict[tuple[str, ...], Found]:
+    mixing.forget()
+    shown, hidden = object_coverage(need_objects(images.objects, STUDY), batch.mix)
+    values = {
+        "area": mixing.evidence(batch).area,
+        "pasted": shown,
+        f"at least {MOST:.0%}": shown >= MOST,
+        f"at least {WHOLE:.0%}": shown >= WHOLE,
+        "own hidden": hidden,
+    }
+    return {(): (values, shown.isfinite() & hidden.isfinite())}
+
+
+coverage_study = PairStudy(
+    STUDY,
+    "Objects and the pasted region",
+    ("method",),
+    _look,
+    (
         "area: of the pasted region; pasted: the part of the partner's object in it; at least: how often that is so "
         "much of it; own hidden: the part of the own object under it.",
-    )
-    return Table("Objects and the pasted region", ("method",), rows, notes, percent=tuple(rows[0][1]))
+    ),
+    nothing="found no pair of objects; give images with object masks",
+    regions=True,
+    percent=True,
+)

@@ -47,7 +47,8 @@ def plot_fluctuation(tables: Sequence[Table]) -> Figure:
 def plot_bars(tables: Sequence[Table]) -> Figure:
     """The first table: a panel for each column, a bar for each row, with its interval."""
     table = tables[0]
-    names = [", ".join(map(_row_name, table.keys, each)) for each, _ in table.rows]
+    named = [zip(table.keys, each, strict=True) for each, _ in table.rows]
+    names = [", ".join(f"{key} {name}" if name.isdigit() else name for key, name in each) for each in named]
     beside = 0.075 * max(map(len, names))
     figure, panels = chart_panels(len(table.columns), width=3.2, height=1.1 + 0.28 * len(names), beside=beside)
     for column, axes in zip(table.columns, panels, strict=True):
@@ -56,8 +57,9 @@ def plot_bars(tables: Sequence[Table]) -> Figure:
             if (value := values.get(column)) is None:
                 continue
             axes.barh(place, factor * value.mean, color=COLORS[AREA], height=0.6)
-            if value.low is not None and value.high is not None:
-                axes.hlines(place, factor * value.low, factor * value.high, color=COLORS[SIMILARITY], linewidth=1.2)
+            if value.interval is not None:
+                low, high = (factor * end for end in value.interval)
+                axes.hlines(place, low, high, color=COLORS[SIMILARITY], linewidth=1.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [""] * len(names))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(len(names) - 0.5, -0.5)  # the same everywhere: a panel may have no bar in some rows
@@ -74,9 +76,8 @@ def plot_blocks(tables: Sequence[Table], *, measure: str) -> Figure:
         blocks = [int(names[1]) for names, _ in table.rows if names[0] == method]
         for column, color in zip(table.columns, COLORS.values(), strict=False):
             values = [values[column] for names, values in table.rows if names[0] == method]
+            lows, highs = zip(*(value.interval or (value.mean, value.mean) for value in values), strict=True)
             means = [value.mean for value in values]
-            lows = [value.mean if value.low is None else value.low for value in values]
-            highs = [value.mean if value.high is None else value.high for value in values]
             plot_interval(axes, blocks, means, lows, highs, color=color, label=column, markersize=4)
         axes.sharey(panels[0])
         _style_blocks(axes, 1 + max(blocks), "block", method)
@@ -96,10 +97,6 @@ def plot_hidden(tables: Sequence[Table]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         plain_axes(axes, column)
     return figure
-
-
-def _row_name(key: str, name: str) -> str:
-    return f"{key} {name}" if name.isdigit() else name
 
 
 def _plot_rule(axes: Axes, rule: str, values: Sequence[float]) -> None:

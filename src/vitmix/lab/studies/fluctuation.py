@@ -4,7 +4,9 @@ TL-Align, appendix B and figures 3 and 4. The "true" share of a token compares i
 image after the same block. Here as everywhere, a share is the partner's part.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from vitmix.parts.shares import AlignedShare, activation_weights, attention_shar
 
 from .estimates import Gathered, correlation, root_mean_square, spread
 from .labels import assigned_share
-from .pairs import ImageBatch, activation_maps, masks_alone, mixed_pairs
+from .pairs import ImageBatch, activation_maps, masks_alone, mixed_pairs, repeatable
 
 STUDY = "token fluctuation"
 FINAL, TARGETS = ("final", -1), ("targets", -1)  # columns beside those of (rule, block)
@@ -47,25 +49,23 @@ def similarity_share(mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
     return torch.stack(best).softmax(0)[1]
 
 
-class BlockOutputs:
-    """The tokens `(B, N, C)` that leave each block, for as long as a `with` block lasts."""
+@contextmanager
+def block_outputs(reader: Reader) -> Iterator[dict[int, Tensor]]:
+    """The tokens `(B, N, C)` that leave each block, by its number."""
+    found: dict[int, Tensor] = {}
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.tokens = reader, dict[int, Tensor]()
-        self._handles: list[Any] = []
+    def keep(index: int, output: Any) -> None:
+        found[index] = (output[0] if isinstance(output, tuple) else output).detach().flatten(1, -2)
 
-    def __enter__(self) -> "BlockOutputs":
-        for index in range(self.reader.depth):
-            module = self.reader.block(index).module
-            self._handles.append(module.register_forward_hook(lambda m, a, out, index=index: self._keep(index, out)))
-        return self
-
-    def _keep(self, index: int, output: Any) -> None:
-        tokens = output[0] if isinstance(output, tuple) else output
-        self.tokens[index] = tokens.detach().flatten(1, -2)
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
+    modules = [reader.block(index).module for index in range(reader.depth)]
+    handles = [
+        module.register_forward_hook(lambda _, args, output, index=index: keep(index, output))
+        for index, module in enumerate(modules)
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
             handle.remove()
 
 
@@ -93,14 +93,13 @@ def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partne
 def block_shares(model: nn.Module, mixing: Mixing, given: ImageBatch, batch: MixedBatch) -> dict[str, list[Tensor]]:
     """By rule and block the share `(B,)`; the mixing must be one with aligned labels."""
     reader, mix, size = read_model(model), batch.mix, batch.frame.size
-    with BlockOutputs(reader) as outputs:
+    with block_outputs(reader) as plain:
         with AttentionTap(model, saliency=range(reader.depth)) as tap:
             model(batch.images)
-        mixed = dict(outputs.tokens)
+        mixed = dict(plain)
         aligned = dict(batch.tape.token_share)
         mixing.targets(batch)  # closes the tape: the next pass is a plain one
         maps = activation_maps(model, mixing, given.images, given.labels)
-        plain = outputs.tokens
     area = mixing.evidence(batch).area
     activation = assigned_share(activation_weights(maps, mix), area)
     found: dict[str, list[Tensor]] = {name: [] for name in RULES}
@@ -118,16 +117,27 @@ def block_shares(model: nn.Module, mixing: Mixing, given: ImageBatch, batch: Mix
 
 @torch.no_grad()
 def fluctuation_study(
-    model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], *, num_classes: int, seed: int = 0
+    model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> list[Table]:
-    """The shares of every rule in every block beside the similarity-based one, and the RMSE of area and aligned."""
-    reader = read_model(model)
-    reader.need_attention(STUDY)
+    """For each method the shares of every rule in every block beside the similarity-based one, and the RMSE of area
+    and aligned."""
+    read_model(model).need_attention(STUDY)
+    batches = repeatable(batches)
+    return [
+        replace(table, title=f"{table.title}: {name}")
+        for name, method in methods.items()
+        for table in _tables(model, method, batches, seed)
+    ]
+
+
+def _tables(model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], seed: int) -> list[Table]:
+    reader, num_classes = read_model(model), 0
     aligning, found = masks_alone(method, AlignedShare(), study=STUDY), Gathered()
     for given, mixing, batch in mixed_pairs(model, aligning, batches, seed=seed):
         shares = block_shares(model, mixing, given, batch)
         final, area = batch.mixer.share.weights(mixing.evidence(batch)).partner, shares[AREA][0]
-        squares = (mixing.targets(batch) - _area_targets(batch, area)).double().square().sum(1)
+        by_area = mix_targets(smooth_rows(batch.rows, batch.mixer.smoothing), batch.mix.partner, area)
+        squares, num_classes = (mixing.targets(batch) - by_area).double().square().sum(1), by_area.shape[1]
         by_block = {(name, block): each.double() for name, own in shares.items() for block, each in enumerate(own)}
         found.add({**by_block, FINAL: (final - area).double(), TARGETS: squares}, batch)
     if not len(found):
@@ -149,17 +159,12 @@ def fluctuation_study(
         "similarity is a softmax of two cosines and so stays between 0.12 and 0.88: compare by the correlation over "
         "the pairs rather than by difference, the mean distance from it.",
     )
-    table = Table("Token fluctuation", ("block", "rule"), rows, notes, example=example)
-    return [table, _rmse(found.column(FINAL), found.column(TARGETS), couples, num_classes)]
-
-
-def _area_targets(batch: MixedBatch, area: Tensor) -> Tensor:
-    return mix_targets(smooth_rows(batch.rows, batch.mixer.smoothing), batch.mix.partner, area)
-
-
-def _rmse(shares: Tensor, squares: Tensor, couples: Tensor, num_classes: int) -> Table:
-    """Figure 3; over shares, and over all entries of the targets, which depends on the number of classes."""
-    entries = root_mean_square((squares / num_classes).sqrt(), couples)
-    values = {"of shares": root_mean_square(shares, couples), "of targets": entries}
+    rmse = {  # figure 3; over all entries of the targets, it depends on the number of classes
+        "of shares": root_mean_square(found.column(FINAL), couples),
+        "of targets": root_mean_square((found.column(TARGETS) / num_classes).sqrt(), couples),
+    }
     note = f"of targets: over the {num_classes} entries of each target, where a share's difference appears twice."
-    return Table("RMSE between area and aligned labels", ("labels",), [(("area and aligned",), values)], (note,))
+    return [
+        Table("Token fluctuation", ("block", "rule"), rows, notes, example=example),
+        Table("RMSE between area and aligned labels", ("labels",), [(("area and aligned",), rmse)], (note,)),
+    ]

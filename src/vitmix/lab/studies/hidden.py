@@ -1,4 +1,4 @@
-"""How many samples and tokens HTM mixed over a training, as the training counted them."""
+"""How many samples and tokens HTM mixed over a training run, as the run counted them."""
 
 from collections.abc import Sequence
 

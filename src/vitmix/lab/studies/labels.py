@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from vitmix._mix import Mix, expand_mask, mix_images
 from vitmix._mixer import AnyMixer
 from vitmix._mixing import Evaluating
-from vitmix.lab.runs import Estimate, Table
+from vitmix.lab.runs import Estimate, Row, Table
 from vitmix.parts.shares import AreaShare, Weights
 
 from .estimates import Gathered, spread
-from .pairs import activation_maps, need_masks, need_objects, needs_maps
+from .pairs import ImageBatch, activation_maps, need_masks, need_objects, needs_maps
 
 STUDY = "label error"
 CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # edges of the classes of how much object is out of sight
@@ -47,9 +47,9 @@ class LabelError:
     error: float
     bias: float
     pairs: int
-    differences: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
-    by_cut: dict[str, Estimate] = field(default_factory=dict)
-    couples: Tensor | None = field(default=None, repr=False)
+    differences: Tensor = field(repr=False)
+    by_cut: dict[str, Estimate]
+    couples: Tensor = field(repr=False)
     to_area: Tensor | None = field(default=None, repr=False)
 
 
@@ -118,7 +118,9 @@ def label_error(
     gathered = {name: Gathered() for name in rules}
     with ExitStack() as stack:
         stack.enter_context(Evaluating(model))
-        attached = {name: stack.enter_context(rule.attach(model, seed=seed, rank=0)) for name, rule in rules.items()}
+        attached = {
+            name: stack.enter_context(rule.attach(model, seed=seed, rank=0, step=0)) for name, rule in rules.items()
+        }
         for images, labels, objects in batches:
             objects = need_objects(objects, STUDY)
             maps = None
@@ -134,7 +136,7 @@ def label_error(
                 true, visible = visible_share(objects, batch.mix)
                 values = {"difference": given.to(true.dtype) - true, "cut": cut_share(objects, batch.mix)}
                 gathered[name].add(values, batch, visible)
-    results = {}
+    results: dict[str, LabelError] = {}
     for name, found in gathered.items():
         if not len(found):
             raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
@@ -161,20 +163,16 @@ def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
     return found
 
 
-def label_error_tables(errors: Mapping[str, LabelError]) -> list[Table]:
+def label_error_study(
+    model: nn.Module, rules: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
+) -> list[Table]:
     """The errors over all pairs, and where more and less of the objects is cut."""
-    overall = [
-        (
-            (name,),
-            {
-                "error": spread(found.differences.abs(), found.couples),
-                "bias": spread(found.differences, found.couples),
-                **({} if found.to_area is None else {"to area": spread(found.to_area, found.couples)}),
-            },
-        )
-        for name, found in errors.items()
-    ]
-    cuts = [((name, cut), {"error": value}) for name, found in errors.items() for cut, value in found.by_cut.items()]
+    overall, cuts = list[Row](), list[Row]()
+    for name, found in label_error(model, rules, batches, seed=seed).items():
+        columns = {"error": found.differences.abs(), "bias": found.differences, "to area": found.to_area}
+        values = {column: spread(each, found.couples) for column, each in columns.items() if each is not None}
+        overall.append(((name,), values))
+        cuts += [((name, cut), {"error": value}) for cut, value in found.by_cut.items()]
     note = (
         "error: |share - visible partner object / visible objects|; bias: the same with its sign, negative where the "
         "partner gets too little; to area: the error less that of the area on the same images. n: pairs that show an "

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, 
 def object_finder(
     images: ImageSet, augmentation: Augmentation, *, masks: Path | None = None, value: int | None = None
 ) -> Finder | None:
-    """What finds the objects of these images; None where nobody knows them.
+    """What finds the objects of these images; None if they are not known.
 
     Args:
         masks: a folder with a mask for each image, of the same size, under the same name with the ending .png.
@@ -39,43 +38,29 @@ def object_finder(
             raise ValueError(f"there is no mask folder {masks}")
         if not isinstance(images, FileImages):
             raise ValueError(f"a folder of masks needs image files; {images.description} has none")
-        read = MaskFolder(masks, Path(images.root), value)
-        return lambda indices: torch.stack([seen(read(images.name(index))) for index in indices])
+        root = Path(images.root)
+        return lambda indices: torch.stack([seen(read_mask(masks, root, images.name(each), value)) for each in indices])
     if value is not None:
         raise ValueError("a gray level of masks needs a folder of masks; give --masks FOLDER")
     if not isinstance(images, ArrayImages) or images.objects([0]) is None:
         return None
-
-    def find(indices: Sequence[int]) -> Tensor:
-        found = images.objects(indices)
-        assert found is not None
-        return torch.stack([seen(mask) for mask in found])
-
-    return find
+    return lambda indices: torch.stack([seen(mask) for mask in np.asarray(images.objects(indices))])
 
 
-@dataclass(frozen=True)
-class MaskFolder:
-    """Masks below `folder` of the images below `root`; see `object_finder`."""
-
-    folder: Path
-    root: Path
-    value: int | None = None
-
-    def __call__(self, name: str) -> np.ndarray:
-        """The mask `(H, W)` of an image file: True on the object."""
-        path = self.folder / Path(name).with_suffix(".png")
-        try:
-            with open_regular(path) as file, Image.open(file) as image:
-                check_pixels(image)
-                levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
-        except FileNotFoundError:
-            raise ValueError(f"there is no mask {path} for the image {name}; give every image one") from None
-        except (OSError, ValueError) as problem:
-            raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
-        with open_regular(self.root / name) as file, Image.open(file) as image:
-            width, height = image.size
-        if levels.shape != (height, width):
-            found = f"{levels.shape[1]}x{levels.shape[0]}"
-            raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; sizes must agree")
-        return levels != 0 if self.value is None else levels == self.value
+def read_mask(folder: Path, root: Path, name: str, value: int | None = None) -> np.ndarray:
+    """The mask `(H, W)` below `folder` of an image below `root`: True on the object; see `object_finder`."""
+    path = folder / Path(name).with_suffix(".png")
+    try:
+        with open_regular(path) as file, Image.open(file) as image:
+            check_pixels(image)
+            levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no mask {path} for the image {name}; give every image one") from None
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
+    with open_regular(root / name) as file, Image.open(file) as image:
+        width, height = image.size
+    if levels.shape != (height, width):
+        found = f"{levels.shape[1]}x{levels.shape[0]}"
+        raise ValueError(f"the mask {path} is {found} pixels and its image {width}x{height}; sizes must agree")
+    return levels != 0 if value is None else levels == value

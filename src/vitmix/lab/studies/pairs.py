@@ -1,18 +1,22 @@
 """Mixed pairs for a study: the same images for every method, and the model left as it was."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitmix._mix import Grid
 from vitmix._mixer import AnyMixer, Mixer
 from vitmix._mixing import Evaluating, MixedBatch, Mixing
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import Plan, Recorder, Tape
+from vitmix.lab.runs import Row, Table
 from vitmix.parts.shares import AreaShare, Share
+
+from .estimates import Gathered
 
 
 class ImageBatch(NamedTuple):
@@ -21,6 +25,54 @@ class ImageBatch(NamedTuple):
     images: Tensor
     labels: Tensor
     objects: Tensor | None = None
+
+
+Found = tuple[Mapping[Any, Tensor], Tensor]
+"""Values `(B,)` of mixed images by column, and which of the images count."""
+
+
+@dataclass(frozen=True)
+class PairStudy:
+    """What is found in the mixed images of each method: a function of model, methods and batches.
+
+    Attributes:
+        study: its name in errors.
+        look: from the model, a batch and its mix, on which the model was not run yet, to what it finds under each of
+            the names that follow the method's in a row.
+        nothing: the error if no image counts.
+        regions: whether methods that blend images are refused: no token of theirs belongs to one image.
+        percent: whether the values are fractions.
+    """
+
+    study: str
+    title: str
+    keys: tuple[str, ...]
+    look: Callable[[nn.Module, ImageBatch, Mixing, MixedBatch], Mapping[tuple[str, ...], Found]]
+    notes: tuple[str, ...]
+    nothing: str
+    regions: bool = False
+    percent: bool = False
+
+    @torch.no_grad()
+    def __call__(
+        self, model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
+    ) -> Table:
+        batches, rows = repeatable(batches), list[Row]()
+        for name, method in methods.items():
+            masks = masks_alone(method, study=self.study)
+            if self.regions and any(mixer.mask.name == "constant" for mixer in method.mixers):
+                raise ValueError(
+                    f"{self.study} needs separate regions, but '{method}' blends the images; use cutmix or smmix"
+                )
+            found: dict[tuple[str, ...], Gathered] = defaultdict(Gathered)
+            for images, mixing, batch in mixed_pairs(model, masks, batches, seed=seed):
+                for names, (values, counted) in self.look(model, images, mixing, batch).items():
+                    found[names].add(values, batch, counted)
+            own = [((name, *names), each.estimates()) for names, each in found.items() if len(each)]
+            if not own:
+                raise ValueError(f"{self.study} {self.nothing}")
+            rows += own
+        return Table(self.title, self.keys, rows, self.notes, tuple(rows[0][1]) if self.percent else ())
 
 
 def repeatable(batches: Iterable[ImageBatch]) -> Iterable[ImageBatch]:
@@ -53,33 +105,15 @@ def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> 
     return method.each(lambda mixer: dataclasses.replace(mixer, share=rule, extra=(), inner=()))
 
 
-def two_regions(method: AnyMixer, *, study: str) -> None:
-    """Refuses methods that blend: no token of theirs belongs to one image."""
-    if any(mixer.mask.name == "constant" for mixer in method.mixers):
-        raise ValueError(f"{study} needs separate regions, but {str(method)!r} blends the images; use cutmix or smmix")
-
-
 def mixed_pairs(
     model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], *, seed: int
 ) -> Iterator[tuple[ImageBatch, Mixing, MixedBatch]]:
     """Each batch and its mix, the model in evaluation mode and not yet run on it."""
-    with Evaluating(model), method.attach(model, seed=seed, rank=0) as mixing:
+    with Evaluating(model), method.attach(model, seed=seed, rank=0, step=0) as mixing:
         for given in batches:
             images, labels, _ = given = ImageBatch(*given)
             maps = activation_maps(model, mixing, images, labels) if needs_maps(method) else None
             yield given, mixing, mixing.mix(images, labels, maps=maps)
-
-
-def refusal(model: nn.Module, method: AnyMixer, size: Grid) -> str | None:
-    """Why a method cannot be measured on a model and images of a size; None if it can."""
-    try:
-        with method.attach(model, seed=0, rank=0) as mixing:
-            mixing.draw(mixing.frame(torch.zeros(2, 3, *size)))
-            if needs_maps(method):
-                need_reader(model, mixing)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def needs_maps(method: AnyMixer) -> bool:
@@ -108,11 +142,6 @@ def need_reader(model: nn.Module, mixing: Mixing) -> Reader:
             f"activation labels need maps, but the tokens of a {type(model).__name__} cannot be read; leave them out"
         )
     return mixing.reader
-
-
-def need_two_classes(labels: Tensor, study: str) -> None:
-    if len(labels.unique()) < 2:
-        raise ValueError(f"{study} needs images of at least two classes, got a single class; give other data")
 
 
 def need_objects(objects: Tensor | None, study: str) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitmix._mixing import Evaluating
 from vitmix.attention.readers import logits_of, read_model
-from vitmix.attention.tap import AttentionTap
+from vitmix.lab.figures.attention import block_attention
 from vitmix.lab.runs import Table
 
 from .estimates import spread
@@ -47,14 +47,11 @@ def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
     found: dict[tuple[str, str], list[Tensor]] = {}
     with Evaluating(model):
         for images, labels, *_ in batches:
-            with AttentionTap(model, saliency=range(reader.patch_depth)) as tap:
-                model(images)
+            attention = block_attention(model, images, range(reader.patch_depth))
+            for block, maps in attention.items():
+                found.setdefault((str(block), "attention"), []).append(sharpness(maps.double()).cpu())
             gradient = gradient_saliency(model, images, labels).unsqueeze(1)
-            grids = reader.grids((images.shape[2], images.shape[3]))[: reader.patch_depth]
-            for index, grid in enumerate(grids):
-                maps = tap.saliency(index).view(len(images), *grid).double()
-                found.setdefault((str(index), "attention"), []).append(sharpness(maps).cpu())
-            for grid in dict.fromkeys(grids):
+            for grid in dict.fromkeys((maps.shape[1], maps.shape[2]) for maps in attention.values()):
                 coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
                 felt = coarse.sum((1, 2)) > 0  # a model can be so sure that no pixel matters to its loss
                 found.setdefault((f"grid {grid[0]}x{grid[1]}", "gradient"), []).append(sharpness(coarse)[felt].cpu())

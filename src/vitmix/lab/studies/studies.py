@@ -12,11 +12,12 @@ from torch import nn
 from vitmix._mixer import AnyMixer
 from vitmix._text import create
 from vitmix.attention.readers import read_model
+from vitmix.lab.fitting import refusal
 from vitmix.lab.runs import Run, Table
 
 from . import accuracy, coverage, figures, fluctuation, hidden, labels, regions, saliency
 from .batches import Batches, Progress, Watched
-from .pairs import one_mask_each, refusal
+from .pairs import need_reader, needs_maps, one_mask_each
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,19 @@ class Question:
             return {text: self._mixer(text) for text in self.methods}, ()
         texts = usual if isinstance(usual, Mapping) else {text: text for text in usual}
         mixers = {name: self._mixer(text) for name, text in texts.items()}
-        refused = {name: refusal(self.model, mixer, self.size) for name, mixer in mixers.items()}
+        refused = {name: self._refusal(mixer) for name, mixer in mixers.items()}
         if all(refused.values()):
             raise ValueError(next(iter(refused.values())))
         reasons = dict.fromkeys(filter(None, refused.values()))
         notes = tuple(
-            f"Left out: {'; '.join(name for name in refused if refused[name] == reason)}, since {reason}."
+            f"Left out: {'; '.join(name for name in refused if refused[name] == reason)}, because {reason}."
             for reason in reasons
         )
         return {name: mixer for name, mixer in mixers.items() if not refused[name]}, notes
+
+    def _refusal(self, method: AnyMixer) -> str | None:
+        check = partial(need_reader, self.model) if needs_maps(method) else None
+        return refusal(self.model, method, self.size, check)
 
     def _mixer(self, text: str) -> AnyMixer:
         return one_mask_each(create(text, self.num_classes))
@@ -65,39 +70,23 @@ class Study:
     plot: Callable[[Sequence[Table]], Figure]
 
 
-ByMethod = Callable[..., Table]  # (model, methods, batches, *, seed)
-
-
-def _by_method(study: ByMethod, usual: Sequence[str]) -> Callable[[Question], list[Table]]:
-    """A study that iterates over the images once for each method."""
+def _of_methods(
+    study: Callable[..., Table | list[Table]], usual: Sequence[str] | Mapping[str, str], *, together: bool = False
+) -> Callable[[Question], list[Table]]:
+    """A study of (model, methods, batches, *, seed), which iterates over the images for each method or `together`."""
 
     def measure(asked: Question) -> list[Table]:
         methods, notes = asked.mixers(usual)
-        return [_noted(study(asked.model, methods, asked.watched(len(methods)), seed=asked.seed), notes)]
+        batches = asked.watched(1 if together else len(methods))
+        found = study(asked.model, methods, batches, seed=asked.seed)
+        first, *rest = [found] if isinstance(found, Table) else found
+        return [dataclasses.replace(first, notes=first.notes + notes), *rest]
 
     return measure
 
 
-def _fluctuation(asked: Question) -> list[Table]:
-    tables: list[Table] = []
-    methods, notes = asked.mixers(("cutmix",))
-    batches = asked.watched(len(methods))
-    for name, method in methods.items():
-        found = fluctuation.fluctuation_study(
-            asked.model, method, batches, num_classes=asked.num_classes, seed=asked.seed
-        )
-        tables += [dataclasses.replace(table, title=f"{table.title}: {name}") for table in found]
-    return [_noted(tables[0], notes), *tables[1:]]
-
-
 def _sharpness(asked: Question) -> list[Table]:
     return [saliency.sharpness_study(asked.model, asked.watched())]
-
-
-def _labels(asked: Question) -> list[Table]:
-    rules, notes = asked.mixers(labels.RULES)
-    first, *rest = labels.label_error_tables(labels.label_error(asked.model, rules, asked.watched(), seed=asked.seed))
-    return [_noted(first, notes), *rest]
 
 
 def _hidden(asked: Question) -> list[Table]:
@@ -116,31 +105,30 @@ def _hidden(asked: Question) -> list[Table]:
     return [hidden.hidden_mixing(run.epochs, batch=config.batch, tokens=rows * columns)]
 
 
-def _noted(table: Table, notes: tuple[str, ...]) -> Table:
-    return dataclasses.replace(table, notes=table.notes + notes)
-
-
-REGIONS = _by_method(regions.region_study, ("cutmix", "smmix"))
-PRESENCE = _by_method(regions.presence_study, ("cutmix",))
-ACCURACY = _by_method(accuracy.mixed_accuracy, ("mixup", "cutmix", "tokenmix", "smmix"))
-COVERAGE = _by_method(coverage.coverage_study, ("cutmix", "smmix", "smmix(source=random, destination=random)"))
-
 STUDIES: dict[str, Study] = {
-    "accuracy": Study("top-1 and top-2 accuracy on mixed images (SMMix figure 5a)", ACCURACY, figures.plot_bars),
-    "labels": Study("error of label rules against visible objects, by how much is cut", _labels, figures.plot_bars),
+    "accuracy": Study(
+        "top-1 and top-2 accuracy on mixed images (SMMix figure 5a)",
+        _of_methods(accuracy.mixed_accuracy, ("mixup", "cutmix", "tokenmix", "smmix")),
+        figures.plot_bars,
+    ),
+    "labels": Study(
+        "error of label rules against visible objects, by how much is cut",
+        _of_methods(labels.label_error_study, labels.RULES, together=True),
+        figures.plot_bars,
+    ),
     "fluctuation": Study(
         "shares per block beside token similarity; RMSE of area and aligned (TL-Align figures 3, 4)",
-        _fluctuation,
+        _of_methods(fluctuation.fluctuation_study, ("cutmix",)),
         figures.plot_fluctuation,
     ),
     "regions": Study(
         "attention between the two regions per block (SMMix tables A1, A2)",
-        REGIONS,
+        _of_methods(regions.region_study, ("cutmix", "smmix")),
         partial(figures.plot_blocks, measure="attention of a patch to a patch"),
     ),
     "presence": Study(
         "presence of each token per block (TL-Align equation 2)",
-        PRESENCE,
+        _of_methods(regions.presence_study, ("cutmix",)),
         partial(figures.plot_blocks, measure="presence of a patch"),
     ),
     "sharpness": Study(
@@ -148,7 +136,11 @@ STUDIES: dict[str, Study] = {
         _sharpness,
         figures.plot_bars,
     ),
-    "coverage": Study("how much of the objects the pasted region takes and hides (SMMix)", COVERAGE, figures.plot_bars),
+    "coverage": Study(
+        "how much of the objects the pasted region takes and hides (SMMix)",
+        _of_methods(coverage.coverage_study, ("cutmix", "smmix", "smmix(source=random, destination=random)")),
+        figures.plot_bars,
+    ),
     "htm": Study(
         "samples and tokens that HTM mixed, epoch by epoch (TokenMixup supplement, table 1)",
         _hidden,

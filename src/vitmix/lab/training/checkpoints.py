@@ -32,7 +32,7 @@ NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
 
 
 class Foreign(ValueError):
-    """A whole checkpoint that is not of this training."""
+    """A whole checkpoint that is not of this run."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def unpack(tensors: Tensors, skeleton: Any) -> Any:
 def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Writes a checkpoint, then removes older ones until `keep` are left. On failure the older ones stay as they are.
 
-    Checkpoints of later updates do not count: the training did not resume from them, so they are damaged.
+    Checkpoints of later updates do not count: the run did not resume from them, so they are damaged.
     """
     make_folder(folder)
     target = folder / f"{PREFIX}{update:09d}"
@@ -161,18 +161,24 @@ def update_of(path: Path) -> int:
     return int(path.name.removeprefix(PREFIX))
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint, and a sentence for each newer one that is damaged."""
-    newest, damaged = _search(folder)
-    return newest, [f"checkpoint {path.name} is damaged and was skipped: {why}" for path, why in damaged.items()]
+def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The newest complete checkpoint, and what is wrong with each newer one."""
+    damaged = {}
+    for path in reversed(list_checkpoints(folder)):
+        problem = find_damage(path)
+        if problem is None:
+            return path, damaged
+        damaged[path] = problem
+    return None, damaged
 
 
 def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
-    """As `newest_checkpoint`, and renames the damaged ones, so that they neither count as checkpoints nor are lost.
+    """Renames damaged checkpoints, so that they neither count as checkpoints nor are lost.
 
-    At most `keep` of them stay, or as many as were found damaged together.
+    At most `keep` of them stay, or as many as were found damaged together. Returns the newest complete checkpoint, and
+    a message for each newer one.
     """
-    newest, damaged = _search(folder)
+    newest, damaged = newest_checkpoint(folder)
     remarks, moved = [], set()
     for path, why in damaged.items():
         aside = path.with_name(DAMAGED + path.name)
@@ -190,17 +196,6 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
             _remove(path)
         writing.sync_folder(folder)
     return newest, remarks
-
-
-def _search(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The newest complete checkpoint, and what is wrong with each newer one."""
-    damaged = {}
-    for path in reversed(list_checkpoints(folder)):
-        problem = find_damage(path)
-        if problem is None:
-            return path, damaged
-        damaged[path] = problem
-    return None, damaged
 
 
 def find_damage(path: Path) -> str | None:

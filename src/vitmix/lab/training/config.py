@@ -1,4 +1,4 @@
-"""The configuration of a training: one typed value from defaults, a recipe, a YAML file and flags, in this order."""
+"""The configuration of a run: one typed value from defaults, a recipe, a YAML file and flags, in this order."""
 
 # Help texts come from this module, so what imports torch is imported where it is used.
 import dataclasses
@@ -11,24 +11,24 @@ import yaml
 
 from vitmix._grammar import spelled
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
-from vitmix.lab.settings import check_rate, fitted, kinds_of, section_of, unknown_setting
+from vitmix.lab.settings import check_rate, fitted, kinds_of, section_of, unknown
 from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Regularization, Schedule, What
-from vitmix.lab.training.recipes import load_recipe
+from vitmix.lab.training.recipes import laid_over, read_recipe
 
 CONFIG = "config.yaml"  # of a run folder
 MODEL = ("model", "model_args", "size")  # what weights say of themselves
-DEFAULT_RECIPE = "shapes"  # of a training for which neither data nor model is named
+DEFAULT_RECIPE = "shapes"  # of a training run for which neither data nor model is named
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule, What):  # fields: last base first
-    """Everything that decides a training. Field names are the flags' names and the keys of YAML files."""
+    """Everything that decides a training run. Field names are the flags' names and the keys of YAML files."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
         super().__post_init__()
         if self.best.startswith("ema_") and self.ema is None:
-            raise ValueError(f"best is {self.best!r} but there is no averaged copy; set ema, for example to 0.9999")
+            raise ValueError(f"best is {self.best!r} but there is no EMA; set ema, for example to 0.9999")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("pretrained and checkpoint both name initial weights; give one of them")
         if self.compile and self.accumulate > 1 and self.compile_mode in ("reduce-overhead", "max-autotune"):
@@ -50,6 +50,7 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
 
 FIELDS = {each.name: each for each in dataclasses.fields(TrainConfig)}
 KINDS = kinds_of(TrainConfig)
+DECIDING = tuple(name for name, each in FIELDS.items() if not each.metadata["may_change"])  # what decides the numbers
 
 
 def checkpoint_interval(text: str) -> tuple[float, str]:
@@ -69,10 +70,12 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win.
 
     Without a recipe, and with neither data nor model named, it is the built-in example. With weights to start from, and
-    neither recipe nor model named, the model is the one that those weights say they are of.
+    a model named neither here nor in the recipe, the model is the one that those weights say they are of. What a recipe
+    fits to the data is fitted where the data is named, unless it is given.
     """
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
+    explicit = given.keys() | stored.keys()
     layers: list[tuple[str, Mapping[str, Any]]] = [("the flags", given), (str(file), stored)]
 
     def named(name: str) -> Any:
@@ -80,24 +83,36 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
 
     recipe, checkpoint = named("recipe"), named("checkpoint")
     own: dict[str, Any] = {}
-    if recipe is None and checkpoint is not None and named("model") is None:
+    names_model = recipe is not None and "model" in read_recipe(recipe).settings
+    if not names_model and checkpoint is not None and named("model") is None:
         own = _model_of(checkpoint, named("output"), named("model_args") or {})
         layers.append((checkpoint, own))
-    if recipe is None and not {"data", "model", "recipe"} & (given.keys() | stored.keys()):
+    if recipe is None and not {"data", "model", "recipe"} & explicit:
         recipe = DEFAULT_RECIPE
     if recipe is not None:
         taken = MODEL if own else ()
-        settings = {key: value for key, value in load_recipe(recipe).items() if key not in taken}
+        settings = {key: value for key, value in read_recipe(recipe).settings.items() if key not in taken}
         layers.append((f"recipe {recipe}", settings))
     values: dict[str, Any] = {}
     for source, layer in reversed(layers):
-        checked = {name: checked_setting(name, value, source) for name, value in layer.items()}
-        if checked.get("model", values.get("model")) != values.get("model"):
-            values.pop("model_args", None)
-        arguments = values.get("model_args", {}) | checked.get("model_args", {})
-        values |= checked | ({"model_args": arguments} if arguments else {})
-    values["recipe"] = None if own else recipe  # whose model_args would join those of the weights, read again
-    return TrainConfig(**values)
+        values = laid_over(values, {name: checked_setting(name, value, source) for name, value in layer.items()})
+    # The model_args of the recipe would join those of the weights, read again.
+    values["recipe"] = None if own and recipe == DEFAULT_RECIPE else recipe
+    if recipe is None or "data" not in explicit or not read_recipe(recipe).fitted:
+        return TrainConfig(**values)
+    _check_weights(values, recipe, names_model=bool(own) or "model" in explicit)
+    from vitmix.lab.training.fitted import fit
+
+    return fit(TrainConfig(**values), [name for name in read_recipe(recipe).fitted if name not in explicit])
+
+
+def _check_weights(values: Mapping[str, Any], recipe: str, *, names_model: bool) -> None:
+    """Refuses a recipe for fine-tuning without weights, or with weights of an unknown model."""
+    checkpoint = values.get("checkpoint")
+    if checkpoint is None and not values.get("pretrained"):
+        raise ValueError(f"recipe {recipe} starts from trained weights; add --pretrained, or --checkpoint FILE")
+    if checkpoint is not None and not names_model:
+        raise ValueError(f"{checkpoint} does not say what model it belongs to; give --model NAME, a timm model")
 
 
 def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +125,7 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
     from vitmix.lab.training.weights import weights_file
 
     if not weights_file(checkpoint).is_file():
-        raise ValueError(f"there is no file of weights {weights_file(checkpoint)}")
+        raise ValueError(f"there is no weights file {weights_file(checkpoint)}")
     found = read_header(weights_file(checkpoint)).as_settings()
     return {name: value for name, value in found.items() if name != "size" or "img_size" not in model_args}
 
@@ -148,8 +163,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """Every setting, section by section, so that the text alone repeats the training."""
-    lines = ["# The resolved configuration; `vitmix train --config THIS_FILE --output OTHER` repeats the training."]
+    """Every setting, section by section, so that the text alone repeats the run."""
+    lines = ["# The resolved configuration; `vitmix train --config THIS_FILE --output OTHER` repeats the run."]
     section = None
     for name in FIELDS:
         if section_of(TrainConfig, name) != section:
@@ -171,8 +186,8 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
 
     return [
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"
-        for name, each in FIELDS.items()
-        if not each.metadata["may_change"] and getattr(old, name) != getattr(new, name)
+        for name in DECIDING
+        if getattr(old, name) != getattr(new, name)
         if name != "method" or not same_method(old.method, new.method, smoothing=new.smoothing)
     ]
 
@@ -180,5 +195,6 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
 def checked_setting(name: Any, value: Any, source: str) -> Any:
     """The value of a setting as its type has it; `source` says where it stands, for the error."""
     if name not in FIELDS:
-        raise unknown_setting(TrainConfig, str(name), source, "train")
+        like = str(name).replace("-", "_")
+        raise unknown(f"setting {str(name)!r} in {source}", like, FIELDS, "vitmix train --help")
     return fitted(TrainConfig, name, value, source)

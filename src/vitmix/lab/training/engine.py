@@ -20,6 +20,7 @@ from vitmix.lab.training import checkpoints, prepare, processes, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
 from vitmix.lab.training.journal import Journal
 from vitmix.lab.training.losses import LossTally
+from vitmix.lab.training.partial import keep_statistics
 from vitmix.lab.training.progress import Reporter
 from vitmix.lab.training.scores import Scored, in_step, score
 from vitmix.lab.training.setup import Setup
@@ -27,6 +28,7 @@ from vitmix.lab.training.state import Position, TrainState, find_checkpoint
 from vitmix.lab.training.stepper import Stepper
 
 DROPOUT = 1  # names a stream of random numbers
+LOST_LOSS = "the loss was not finite at update {}"
 LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
 
 
@@ -35,7 +37,7 @@ class NonFinite(RuntimeError):
 
 
 class Trainer(Setup):
-    """A training from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
+    """A training run from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -43,8 +45,7 @@ class Trainer(Setup):
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
-        parts = ["loss", *prepare.loss_parts(self.method), *prepare.counted(self.method)]
-        self.tally = LossTally(parts, self.device, capacity=config.log_every)
+        self.tally = LossTally(["loss", *prepare.logged(self.method)], self.device, capacity=config.log_every)
         self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
         scores = [*SCORES, *(f"{EMA}{name}" for name in SCORES if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
@@ -111,27 +112,27 @@ class Trainer(Setup):
                 self.reporter.say(f"Stopped {stopped}. {saved}.")
                 return stopped.exit_code
         code = self._finish()
-        # Told to stop when nothing was left to train: whoever goes on after a training must know.
+        # A signal that came after the last update: the caller must know, or it would go on.
         return 128 + self.stopper.received if code == 0 and self.stopper.received else code
 
     def _train_epoch(self, epoch: int) -> None:
         self.learner.train()
+        if self.config.freeze or self.config.lora is not None:
+            keep_statistics(self.core.model)
         self._reported = time.perf_counter(), self.update
         batches = self.loader.epoch(epoch, start=self.position.step * self.config.accumulate)
         with closing(batches):  # pyright: ignore[reportArgumentType]  an iteration left open keeps its workers waiting
-            self._train_on(batches, epoch)
-
-    def _train_on(self, batches: Iterator[Batch], epoch: int) -> None:
-        while self.position.step < self.updates_per_epoch:
-            self.schedule.step_update(self.update)
-            self._learn(batches, epoch)
-            reading = self.update % self.config.log_every == 0 or self.position.step == self.updates_per_epoch
-            if reading:
-                self._report(epoch)
-            if reading or self.update % self._look_every == 0:
-                self.stopper.check(self.accelerator)
-            if self.position.step < self.updates_per_epoch and self._checkpoint_due(reading):
-                self._save()
+            while self.position.step < self.updates_per_epoch:
+                self.schedule.step_update(self.update)
+                self._learn(batches, epoch)
+                self.reporter.advance(self.update)
+                reading = self.update % self.config.log_every == 0 or self.position.step == self.updates_per_epoch
+                if reading:
+                    self._report(epoch)
+                if reading or self.update % self._look_every == 0:
+                    self.stopper.check(self.accelerator)
+                if self.position.step < self.updates_per_epoch and self._checkpoint_due(reading):
+                    self._save()
 
     def _learn(self, batches: Iterator[Batch], epoch: int) -> None:
         """One update, from as many parts of the batch as are accumulated."""
@@ -159,7 +160,7 @@ class Trainer(Setup):
             self.ema.update(self.core.model, step=self.update)
 
     def _lose_worker(self, lost: WorkerLost) -> None:
-        """Stops the training where its state is whole: at once, or after this update, read without workers."""
+        """Stops the run where its state is whole: at once, or after this update, read without workers."""
         self.stopper.lost = str(lost)
         if self.world == 1 and self._part == 0:  # several processes would stop at different updates
             self.stopper.check(self.accelerator)
@@ -177,7 +178,8 @@ class Trainer(Setup):
         """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
         usable = self.stepper.clip(loss)
         if usable and self.world == 1 and self.device.type == "cpu" and not torch.isfinite(loss):
-            raise self._lost_loss(self.update)  # before it reaches the weights; a GPU is asked with each report
+            # Before it reaches the weights; a GPU is asked with each report.
+            raise self._not_finite(LOST_LOSS.format(self.update))
         return usable
 
     def _check_finite(self) -> None:
@@ -185,16 +187,14 @@ class Trainer(Setup):
         bad = self.tally.first_bad >= 0
         if not self.config.skip_nonfinite and processes.any_process(self.accelerator, bad):
             found = processes.gather(self.accelerator, self.tally.first_bad)
-            raise self._lost_loss(self._first_update + min(number for number in found if number >= 0))
+            first = self._first_update + min(number for number in found if number >= 0)
+            raise self._not_finite(LOST_LOSS.format(first))
 
     def _check_state(self) -> None:
         """A finite loss can have a gradient that is not: what it did to the weights must not be saved."""
         lost = self.state.nonfinite_part()
         if lost is not None:
             raise self._not_finite(f"{lost} not finite after update {self.update}")
-
-    def _lost_loss(self, update: int) -> NonFinite:
-        return self._not_finite(f"the loss was not finite at update {update}")
 
     def _not_finite(self, what: str) -> NonFinite:
         try:
@@ -284,9 +284,9 @@ class Trainer(Setup):
         return self.journal.save(self.update)
 
     def _start(self) -> None:
-        parameters = sum(each.numel() for each in self.core.model.parameters())
-        place = {"parameters": parameters, "device": self.device, "world": self.world}
-        lines = texts.opening(self.config, self.images, self.eval_images, **place)
+        lines = texts.opening(
+            self.config, self.images, self.eval_images, self.core.model, device=self.device, world=self.world
+        )
         for line in (*lines, *self.remarks, *self._resume()):
             self.reporter.say(line)
         self.journal.begin()
@@ -295,7 +295,7 @@ class Trainer(Setup):
         self.reporter.start(self.update)
 
     def _resume(self) -> list[str]:
-        """Puts the training where its newest complete checkpoint was written; says what was found and what was lost."""
+        """Puts the run where its newest complete checkpoint was written; says what was found and what was lost."""
         accelerator, folder = self.accelerator, self.folder
         path, newest, remarks = processes.on_main(
             accelerator, lambda: find_checkpoint(folder.checkpoints, self.config.keep)
@@ -307,14 +307,14 @@ class Trainer(Setup):
         world = self.state.load(path)
         if self.position.best is not None and not processes.on_main(accelerator, folder.best.exists):
             self.position.best = None
-            remarks.append(f"{folder.best} is missing: the best weights are chosen from here on")
-        repeated = f"; {newest - self.update} updates are computed again" if newest > self.update else ""
+            remarks.append(f"{folder.best} is missing; the best weights are selected from now on")
+        repeated = f"; {newest - self.update} updates are repeated" if newest > self.update else ""
         at = f"{self.update} of {self.total_updates} (epoch {self.position.epoch + 1})"
         remarks.append(f"resuming at update {at}{repeated}")
         if world != self.world:
             remarks.append(
                 f"the run began on {world} processes and continues on {self.world}: "
-                "its numbers will not be those of an uninterrupted run"
+                "its random mixing parameters change, so it differs from an uninterrupted run"
             )
         return remarks
 
@@ -392,5 +392,5 @@ class Trainer(Setup):
         try:
             if Run(self.folder.path).evaluation is None:
                 evaluate_run(self.folder.path, self.eval_images, known)
-        except (ValueError, OSError) as error:  # no reason to call a finished training failed
+        except (ValueError, OSError) as error:  # no reason to call a finished run failed
             self.reporter.say(f"The best weights could not be evaluated: {error}")

@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import is_fault, is_number, parse_json
+from vitmix.lab.reading import is_fault, is_number, parse_json, read_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
@@ -64,7 +64,7 @@ class Header:
     classes: tuple[str, ...] | None = None
 
     def as_settings(self) -> dict[str, Any]:
-        """The settings `model`, `model_args` and `size` of a training from these weights."""
+        """The settings `model`, `model_args` and `size` of a training run from these weights."""
         if self.model is None:
             return {}
         own = {name: value for name, value in self.model_args.items() if name != "img_size"}
@@ -88,10 +88,39 @@ def read_header(path: Path) -> Header:
         return Header()
     try:
         header = _checked(facts)
+        _check_images(header)
         _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
     except ValueError as problem:
         raise ValueError(f"the header of {path} cannot be used: {problem}") from None
     return header
+
+
+def read_export(folder: Path) -> Header:
+    """What the config.json of an exported folder says; a ValueError where it is no such file, or says too much."""
+    try:
+        facts = _facts_of_export(read_json(folder / "config.json"))
+        with safetensors.safe_open(folder / "model.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
+        header = _checked(facts)
+        _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
+    except (ValueError, FileNotFoundError, safetensors.SafetensorError) as problem:
+        raise ValueError(f"{folder} is neither a run folder nor one of vitmix export: {problem}") from None
+    return header
+
+
+def _facts_of_export(config: Any) -> dict[str, Any]:
+    """The configuration that timm writes, in the words of a header."""
+    cfg = config.get("pretrained_cfg") if isinstance(config, dict) else None
+    if not isinstance(cfg, dict) or not isinstance(config.get("model_args", {}), dict):
+        raise ValueError("its config.json has no pretrained_cfg")
+    sides = cfg.get("input_size")
+    if not isinstance(sides, list) or len(sides) != 3:
+        raise ValueError(f"input_size must be three numbers, got {sides!r}")
+    preprocessing = {name: cfg.get(name) for name in ("mean", "std", "crop_pct", "interpolation")}
+    preprocessing["size"] = sides[1] if sides[1] == sides[2] else sides[1:]
+    settings = {**config.get("model_args", {}), "num_classes": config.get("num_classes")}
+    found = {"model": config.get("architecture"), "model_settings": settings, "preprocessing": preprocessing}
+    return found | {"classes": config.get("label_names")}
 
 
 def _checked(facts: Mapping[str, Any]) -> Header:
@@ -151,6 +180,16 @@ def _check_argument(name: str, value: Any) -> None:
         raise ValueError(f"it sets {name!r}, which no file may set for a model; use --model-args instead")
     if not right:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_images(header: Header) -> None:
+    """Refuses images of another size than the model's: few weights could ask for days of computing."""
+    size, cfg = header.preprocessing.get("size"), timm.models.get_pretrained_cfg(header.model or "")
+    if size is None or cfg is None or not cfg.fixed_input_size:
+        return
+    own = header.model_args.get("img_size") or cfg.input_size[-1]
+    if own not in (size, [size, size]):
+        raise ValueError(f"size is {size}, but its {header.model} takes images of {own} pixels")
 
 
 def _check_size(header: Header, *, tensors: int, elements: int) -> None:

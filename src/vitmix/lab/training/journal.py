@@ -1,26 +1,22 @@
-"""What a training writes down: epochs, best and final weights, checkpoints, the summary.
+"""What a training run writes down: epochs, best and final weights, checkpoints, the summary.
 
-A full or failing disk is reported and does not end the training: what was not written is written with the next epoch.
+A full or failing disk is reported and does not end the run: what was not written is written with the next epoch.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-from accelerate import Accelerator
-from torch import Tensor
 
 from vitmix.lab.evaluation.predictions import Outcomes
 from vitmix.lab.runs import EMA, SCORES, Epoch, Run, Summary, is_better
 from vitmix.lab.training import checkpoints, processes, sharding
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.partial import merged_weights
 from vitmix.lab.training.progress import Reporter
 from vitmix.lab.training.state import TrainState
 from vitmix.lab.training.weights import write_weights
 
 
 class Journal:
-    """The files of a training in progress. All processes must call each of these methods together.
+    """The files of a training run in progress. All processes must call each of these methods together.
 
     Attributes:
         outcomes: of the weights in best.safetensors, if this process evaluated them.
@@ -28,15 +24,8 @@ class Journal:
 
     def __init__(self, run: Run, state: TrainState, reporter: Reporter, *, about: Mapping[str, str]) -> None:
         self.run, self.state, self.reporter, self.about = run, state, reporter, about
+        self.config, self.accelerator = state.config, state.accelerator
         self.outcomes: list[Outcomes] = []
-
-    @property
-    def config(self) -> TrainConfig:
-        return self.state.config
-
-    @property
-    def accelerator(self) -> Accelerator:
-        return self.state.accelerator
 
     def begin(self) -> None:
         self.attempt(self._write_epochs, "metrics")  # a resumed run computes the later rows again
@@ -61,9 +50,9 @@ class Journal:
         if best is not None and not is_better(name, new, best.values[name]):
             return
         model = state.ema.module if state.ema is not None and name.startswith(EMA) else state.core.model
-        weights = sharding.whole(model.state_dict())
+        weights = sharding.whole(merged_weights(model))
         # Where this fails, the file holds the best ones before, or is not there.
-        if self.attempt(lambda: self._write_weights(self.run.best, weights), "best weights"):
+        if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
             scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
             state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
 
@@ -72,28 +61,28 @@ class Journal:
         captured, folder, keep = self.state.capture(update), self.run.checkpoints, self.config.keep
         write = lambda: checkpoints.save_checkpoint(folder, update, captured, keep=keep)  # noqa: E731
         if self.attempt(write, f"checkpoint of update {update}"):
-            return f"Checkpoint of update {update} is written; the same command continues from there"
+            return f"Checkpoint of update {update} is written; rerun the command to resume from there"
         newest = self.newest()
         self.reporter.say(f"{newest}.")
         return newest
 
     def newest(self) -> str:
-        """From where the same command continues."""
+        """Where a rerun resumes."""
         try:
             newest, _ = checkpoints.newest_checkpoint(self.run.checkpoints)
         except OSError as error:
-            return f"The checkpoints cannot be read now ({error.strerror}); the same command continues from the newest"
+            return f"The checkpoints cannot be read now ({error.strerror}); rerun the command to resume from the newest"
         if newest is None:
-            return "There is no complete checkpoint; the same command starts from the beginning"
-        return f"The newest complete checkpoint is {newest.name}; the same command continues from there"
+            return "There is no complete checkpoint; a rerun starts from the beginning"
+        return f"The newest complete checkpoint is {newest.name}; rerun the command to resume from there"
 
     def finish(self, summary: Summary) -> bool:
         """Writes the final weights and the summary; False where that failed."""
-        weights = sharding.whole(self.state.core.model.state_dict())
+        weights = sharding.whole(merged_weights(self.state.core.model))
 
         def write() -> None:
             self._write_epochs()  # again: there may have been no room for the last epoch's
-            self._write_weights(self.run.last, weights)
+            write_weights(self.run.last, weights, self.about)
             self.run.write_summary(summary)
 
         # One line: a comparison shows the last one as the reason.
@@ -112,15 +101,12 @@ class Journal:
         return not processes.any_process(self.accelerator, failed)
 
     def track(self, action: Callable[[], object]) -> None:
-        """Lets trackers write; where they cannot, the training goes on without them."""
+        """Lets trackers write; if they cannot, the run continues without them."""
         try:
             action()
         except OSError as error:
             self.accelerator.trackers = []
-            self.reporter.say(f"Tracking stopped: {error.strerror or error}. The training continues without it.")
+            self.reporter.say(f"Tracking stopped: {error.strerror or error}. The run continues without it.")
 
     def _write_epochs(self) -> None:
         self.run.write_epochs(self.state.position.history)
-
-    def _write_weights(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        write_weights(path, weights, self.about)

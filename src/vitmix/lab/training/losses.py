@@ -1,4 +1,4 @@
-"""The losses of a training, summed on the device so that no step waits for the host."""
+"""The losses of a training run, summed on the device so that no step waits for the host."""
 
 import math
 from collections.abc import Sequence

@@ -14,6 +14,8 @@ from vitmix._checks import unknown_name
 from vitmix._learner import Learner
 from vitmix.lab.training.config import TrainConfig
 
+LONGEST = 2**53  # updates of a warm-up; the product of two large numbers is infinite
+
 
 def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters and of those that the method adds."""
@@ -22,14 +24,10 @@ def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimiz
     if name.removeprefix("lookahead_") not in known:
         raise unknown_name("optimizer", config.optimizer, known)
     groups = [*_groups(learner.model, config), *_groups(learner.added, config, scaled=False)]
-    settings: dict[str, Any] = {}
-    if config.betas is not None:
-        settings["betas"] = config.betas
-    if config.eps is not None:
-        settings["eps"] = config.eps
+    settings: dict[str, Any] = {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
+    settings |= {key: value for key in ("betas", "eps") if (value := getattr(config, key)) is not None}
     if name in ("adamw", "adam", "sgd", "momentum") and next(learner.parameters()).is_cuda:
         settings["fused"] = True  # one launch for all parameters
-    settings |= {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
     try:
         return create_optimizer_v2(groups, config.optimizer, **settings)
     except (AssertionError, ImportError, TypeError) as error:  # of packages that are not installed
@@ -50,21 +48,8 @@ def _groups(module: nn.Module, config: TrainConfig, *, scaled: bool = True) -> l
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, updates_per_epoch: int) -> Scheduler:
     """The learning rate as a function of the number of updates; `step_update(n)` sets that of update n."""
-    warmup = round(config.warmup_epochs * updates_per_epoch)
-    length = config.epochs * updates_per_epoch
+    warmup = round(min(config.warmup_epochs * updates_per_epoch, LONGEST))
+    common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": config.warmup_lr, "t_in_epochs": False}
     if config.schedule == "constant":
-        return StepLRScheduler(
-            optimizer,
-            decay_t=length + config.cooldown_epochs * updates_per_epoch + 1,
-            warmup_t=warmup,
-            warmup_lr_init=config.warmup_lr,
-            t_in_epochs=False,
-        )
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=length,
-        lr_min=config.min_lr,
-        warmup_t=warmup,
-        warmup_lr_init=config.warmup_lr,
-        t_in_epochs=False,
-    )
+        return StepLRScheduler(optimizer, decay_t=config.total_epochs * updates_per_epoch + 1, **common)
+    return CosineLRScheduler(optimizer, t_initial=config.epochs * updates_per_epoch, lr_min=config.min_lr, **common)

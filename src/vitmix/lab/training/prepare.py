@@ -1,29 +1,26 @@
-"""From a configuration to the parts of a training: images, model, mixer, augmentation."""
+"""From a configuration to the parts of a training run: images, model, mixer, augmentation."""
 
 import dataclasses
 import difflib
-import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmix import models as models  # its import registers names with timm
 from vitmix._learner import Learner
 from vitmix._mix import expand_mask
-from vitmix._mixer import AnyMixer, Mixer, Switch
+from vitmix._mixer import AnyMixer, Mixer
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
-from vitmix.lab.data.loader import EvalLoader, TrainLoader
-from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
-from vitmix.lab.training.config import FIELDS, TrainConfig
+from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.weights import load_weights
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
@@ -91,10 +88,18 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
             raise ValueError(f"{config.model} has no activation checkpointing; leave grad_checkpointing out")
         switch(True)
     remarks = []
+    if pretrained:
+        cfg = getattr(model, "pretrained_cfg", {})
+        differs = cfg.get("num_classes") != num_classes
+        if config.reset_head and not differs:
+            model.reset_classifier(num_classes)  # pyright: ignore[reportCallIssue]
+        new = "; the classifier is new" if config.reset_head or differs else ""
+        remarks.append(f"Starting from timm's published weights of {config.model}{new}.")
     if config.checkpoint is not None and initial_weights:
-        changed = load_weights(model, config.checkpoint)
-        new = "; the classifier is new, since the number of classes differs" if changed.left_out else ""
-        resampled = f"; resampled, since sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
+        changed = load_weights(model, config.checkpoint, reset_head=config.reset_head)
+        why = "" if config.reset_head else ", because the number of classes differs"
+        new = f"; the classifier is new{why}" if changed.left_out else ""
+        resampled = f"; resampled, because sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
         remarks.append(f"Starting from {config.checkpoint}{new}{resampled}.")
     return model, remarks
 
@@ -105,18 +110,20 @@ def _published(model: str) -> AbstractContextManager[bool]:
     return downloads(cfg.url if cfg is not None and not cfg.hf_hub_id else None)  # pyright: ignore
 
 
-def check_size(learner: Learner, augmentation: Augmentation) -> None:
+def check_size(learner: Learner, size: tuple[int, int]) -> None:
     """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
-    size = augmentation.sides
-    frame = learner.mixing.frame(torch.empty(1, 3, *size))
-    if any(0 in grid for grid in frame.grids):
+    if any(0 in grid for grid in learner.mixing.frame(torch.empty(1, 3, *size)).grids):
         raise ValueError(f"images of {size[0]} × {size[1]} pixels are smaller than one patch; raise --size")
     learner.mixing.check_guide(size)
-    for mixer in learner.mixer.mixers:
-        values = mixer.draw(frame, torch.Generator()).part("mask")
-        mask = values.get("mask")
+    for mask in drawn_masks(learner, size).values():
         if mask is not None:
             expand_mask(mask, size)
+
+
+def drawn_masks(learner: Learner, size: tuple[int, int]) -> dict[Mixer, Tensor | None]:
+    """A mask of each mixer for images of a size; None where boxes are drawn, of pixels."""
+    frame = learner.mixing.frame(torch.empty(1, 3, *size))
+    return {mixer: mixer.draw(frame, torch.Generator()).part("mask").get("mask") for mixer in learner.mixer.mixers}
 
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
@@ -130,12 +137,17 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
                 f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
                 "--maps FOLDER, or use label=area"
             )
+        if mixer.needs.label_maps:
+            raise ValueError(
+                f"{mixer} needs a teacher's labels of every token, which 'vitmix maps' does not store yet; train it in "
+                "your own loop, with maps of vitmix.functional.crop_label_maps"
+            )
         return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
     if config.maps is not None and not any(mixer.needs.maps for mixer in method.mixers):
         raise ValueError(
-            f"maps are given, but {config.method!r} does not use them; choose a method with activation labels, "
-            "such as 'tokenmix(label=activation)', or leave maps out"
+            f"maps are given, but {config.method!r} does not use them; use a method with activation labels, "
+            "such as 'tokenmix(label=activation)', or remove maps"
         )
     return method.each(finished)
 
@@ -165,100 +177,30 @@ def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmen
     """
     if config.maps is None:
         return {}
-    frame = learner.mixing.frame(torch.empty(1, 3, *augmentation.sides))
-    masks = [
-        mixer.draw(frame, torch.Generator()).part("mask").get("mask")
-        for mixer in learner.mixer.mixers
-        if mixer.needs.maps
-    ]
+    masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
     grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
     return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
 
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:
-    """The method with its images left alone: what follows `mixing_off_epoch`. Mixing inside the network goes on."""
+    """The method without image mixing, used from `mixing_off_epoch` on. Mixing inside the network continues."""
     return method.each(lambda mixer: dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=()))
 
 
-def all_mixers(config: TrainConfig, method: AnyMixer, quiet: AnyMixer) -> AnyMixer:
-    """What the learner must know: the method's mixers, then those of `quiet` where mixing is switched off one day."""
-    if config.mixing_off_epoch is None:
-        return method
-    mixers = tuple(dict.fromkeys((*method.mixers, *quiet.mixers)))  # each once: every one is compiled by itself
-    if len(mixers) == 1:
-        return mixers[0]
-    return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
-
-
-def loss_parts(method: AnyMixer) -> list[str]:
-    """The names of the parts that the method's loss can have; none where it has only one."""
+def logged(method: AnyMixer) -> list[str]:
+    """The names of what is logged while the method mixes: parts of its loss if it has several, and what it counts."""
+    inner = [part for mixer in method.mixers for part in mixer.inner]
     extra = {part.name for mixer in method.mixers for part in mixer.extra}
-    added = dict.fromkeys(name for mixer in method.mixers for part in mixer.inner for name in part.loss_weights)
-    found = ["main", *sorted(extra), *added]
-    return found if len(found) > 1 else []
-
-
-def counted(method: AnyMixer) -> list[str]:
-    """The names of what is counted while the method mixes: `Mixing.counts`."""
-    return list(dict.fromkeys(name for mixer in method.mixers for part in mixer.inner for name in part.count_names))
+    added = dict.fromkeys(name for part in inner for name in part.loss_weights)
+    losses = ["main", *sorted(extra), *added] if extra or added else []
+    return [*losses, *dict.fromkeys(name for part in inner for name in part.count_names)]
 
 
 def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:
     """The augmentation; what the configuration leaves open is the model's own."""
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
-    given = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Augmentation)}
-    own = {name: cfg[name] for name in ("mean", "std", "crop_pct") if cfg.get(name) is not None}
+    own = {name: cfg.get(name) for name in ("mean", "std", "crop_pct")}
     own["size"] = config.model_args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-1]
-    open_fields = {name for name in own if given[name] is None}
-    settings: dict[str, Any] = {name: own[name] if name in open_fields else given[name] for name in given}
+    given = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Augmentation)}
+    settings: dict[str, Any] = {name: own.get(name) if value is None else value for name, value in given.items()}
     return Augmentation(**settings)
-
-
-def make_loaders(
-    config: TrainConfig,
-    images: ImageSet,
-    eval_images: ImageSet,
-    augmentation: Augmentation,
-    batch: int,
-    place: tuple[torch.device, int, int],
-    maps: dict[str, Any],
-) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
-    """Batches to train and to evaluate on: read one by one, or from device memory.
-
-    `place` is device, rank and world; `maps` is what `map_settings` gave.
-    """
-    device, rank, world = place
-    training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats}
-    training |= {"rank": rank, "world": world, **maps}
-    evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, "rank": rank, "world": world}
-    if config.resident:
-        return (
-            ResidentLoader(images, augmentation, device=device, compile=config.compile, **training),
-            ResidentEvalLoader(eval_images, augmentation, device=device, **evaluation),
-        )
-    return (
-        TrainLoader(images, augmentation, workers=config.workers, **training),
-        EvalLoader(eval_images, augmentation, workers=config.workers, **evaluation),
-    )
-
-
-# What processes must have alike
-
-
-def other_settings(first: TrainConfig, other: TrainConfig) -> str:
-    names = [name for name in FIELDS if getattr(first, name) != getattr(other, name)]
-    return f"it was started with another {', '.join(names)}; give every process the same settings"
-
-
-def describe(images: ImageSet) -> tuple[int, int, str]:
-    """Enough of a data set to tell it from another: images, classes, and a number made from labels and names."""
-    content = hashlib.sha256(images.labels.tobytes() + "\n".join(images.classes).encode()).hexdigest()
-    return len(images), len(images.classes), content
-
-
-def other_data(first: list[tuple[int, int, str]], other: list[tuple[int, int, str]]) -> str:
-    one, two = next((one, two) for one, two in zip(first, other, strict=True) if one != two)
-    return (
-        f"its data has {two[0]} images of {two[1]} classes instead of {one[0]} of {one[1]}, or other labels; "
-        "every node needs the same files"
-    )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from accelerate.utils import (
     InitProcessGroupKwargs,
     ProjectConfiguration,
@@ -24,6 +25,7 @@ from accelerate.utils import (
 )
 from torch import Tensor
 
+from vitmix._checks import unknown_name
 from vitmix.lab.environment import try_convolutions
 from vitmix.lab.training.checkpoints import pack, unpack
 from vitmix.lab.training.config import TrainConfig
@@ -34,13 +36,16 @@ LONGEST_WAIT = timedelta(hours=2)  # of processes for one that downloads or read
 
 def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     """Accelerate's view of this process: device, rank, precision, trackers."""
-    # An earlier training in this process had its own; the group of processes is one for all trainings.
+    # An earlier run in this process had its own; the group of processes is one for all runs.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     try_convolutions()
     trackers = [] if config.track == "none" else config.track.replace(" ", "").split(",")
     if config.track == "auto":
         trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    for name in trackers:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            raise unknown_name("tracker", name, LOGGER_TYPE_TO_CLASS)
     try:
         accelerator = Accelerator(
             mixed_precision=config.precision if config.precision in ("bf16", "fp16") else "no",
@@ -51,11 +56,9 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
             kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
         )
     except ValueError as error:
-        raise ValueError(
-            f"precision {config.precision!r} or track {config.track!r} is not available: {error}"
-        ) from None
+        raise ValueError(f"precision {config.precision!r} is not available here: {error}") from None
     if config.precision == "fp16" and accelerator.device.type == "cpu":
-        raise ValueError("precision fp16 needs a GPU, where gradients are scaled; use fp32 or bf16")
+        raise ValueError("precision fp16 needs a GPU, because it uses a gradient scaler; use fp32 or bf16")
     missing = set(trackers) - {str(each) for each in accelerator.log_with}
     if missing:
         raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
@@ -67,7 +70,7 @@ def part_of_batch(config: TrainConfig, world: int) -> int:
     parts = world * config.accumulate
     if config.batch % parts:
         raise ValueError(
-            f"batch must be a multiple of {world} processes x {config.accumulate} accumulated parts, "
+            f"batch must be a multiple of {world} processes x {config.accumulate} micro-batches, "
             f"got {config.batch}; take {math.ceil(config.batch / parts) * parts}"
         )
     return config.batch // parts
@@ -79,13 +82,7 @@ class Refused(ValueError):
 
 def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
     """Runs an action in every process; what one of them refuses is raised in all. All must call this together."""
-    result, problem = None, None
-    try:
-        result = action()
-    except (ValueError, OSError) as error:
-        if accelerator.num_processes == 1:
-            raise
-        problem = str(error)
+    result, problem = _attempt(accelerator, action)
     problems = gather(accelerator, problem)
     ranks = [rank for rank, each in enumerate(problems) if each is not None]
     if ranks:
@@ -96,19 +93,22 @@ def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
 
 def on_main(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
     """Runs an action in the first process; all get its result, or raise its refusal."""
-    result, problem = None, None
-    if accelerator.is_main_process:
-        try:
-            result = action()
-        except (ValueError, OSError) as error:
-            if accelerator.num_processes == 1:
-                raise
-            problem = str(error)
+    result, problem = _attempt(accelerator, action) if accelerator.is_main_process else (None, None)
     if accelerator.num_processes > 1:
         problem, result = broadcast_object_list([problem, result])
     if problem is not None:
         raise Refused(problem)
     return cast(Result, result)
+
+
+def _attempt(accelerator: Accelerator, action: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    """What an action returns, or why it refuses to; a process that is alone raises its own errors."""
+    try:
+        return action(), None
+    except (ValueError, OSError) as error:
+        if accelerator.num_processes == 1:
+            raise
+        return None, str(error)
 
 
 def in_turn(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
@@ -126,11 +126,11 @@ def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, An
     values = gather(accelerator, value)
     for rank, each in enumerate(values):
         if each != values[0]:
-            raise Refused(f"process {rank} does not fit process 0: {problem(values[0], each)}")
+            raise Refused(f"process {rank} does not match process 0: {problem(values[0], each)}")
 
 
 def fails_first() -> bool:
-    """Whether this process is to say why the training failed: the first one to ask; the others fail because of it."""
+    """Whether this process is to say why the run failed: the first one to ask; the others fail because of it."""
     if not torch.distributed.is_initialized():
         return os.environ.get("LOCAL_RANK", "0") == "0"
     own = str(torch.distributed.get_rank())
@@ -179,12 +179,8 @@ def random_states(accelerator: Accelerator) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if accelerator.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
-    if accelerator.num_processes == 1:
-        return {name: state.unsqueeze(0) for name, state in states.items()}
-    gathered: dict[str, Any] = {
-        name: accelerator.gather(state.unsqueeze(0).to(accelerator.device)) for name, state in states.items()
-    }
-    return {name: state.cpu() for name, state in gathered.items()}
+    rows: Any = accelerator.gather({name: state[None].to(accelerator.device) for name, state in states.items()})
+    return {name: row.cpu() for name, row in rows.items()}
 
 
 def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -> None:
@@ -197,7 +193,7 @@ def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -
 
 
 class Stopped(Exception):
-    """The training has to stop after an update; the text says why, and `exit_code` is that of the program."""
+    """The run has to stop after an update; the text says why, and `exit_code` is that of the program."""
 
     def __init__(self, why: str, exit_code: int) -> None:
         super().__init__(why)
@@ -205,7 +201,7 @@ class Stopped(Exception):
 
 
 class Stopper:
-    """Remembers SIGTERM, SIGINT and lost loader workers until the training can stop; a second SIGINT acts at once.
+    """Remembers SIGTERM, SIGINT and lost loader workers until the run can stop; a second SIGINT acts at once.
 
     Attributes:
         received: the signal, or 0.

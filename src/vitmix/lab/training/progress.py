@@ -1,4 +1,4 @@
-"""What a person sees of a training: bar, table, durations."""
+"""What a person sees of a training run: bar, table, durations."""
 
 import sys
 from collections.abc import Iterable
@@ -45,6 +45,11 @@ class Reporter:
         """Prints a line above the bar."""
         if self.enabled:
             self.console.print(text, markup=False)
+
+    def advance(self, update: int) -> None:
+        """Moves the bar; numbers follow with `update`, since reading them makes the host wait."""
+        if self.progress is not None:
+            self.progress.update(self._task, completed=update)
 
     def update(self, *, epoch: int, update: int, loss: float, lr: float, rate: float, left: float) -> None:
         """Progress within an epoch: loss since its start, images per second, seconds to the end of training."""

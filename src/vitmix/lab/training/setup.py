@@ -1,6 +1,7 @@
-"""From a configuration to everything that a training needs, checked, in one process or many."""
+"""From a configuration to everything that a training run needs, checked, in one process or many."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import torch
@@ -8,10 +9,15 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
 from vitmix._learner import Learner
+from vitmix._mixer import AnyMixer, Switch
+from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.loader import EvalLoader, TrainLoader
+from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.runs import check_folder, run_for
 from vitmix.lab.training import checkpoints, prepare, processes, sharding
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.lab.training.optim import make_optimizer, make_schedule
+from vitmix.lab.training.partial import choose_parameters
 
 
 class Setup:
@@ -30,14 +36,14 @@ class Setup:
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
-        processes.check_alike(accelerator, deciding, prepare.other_settings)
+        processes.check_alike(accelerator, deciding, _other_settings)
         processes.on_main(accelerator, lambda: check_folder(self.folder, config))
         part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # In turn only where something may be downloaded: to look through a large folder takes minutes.
         run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
         self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
-        facts = [prepare.describe(images) for images in (self.images, self.eval_images)]
-        processes.check_alike(accelerator, facts, prepare.other_data)
+        for images in (self.images, self.eval_images):
+            processes.check_alike(accelerator, _content(images), _other_data)
         # Only the first process's run folder counts: nodes need not share their files.
         newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
         self.has_initial_weights = newest is None
@@ -52,24 +58,21 @@ class Setup:
     def _build(self, model: nn.Module, part: int) -> None:
         """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
         config = self.config
+        choose_parameters(model, config)
         model.to(self.device)
         if config.warmup_epochs >= config.epochs:
-            self.remarks.append(f"Note: the warm-up of {config.warmup_epochs:g} epochs takes the whole training.")
+            self.remarks.append(f"Note: the warm-up of {config.warmup_epochs:g} epochs takes the whole run.")
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.method = prepare.build_mixer(config, self.classes)
         self.quiet = prepare.without_image_mixing(self.method)
         guide = prepare.build_guide(config, self.method, self.classes)
-        self.core = Learner(model, prepare.all_mixers(config, self.method, self.quiet), guide=guide).to(self.device)
+        self.core = Learner(model, self._mixers(), guide=guide, seed=config.seed, step=0).to(self.device)
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
-        prepare.check_size(self.core, augmentation)
+        prepare.check_size(self.core, augmentation.sides)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
-        maps = prepare.map_settings(config, self.images, self.core, augmentation)
-        place = (self.device, self.rank, self.world)
-        self.loader, self.eval_loader = prepare.make_loaders(
-            config, self.images, self.eval_images, augmentation, part, place, maps
-        )
+        self.loader, self.eval_loader = self._loaders(part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
             raise ValueError(
@@ -80,6 +83,30 @@ class Setup:
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
+    def _mixers(self) -> AnyMixer:
+        """What the learner must know: the mixers of the method, and of `quiet` where mixing is switched off one day."""
+        if self.config.mixing_off_epoch is None:
+            return self.method
+        mixers = tuple(dict.fromkeys((*self.method.mixers, *self.quiet.mixers)))  # each once: each one is compiled
+        if len(mixers) == 1:
+            return mixers[0]
+        return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
+
+    def _loaders(self, batch: int) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
+        """Batches to train and to evaluate on: read one by one, or from device memory."""
+        config, augmentation = self.config, self.augmentation
+        place: dict[str, Any] = {"rank": self.rank, "world": self.world}
+        place |= {"device": self.device} if config.resident else {"workers": config.workers}
+        maps = prepare.map_settings(config, self.images, self.core, augmentation)
+        training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats, **place, **maps}
+        training["balance"] = config.balance
+        evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, **place}
+        if config.resident:
+            loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
+            return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)
+        loader = TrainLoader(self.images, augmentation, **training)
+        return loader, EvalLoader(self.eval_images, augmentation, **evaluation)
+
     @property
     def model_settings(self) -> dict[str, Any]:
         return prepare.model_settings(self.config, self.classes)
@@ -87,3 +114,24 @@ class Setup:
     @property
     def total_updates(self) -> int:
         return self.config.total_epochs * self.updates_per_epoch
+
+
+# What processes must have alike
+
+
+def _other_settings(first: TrainConfig, other: TrainConfig) -> str:
+    names = [name for name in FIELDS if getattr(first, name) != getattr(other, name)]
+    return f"it was started with another {', '.join(names)}; give every process the same settings"
+
+
+def _content(images: ImageSet) -> tuple[int, int, str]:
+    """Enough of a data set to tell it from another: images, classes, and a number made from labels and names."""
+    content = hashlib.sha256(images.labels.tobytes() + "\n".join(images.classes).encode()).hexdigest()
+    return len(images), len(images.classes), content
+
+
+def _other_data(first: tuple[int, int, str], other: tuple[int, int, str]) -> str:
+    return (
+        f"its data has {other[0]} images of {other[1]} classes instead of {first[0]} of {first[1]}, or other labels; "
+        "every node needs the same files"
+    )

@@ -1,4 +1,4 @@
-"""The state of a training: what a checkpoint holds, and the way back."""
+"""The state of a training run: what a checkpoint holds, and the way back."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from vitmix.lab.training.losses import LossTally
 
 @dataclass
 class Position(Record):
-    """Where a training stands: finished epochs, updates of the epoch after them, and what was found so far.
+    """Where a training run stands: finished epochs, updates of the epoch after them, and what was found so far.
 
     `seconds` were spent on training alone, `wall` on everything.
     """
@@ -42,7 +42,7 @@ class Position(Record):
 
     @classmethod
     def stored(cls, value: Any, config: TrainConfig) -> "Position":
-        """A stored position, if it is one of this training."""
+        """A stored position, if it is one of this run."""
         if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(cls)}:
             raise ValueError("its position does not fit")
         found = cls.from_json(value)
@@ -88,7 +88,7 @@ class TrainState:
         return Checkpoint(sharding.whole(self.core.model.state_dict()), ema, training)
 
     def load(self, path: Path) -> int:
-        """Puts the training where a checkpoint was written; returns how many processes it ran on then.
+        """Puts the run where a checkpoint was written; returns how many processes it ran on then.
 
         The first process reads and tells the others: their nodes may have other disks.
         """
@@ -102,7 +102,7 @@ class TrainState:
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
             reason = " ".join(str(problem).split())[:200]
             raise checkpoints.Foreign(
-                f"{path} is not a checkpoint of this training ({type(problem).__name__}: {reason}); remove it, or give "
+                f"{path} is not a checkpoint of this run ({type(problem).__name__}: {reason}); remove it, or give "
                 "another --output"
             ) from None
 
@@ -129,7 +129,7 @@ class TrainState:
         """
         models = {"the weights are": self.core}
         if self.ema is not None:
-            models["the averaged weights are"] = self.ema.module
+            models["the EMA weights are"] = self.ema.module
         optimizer, _ = checkpoints.pack(self.optimizer.state_dict())
         found = {name: ~torch.isfinite(_largest(model.parameters())) for name, model in models.items()}
         found["the optimizer's state is"] = ~torch.isfinite(_largest(optimizer.values()))
@@ -155,5 +155,5 @@ def find_checkpoint(folder: Path, keep: int) -> tuple[Path | None, int, list[str
     if path is not None:
         checkpoints.remove_older(path, keep=keep)  # a kill may have come before, and after the last one none follows
     elif remarks:
-        remarks.append("no complete checkpoint was found: the training starts from the beginning")
+        remarks.append("no complete checkpoint was found; the run starts from the beginning")
     return path, newest, remarks

@@ -1,47 +1,88 @@
-"""What a training says before its first epoch and after its last one, and what its weights say of themselves."""
+"""What a training run says before its first epoch and after its last one, and what its weights say of themselves."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.runs import Run
 from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.fitted import fitted_text
+from vitmix.lab.training.partial import trained_parameters
 from vitmix.lab.training.progress import duration
+from vitmix.lab.training.recipes import read_recipe
 from vitmix.lab.training.state import Position
 
+UNEVEN = 10  # times as many images of one class as of another: worth a note
 NAMED = 5  # classes without an image, or images that cannot be read, that are named
 
 
 def opening(
-    config: TrainConfig, images: ImageSet, held_out: ImageSet, *, parameters: int, device: torch.device, world: int
+    config: TrainConfig,
+    images: ImageSet,
+    held_out: ImageSet,
+    model: nn.Module,
+    *,
+    device: torch.device,
+    world: int,
 ) -> list[str]:
-    """Data, model, device and method in two lines, and more where classes cannot be learned or evaluated."""
+    """Data, model, device and method in two lines, and more: fitted settings, classes that cannot be learned."""
     divided = "held out" in held_out.description and "holdout=" not in config.data
     why = ", as the data has no other split" if divided else ""
     name = describe_environment(device)["device"]
     place = name if world == 1 else f"{world} processes, the first on {name},"
+    parameters, trained = sum(each.numel() for each in model.parameters()), trained_parameters(model)
+    part = "" if trained == parameters else f" ({trained:,} trained)"
     lines = [
         f"Training on {len(images):,} images of {len(images.classes):,} classes: {images.description}; "
         f"evaluating on {len(held_out):,}: {held_out.description}{why}.",
-        f"Model {config.model} with {parameters:,} parameters, on {place} in {config.precision}; "
+        f"Model {config.model} with {parameters:,} parameters{part}, on {place} in {config.precision}; "
         f"method {config.method}.",
     ]
+    lines += _fitted(config, len(images)) + _balance(config, images)
+    lines += [note for each in (images, held_out) for note in _skipped(each)]
     unseen = np.setdiff1d(np.arange(len(images.classes)), images.labels)
-    lines += _note("train", unseen, images)
-    return lines + _note("evaluate", np.setdiff1d(images.labels, held_out.labels), images)
+    lines += _note("training", unseen, images)
+    return lines + _note("evaluation", np.setdiff1d(images.labels, held_out.labels), images)
+
+
+def _skipped(images: ImageSet) -> list[str]:
+    """Files beside the images that are no images of a known kind."""
+    if not images.skipped:
+        return []
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(images.skipped.items()))
+    count = sum(images.skipped.values())
+    files = "1 file was skipped" if count == 1 else f"{count:,} files were skipped"
+    return [f"Note: {files} in {images.description}: {kinds}."]
+
+
+def _fitted(config: TrainConfig, images: int) -> list[str]:
+    names = () if config.recipe is None else read_recipe(config.recipe).fitted
+    return [fitted_text(config, names, images)] if names else []
+
+
+def _balance(config: TrainConfig, images: ImageSet) -> list[str]:
+    """Whether classes are shown equally often, where they differ much."""
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    least, most = counts[counts > 0].min(), counts.max()
+    if config.balance:
+        return [f"Balanced: classes of {least:,} to {most:,} images are shown equally often."]
+    uneven = most >= UNEVEN * least
+    return [f"Note: classes have {least:,} to {most:,} images; --balance shows them equally often."] if uneven else []
 
 
 def _note(purpose: str, labels: np.ndarray, images: ImageSet) -> list[str]:
-    """A sentence on classes that no image shows."""
+    """A note on classes without images."""
     more = f" and {len(labels) - NAMED:,} more classes" if len(labels) > NAMED else ""
     named = ", ".join(images.classes[label] for label in labels[:NAMED])
-    return [f"Note: none of the images to {purpose} on shows {named}{more}."] if len(labels) else []
+    return [f"Note: no {purpose} image shows {named}{more}."] if len(labels) else []
 
 
 def header_texts(
@@ -79,8 +120,9 @@ def closing(config: TrainConfig, run: Run, position: Position, settings: dict[st
     if position.skipped:
         lines.append(f"Skipped   {position.skipped} updates whose loss or gradient was not finite")
     if position.overflowed:
-        lines.append(f"Overflow  {position.overflowed} updates left out while fp16 lowered the scale of its loss")
+        lines.append(f"Overflow  {position.overflowed} updates skipped while fp16 lowered its loss scale")
     if broken:
         more = f" and {len(broken) - NAMED} more, in summary.json" if len(broken) > NAMED else ""
         lines.append(f"Unread    {len(broken)} images that could not be read: {'; '.join(broken[:NAMED])}{more}")
+    lines.append(f"Next      vitmix report {shlex.quote(str(run.path))}")
     return "\n".join(lines)

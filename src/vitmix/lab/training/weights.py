@@ -35,18 +35,22 @@ class Changed(NamedTuple):
     resampled: list[str]
 
 
-def load_weights(model: nn.Module, path: str | Path) -> Changed:
+def load_weights(model: nn.Module, path: str | Path, *, reset_head: bool = False) -> Changed:
     """Loads weights of a file, or the best ones of a run folder, into a model.
 
-    A classifier for another number of classes is left out; positions of another grid and patches of another size are
-    resampled, where timm can. Any other difference is an error that names the first ones.
+    A classifier for another number of classes, and with `reset_head` any, is left out; positions of another grid and
+    patches of another size are resampled, where timm can. Any other difference is an error that names the first ones.
     """
     path = weights_file(path)
     stored = read_weights(path)
     weights = _adapted(stored, model)
     own = model.state_dict()
-    classifier = _classifier_keys(model)
-    replaced = [key for key in classifier & weights.keys() & own.keys() if weights[key].shape[:1] != own[key].shape[:1]]
+    classifier = classifier_keys(model)
+    replaced = [
+        key
+        for key in classifier & weights.keys() & own.keys()
+        if reset_head or weights[key].shape[:1] != own[key].shape[:1]
+    ]
     if replaced:
         weights = {key: value for key, value in weights.items() if key not in classifier}
     kept = own.keys() - (classifier if replaced else set())
@@ -72,7 +76,7 @@ def _named_in(path: Path) -> str:
         settings = read_header(path).as_settings()
     except ValueError:  # it says what no header may say
         return ""
-    return f"; it says that it is of {settings['model']} with model_args {settings['model_args']}" if settings else ""
+    return f"; its header names {settings['model']} with model_args {settings['model_args']}" if settings else ""
 
 
 def weights_file(path: str | Path) -> Path:
@@ -93,11 +97,11 @@ def read_weights(path: Path) -> Tensors:
             raise
         reason = " ".join(str(error).split())[:200]
         if isinstance(error, safetensors.SafetensorError):
-            reason = f"it is damaged or cut short ({reason})"
+            reason = f"it is damaged or truncated ({reason})"
         elif not _is_of_torch(path):
-            reason = "it is neither safetensors nor what torch.save writes"
+            reason = "it is neither a safetensors file nor a torch.save file"
         elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
-            reason = "it holds more than tensors, and loading that would run code; save its state_dict alone"
+            reason = "it contains more than tensors, and loading it would run pickled code; save only its state_dict"
         raise ValueError(f"{path} is not a weights file that can be read safely: {reason}") from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
@@ -125,7 +129,8 @@ def _adapted(weights: Tensors, model: nn.Module) -> Tensors:
         return weights  # of another model: the comparison that follows says so
 
 
-def _classifier_keys(model: nn.Module) -> set[str]:
+def classifier_keys(model: nn.Module) -> set[str]:
+    """The names of the classifier's weights, as timm knows them."""
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     names = (names,) if isinstance(names, str) else names
     return {key for key in model.state_dict() if any(key.startswith(f"{name}.") for name in names)}

@@ -3,17 +3,20 @@
 base: deit                       # a recipe to start from; it and all else that stands here holds for every variant
 crop_pct: 1.0                    # settings of `TrainConfig`
 note: DeiT's stochastic depth.   # about, expected, cost and note are what a recipe says about itself
+fitted: [batch, epochs]          # settings that follow from the number of images unless they are given, see `fitted.py`
 variants:
   cait_xxs24: {about: CaiT-XXS-24 on ImageNet-1k. Touvron et al., model: cait_xxs24_224}
 """
 
-import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
+
+from vitmix.lab.settings import unknown
 
 _FOLDER = files("vitmix.lab.training") / "recipes"
 
@@ -27,6 +30,7 @@ class Recipe:
     cost: str
     note: str
     settings: dict[str, Any]
+    fitted: tuple[str, ...] = ()
 
 
 @cache
@@ -50,9 +54,7 @@ def list_recipes() -> list[str]:
 def read_recipe(name: str) -> Recipe:
     """A recipe over its bases, from which it has accuracy and cost too unless it gives its own."""
     if name not in _variants():
-        close = difflib.get_close_matches(name, list_recipes(), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown recipe {name!r}; {hint}'vitmix recipes' lists them all")
+        raise unknown(f"recipe {name!r}", name, list_recipes(), "vitmix recipes")
     settings = dict(_variants()[name])
     base = read_recipe(settings.pop("base")) if "base" in settings else Recipe("", "", "", "", {})
     return Recipe(
@@ -60,35 +62,33 @@ def read_recipe(name: str) -> Recipe:
         expected=settings.pop("expected", base.expected),
         cost=settings.pop("cost", base.cost),
         note=settings.pop("note", ""),
-        settings=_over(base.settings, settings),
+        fitted=tuple(settings.pop("fitted", base.fitted)),
+        settings=laid_over(base.settings, settings),
     )
 
 
-def _over(base: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings over those of a base; `model_args` of another model are dropped."""
     inherited = dict(base)
     if settings.get("model", inherited.get("model")) != inherited.get("model"):
         inherited.pop("model_args", None)
     arguments = inherited.get("model_args", {}) | settings.get("model_args", {})
-    return inherited | settings | ({"model_args": arguments} if arguments else {})
-
-
-def load_recipe(name: str) -> dict[str, Any]:
-    """All settings of a recipe."""
-    return dict(read_recipe(name).settings)
+    return {**inherited, **settings} | ({"model_args": arguments} if arguments else {})
 
 
 def recipe_header(name: str) -> list[str]:
     """What a recipe says about itself, the paper first."""
     recipe = read_recipe(name)
     lines = [recipe.about, f"Expected top-1: {recipe.expected}", f"Cost: {recipe.cost}", recipe.note]
+    if recipe.fitted:
+        lines.append(f"Fitted to the number of images, unless given: {', '.join(recipe.fitted)}.")
     return [line for each in lines for line in each.splitlines()]
 
 
 def recipe_text(name: str) -> str:
     """A recipe as a YAML file of all its settings, which `vitmix train --config` takes too."""
     lines = [f"# {line}" for line in recipe_header(name)]
-    for setting, value in load_recipe(name).items():
+    for setting, value in read_recipe(name).settings.items():
         text = yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]
         lines.append(f"{setting}: {text}")
     return "\n".join(lines) + "\n"

@@ -1,0 +1,64 @@
+"""`vitmix explore`."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from vitmix.lab.cli._common import Place
+from vitmix.lab.cli._parser import Command
+from vitmix.lab.settings import Count, Name, Settings, Whole, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explore(Settings):
+    """Open a local page to play with methods: two images, a model, every setting."""
+
+    epilog = (
+        "Example: vitmix explore runs --model deit_tiny_patch16_224 --pretrained. The page is served to this machine "
+        "alone, loads nothing from outside, and opens only the folders and models named here. Needs vitmix[app]."
+    )
+
+    runs: tuple[Annotated[str, "RUN"], ...] = option(
+        (), "run folders, or folders of them, to open as models and to compare", positional=True
+    )
+    model: tuple[Place, ...] = option((), "run folders, weights files, names of timm or Hugging Face models")
+    arch: Name | None = option(None, "timm model of a weights file, if the file does not say")
+    model_args: dict[str, Any] = option({}, "settings of the timm models; 'vitmix models NAME' lists them")
+    size: Count | None = option(None, "image side in pixels (default: the model's)")
+    weights: Literal["best", "last"] = option("best", "weights of a run")
+    pretrained: bool = option(False, "allow downloads of published weights")
+    port: Whole | None = option(None, "port of the page (default: the first free one from 7860)")
+    open: bool = option(False, "open the page in a browser")
+    share: bool = option(False, "ask Gradio for a public link, through its servers")
+
+
+def run(settings: Explore) -> int:
+    if find_spec("gradio") is None:
+        raise ValueError("explore needs gradio: pip install 'vitmix[app]'")
+    from vitmix.lab.explore.explorer import Explorer
+    from vitmix.lab.explore.models import Models, places_of
+    from vitmix.lab.explore.server import serve
+    from vitmix.lab.explore.state import usual_state
+    from vitmix.lab.figures.models import short_names
+    from vitmix.lab.report.groups import find_runs
+
+    found = find_runs([Path(each) for each in settings.runs])[0] if settings.runs else []
+    places, names = places_of(settings.model, settings.arch, [each.path for each in found])
+    models = Models(
+        places,
+        names,
+        pretrained=settings.pretrained,
+        model_args=settings.model_args,
+        size=settings.size,
+        weights=settings.weights,
+    )
+    runs = dict(zip(short_names([str(each.path) for each in found]), found, strict=True))
+    first = models.first(print)
+    explorer = Explorer(models, runs, state=usual_state(first))
+    print(f"Model: {models[first].said}.", flush=True)
+    serve(explorer, port=settings.port, share=settings.share, browser=settings.open)
+    return 0
+
+
+COMMAND = Command(Explore, run)

@@ -1,0 +1,194 @@
+"""The settings of a method or a part as controls of a page, derived from its signature, hints and docstring."""
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from vitmix._grammar import Call, parse
+from vitmix._mixer import Mixer
+from vitmix._registry import KINDS
+from vitmix._text import COMMON
+
+Kind = Literal["fraction", "number", "whole", "switch", "choice", "text"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """One setting.
+
+    Attributes:
+        kind: what it takes: a number in 0..1, any number, a whole number, on or off, one of `choices`, or a text in the
+            grammar of methods for everything else (`none`, `all`, `[2, 3]`).
+        help: its lines in the docstring.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+    @property
+    def shown_default(self) -> Any:
+        """The default as a widget holds it."""
+        return self.to_widget(self.default)
+
+    def to_widget(self, value: Any) -> Any:
+        """A setting as a widget holds it: numbers and switches as they are, the rest as text."""
+        return value if self.kind in ("fraction", "number", "whole", "switch") else written(value)
+
+    def read(self, value: Any) -> Any:
+        """What a widget holds as a setting. Raises ValueError for what the setting cannot be."""
+        if self.kind == "switch":
+            return bool(value)
+        if self.kind in ("choice", "text"):
+            return _parsed(self.name, str(value))
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self.name} must be a number, got {value!r}; enter one")
+        return int(value) if self.kind == "whole" else float(value)
+
+
+@cache
+def controls_of(thing: Callable[..., Any]) -> tuple[Control, ...]:
+    """A control for every setting of a part's class, of a method's function, or of `Mixer` for `mix(...)`.
+
+    Parts that a setting holds (mask, share, pairing, ...) have menus of their own and are left out.
+    """
+    hints = {**_common_hints(), **typing.get_type_hints(thing)} if not isinstance(thing, type) else _hints(thing)
+    said = _arguments(inspect.getdoc(thing) or "")
+    return tuple(
+        _control(name, default, hints.get(name, str), said.get(name) or _COMMON_HELP.get(name, ""), thing)
+        for name, default in _defaults(thing).items()
+        if name not in KINDS
+        or typing.get_origin(hints.get(name)) is typing.Literal
+        or _is_number(hints.get(name))  # a mask's own `share`
+    )
+
+
+def written(value: Any) -> str:
+    """A setting in the grammar of methods."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(written, value)) + "]"
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else repr(value)
+
+
+def changed(control: Control, value: Any) -> bool:
+    """Whether a setting differs from its default."""
+    return _plain(value) != _plain(control.default) or isinstance(value, bool) != isinstance(control.default, bool)
+
+
+_COMMON_HELP = {
+    "smoothing": "label smoothing, applied before mixing.",
+    "loss": 'the main loss, "ce" or "bce".',
+}
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
+
+
+def _common_hints() -> dict[str, Any]:
+    hints = _hints(Mixer)
+    return {name: hints[name] for name in COMMON}
+
+
+def _hints(part: type) -> dict[str, Any]:
+    return typing.get_type_hints(part)
+
+
+def _defaults(thing: Any) -> dict[str, Any]:
+    """The settings and their defaults, in the order of the signature."""
+    if thing is Mixer:
+        fields = {each.name: each for each in dataclasses.fields(Mixer)}
+        return {name: fields[name].default for name in ("smoothing", "loss")}
+    if isinstance(thing, type):
+        return {each.name: _field_default(each) for each in dataclasses.fields(thing) if each.init}
+    parameters = inspect.signature(thing).parameters
+    own = {name: each.default for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    common = {name: default for name, default in _defaults(Mixer).items() if name not in own}
+    return {**own, **common}
+
+
+def _field_default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def _control(name: str, default: Any, hint: Any, said: str, thing: Any) -> Control:
+    options = _options(hint)
+    if options:
+        return Control(name, "choice", default, options, said)
+    if hint is bool:
+        return Control(name, "switch", default, (), said)
+    if hint is int:
+        return Control(name, "whole", default, (), said)
+    if hint is float:
+        return Control(name, "fraction" if _refuses(thing, name, 1.5) else "number", default, (), said)
+    return Control(name, "text", default, (), said)
+
+
+def _options(hint: Any) -> tuple[str, ...]:
+    """The words of a `Literal`, and `none` if it is optional."""
+    if typing.get_origin(hint) is typing.Literal:
+        return tuple(map(written, typing.get_args(hint)))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        inside = [each for each in typing.get_args(hint) if each is not types.NoneType]
+        if len(inside) == 1 and typing.get_origin(inside[0]) is typing.Literal:
+            return ("none", *_options(inside[0]))
+    return ()
+
+
+def _is_number(hint: Any) -> bool:
+    return hint in (int, float)
+
+
+def _refuses(thing: Any, name: str, value: float) -> bool:
+    """Whether a setting cannot be this number; the part's own check says so."""
+    given: dict[str, Any] = {name: value}
+    try:
+        thing(**given) if isinstance(thing, type) and thing is not Mixer else thing(2, **given)
+    except ValueError:
+        return True
+    except TypeError:  # other settings must be given as well
+        return False
+    return False
+
+
+def _arguments(doc: str) -> dict[str, str]:
+    """What a docstring says of each argument; `low, high: ...` is said of both."""
+    _, _, block = doc.partition("Args:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in block.splitlines():
+        if not line.strip():
+            break
+        if match := re.match(r"    (\w+(?:, \w+)*): (.*)", line):
+            names = match[1].split(", ")
+            found |= dict.fromkeys(names, match[2])
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def _parsed(name: str, text: str) -> Any:
+    """A text in the grammar of methods as the value of a setting."""
+    tree = parse(f"mix({name}={text.strip() or 'none'})")
+    if not isinstance(tree, Call) or set(tree.settings) != {name}:
+        raise ValueError(f"{name} takes one value, such as none, 0.5 or [2, 3], got {text!r}")
+    return unwrapped(tree.settings[name])
+
+
+def unwrapped(value: Any) -> Any:
+    """A value of the syntax tree as a setting: words are texts, lists are tuples."""
+    if isinstance(value, Call):
+        if value.settings:
+            raise ValueError(f"a setting takes a word, a number or a list, got {value.name}(...)")
+        return value.name
+    return tuple(map(unwrapped, value)) if isinstance(value, tuple | list) else value

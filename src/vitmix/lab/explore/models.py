@@ -1,0 +1,221 @@
+"""The models of the page: those named on the command line, runs, and names of timm and Hugging Face models."""
+
+import dataclasses
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data.imagenet_info import ImageNetInfo
+from torch import nn
+
+from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.evaluation.subject import Subject, open_subject
+from vitmix.lab.figures.models import NamedModel, named_model, short_names, without_dropout
+from vitmix.lab.network import downloads
+
+USUAL = "deit_tiny_patch16_224"
+MOST_PARAMETERS = 400_000_000
+MOST_OPEN = 3  # models in memory
+HF_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+RANDOM = "random weights, so its attention and predictions mean nothing"
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, where its weights come from, and the line of code that creates it."""
+
+    model: NamedModel
+    weights: str
+    code: str
+
+    @property
+    def said(self) -> str:
+        return f"{self.model.name}: {self.weights}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run folder or a weights file that the command line named."""
+
+    path: Path
+    arch: str | None = None
+
+
+class Models:
+    """The models that the page may open. Names typed into the page are never taken as paths.
+
+    Args:
+        places: run folders and weights files, by the name that the page shows.
+        pretrained: whether weights may be downloaded; otherwise only those already on this machine are used.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, Place],
+        names: Sequence[str] = (),
+        *,
+        pretrained: bool = False,
+        model_args: Mapping[str, Any] | None = None,
+        size: int | None = None,
+        weights: str = "best",
+    ) -> None:
+        self.places, self.pretrained = dict(places), pretrained
+        self.settings = {"model_args": dict(model_args or {}), "size": size}
+        self.weights = weights
+        self.names = list(dict.fromkeys([*names, *places])) or [USUAL]
+        self._open: OrderedDict[str, OpenedModel] = OrderedDict()
+
+    def first(self, say: Callable[[str], object]) -> str:
+        """The name of the first model that opens, or else of the usual one with the weights that there are."""
+        for name in [*self.names]:
+            try:
+                _ = self[name]
+                return name
+            except ValueError as problem:
+                if name in self.places:  # a damaged file is an error; a missing network is not
+                    raise
+                say(f"Note: {problem}; the page opens {USUAL} instead.")
+        self.names.insert(0, USUAL)
+        return USUAL
+
+    def __getitem__(self, name: str) -> OpenedModel:
+        if name not in self._open:
+            self._open[name] = self._opened(name)
+        self._open.move_to_end(name)
+        while len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+        return self._open[name]
+
+    def _opened(self, name: str) -> OpenedModel:
+        if name in self.places:
+            return self._of_place(name, self.places[name])
+        settings = self.settings if name in self.names else {"model_args": {}, "size": None}
+        if not name or not Path(name).exists():  # timm and transformers would open a folder of that name
+            if HF_NAME.fullmatch(name):
+                return open_huggingface(name, download=self.pretrained)
+            if timm.is_model(name):
+                return open_timm(name, download=self.pretrained, **settings)
+        raise ValueError(f"unknown model {name[:60]!r}; write the name of a timm model, or OWNER/NAME of Hugging Face")
+
+    def _of_place(self, name: str, place: Place) -> OpenedModel:
+        if place.path.is_dir():
+            subject = open_subject(place.path, weights=self.weights, size=self.settings["size"])
+            said = f"{self.weights} weights of a run"
+        else:
+            subject = open_subject(place.path, model=place.arch, **self.settings)
+            said = f"weights of {place.path.name}"
+        return _opened(subject, name, said)
+
+
+def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> tuple[dict[str, Place], list[str]]:
+    """The named places, by short names, and the names of models that are not files."""
+    files = [each for each in models if Path(each).exists()]
+    paths = [*files, *map(str, runs)]
+    places = {
+        name: Place(Path(path), arch if Path(path).is_file() else None)
+        for name, path in zip(short_names(paths), paths, strict=True)
+    }
+    others = [each for each in models if each not in files]
+    for each in others:
+        if not HF_NAME.fullmatch(each) and not timm.is_model(each):
+            raise ValueError(f"{each!r} is neither a run folder, a weights file, a timm model nor OWNER/NAME")
+    if arch is not None and not any(Path(each).is_file() for each in files):
+        raise ValueError("--arch needs a weights file; leave --arch out")
+    return places, others
+
+
+def open_timm(name: str, *, download: bool, model_args: dict[str, Any], size: int | None) -> OpenedModel:
+    """A timm model with published weights if they are at hand, else with random ones."""
+    _check_parameters(name, model_args)
+    for pretrained in (True, False):
+        try:
+            if pretrained:
+                with _network(download):
+                    subject = open_subject(name, model_args=model_args, pretrained=True, size=size)
+                return _opened(subject, name, "timm's published weights")
+            torch.manual_seed(0)
+            subject = open_subject(name, model_args=model_args, size=size)
+        except Exception as problem:  # the hub raises many kinds of errors where there is no network
+            if not pretrained:
+                raise ValueError(f"{name} cannot be built: {' '.join(str(problem).split())[:200]}") from None
+            continue
+        return _opened(subject, name, _without_weights(download))
+    raise AssertionError
+
+
+def open_huggingface(name: str, *, download: bool) -> OpenedModel:
+    """An image classifier of the Hugging Face hub."""
+    try:
+        from transformers import AutoImageProcessor, AutoModelForImageClassification
+    except ImportError:
+        raise ValueError(f"{name} is a Hugging Face model; pip install 'vitmix[hf]'") from None
+    try:
+        with _network(download):
+            model = AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
+            processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=not download)
+    except Exception:  # the hub raises many kinds of errors where there is no network
+        hint = "is the network reachable?" if download else "--pretrained allows the download"
+        raise ValueError(f"the Hugging Face model {name} is not on this machine; {hint}") from None
+    size: Any = processor.size
+    side = size.get("height") or size.get("shortest_edge")
+    augmentation = Augmentation(side, mean=tuple(processor.image_mean), std=tuple(processor.image_std), crop_pct=1.0)
+    classes = tuple(str(model.config.id2label[number]) for number in range(model.config.num_labels))
+    without_dropout(model)
+    code = f"model = transformers.AutoModelForImageClassification.from_pretrained({name!r})"
+    found = NamedModel(name, model, augmentation, model.config.num_labels, classes)
+    return OpenedModel(found, "published weights", code)
+
+
+def _opened(subject: Subject, name: str, weights: str) -> OpenedModel:
+    model = named_model(subject, name, trained=subject.trained)
+    if not model.classes and model.outputs == 1000:
+        info = ImageNetInfo()
+        names = tuple(str(info.index_to_description(number)) for number in range(1000))
+        model = dataclasses.replace(model, classes=tuple(each.partition(",")[0] for each in names))
+    code = f"model = timm.create_model({subject.config.model!r}, num_classes={model.outputs})"
+    return OpenedModel(model, weights if subject.trained else _reason(weights), code)
+
+
+def _reason(weights: str) -> str:
+    return weights if weights.startswith("random") else RANDOM
+
+
+def _without_weights(download: bool) -> str:
+    why = "there is no network, and" if download else "--pretrained would download the published ones;"
+    return f"{RANDOM} ({why} none are on this machine)"
+
+
+def _network(allowed: bool) -> Any:
+    """Downloads if they are allowed, else only what the cache holds."""
+    return downloads() if allowed else _offline()
+
+
+class _offline:
+    """Only files that the hub's cache already has."""
+
+    def __enter__(self) -> None:
+        from huggingface_hub import constants
+
+        self.before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+
+    def __exit__(self, *error: object) -> None:
+        from huggingface_hub import constants
+
+        constants.HF_HUB_OFFLINE = self.before
+
+
+def _check_parameters(name: str, model_args: Mapping[str, Any]) -> None:
+    """Refuses models that would fill the memory, before any memory is taken."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = timm.create_model(name, **model_args)
+    except Exception:  # not every model can be built without memory
+        return
+    count = sum(each.numel() for each in model.parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{name} has {count / 1e6:,.0f} million parameters; choose a model of at most 400 million")

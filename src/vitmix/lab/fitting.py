@@ -1,0 +1,39 @@
+"""Which methods work with a model, on images of a size."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from vitmix._mixer import AnyMixer
+from vitmix._mixing import Mixing
+from vitmix._registry import METHODS
+from vitmix._text import create
+
+
+def refusal(
+    model: nn.Module, method: AnyMixer, size: tuple[int, ...], check: Callable[[Mixing], object] | None = None
+) -> str | None:
+    """Why a model cannot be trained with a method; None if it can. `check` may refuse more."""
+    try:
+        with method.attach(model, seed=0, rank=0, step=0) as mixing:
+            for mixer in method.mixers:
+                mixer.draw(mixing.frame(torch.zeros(2, 3, *size)), torch.Generator())
+            if check is not None:
+                check(mixing)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def refusals(model: nn.Module, size: tuple[int, ...], methods: Iterable[str]) -> dict[str, str]:
+    """Those of the methods that a model refuses, and why."""
+    found = {text: refusal(model, create(text, 2), size) for text in methods}
+    return {text: reason for text, reason in found.items() if reason is not None}
+
+
+def fitting_methods(model: nn.Module, size: tuple[int, ...]) -> tuple[list[str], dict[str, str]]:
+    """The methods that work on a model, and for each of the others why not."""
+    mixing = [name for name in METHODS if name != "none"]
+    refused = refusals(model, size, mixing)
+    return [name for name in mixing if name not in refused], refused
