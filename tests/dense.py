@@ -29,7 +29,7 @@ class Watch(TorchFunctionMode):
             scale = kwargs.get("scale") or query.shape[-1] ** -0.5
             scores = query @ key.transpose(-2, -1) * scale
             self.maps.append((scores if mask is None else scores + mask).softmax(-1))
-        elif func in (nn.functional.softmax, torch.softmax, torch.Tensor.softmax) and result.ndim == 4:
+        elif func in (nn.functional.softmax, torch.softmax, torch.Tensor.softmax) and result.ndim in (4, 5):
             self.maps.append(result)
         return result
 
@@ -46,7 +46,7 @@ def watched_maps(model: nn.Module, images: Tensor) -> list[Tensor]:
         model(images)
     for handle in handles:
         handle.remove()
-    return taken or watch.maps
+    return watch.maps or taken
 
 
 def multihead_map(module: nn.MultiheadAttention, tokens: Tensor) -> Tensor:

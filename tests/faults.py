@@ -57,7 +57,7 @@ from vitmix.lab.runs import Estimate
 from vitmix.lab.training import checkpoints, engine  # noqa: F401
 
 CASE, NOTES, SAID = "case", "notes", "said"  # in the folder of a worker
-SECONDS = 60  # after which a start hangs
+SECONDS, STEP = 60, 0.01  # after so long, looked at in such steps, a start hangs
 SETTINGS = {
     **TINY,
     "data": "shapes(size=16, length=16, test_length=8)",
@@ -91,7 +91,7 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
     child = os.fork()
     if child == 0:
         _run(arguments, fault)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = _wait(child)
     if code == CUT:
         shutil.rmtree(CASE)
         pickle.loads(Path(f"{NOTES}.left").read_bytes()).write(Path(CASE))
@@ -103,8 +103,22 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
     return Ended(code, text, notes, operations)
 
 
+def _wait(child: int) -> int:
+    """The exit code of a process, ended with those that it started where it hangs.
+
+    Steps are counted, not time: a machine that is paused for minutes has not let the process run.
+    """
+    for _ in range(int(SECONDS / STEP)):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(STEP)
+    os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def _run(arguments: Sequence[str], fault: Fault | None) -> None:
-    signal.alarm(SECONDS)
+    os.setpgid(0, 0)
     output = os.open(SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -151,9 +165,9 @@ def _take_notes(files: Files) -> None:
         files.note(checkpoint=update, folder=str(folder))
         return path
 
-    def ask_and_note(self: Any, each: Any, found: Any, place: Path) -> None:
+    def ask_and_note(self: Any, condition: Any, found: Any, place: Path | None) -> None:
         files.note(measured=str(place), start=found.done)
-        ask(self, each, found, place)
+        ask(self, condition, found, place)
 
     checkpoints.save_checkpoint, conditions.Examiner._ask = save_and_note, ask_and_note
     for module in [*sys.modules.values()]:
@@ -178,7 +192,6 @@ class _Process:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            signal.alarm(SECONDS)
             os.dup2(stdout.fileno(), 1)
             os.dup2(stdout.fileno(), 2)
             files.main = False
@@ -265,10 +278,11 @@ class Reference(NamedTuple):
 
 
 def refer(scenario: Scenario, base: Path) -> Reference:
-    """Makes the files to start from, and runs the command on a copy of them."""
+    """Makes the files to start from, and runs the command on a copy of them, whose folders list them in that order."""
     shutil.rmtree(CASE, ignore_errors=True)
     scenario.prepare()
-    shutil.copytree(CASE, base)
+    shutil.move(CASE, base)
+    shutil.copytree(base, CASE)
     ended = start(scenario.arguments)
     assert ended.code == 0, ended.said
     return Reference(products(), ended.operations)

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 from confine import can_confine, confine
 
-PATIENCE = 5.0  # seconds
+PATIENCE, STEPS = 5.0, 10  # seconds, and in how many parts they are counted
 MOST_MEMORY = 10**9  # bytes
 LIMIT = 4 * 10**9  # where the kernel refuses more
 PACKAGE = f"{os.sep}vitmix{os.sep}"
@@ -141,23 +141,33 @@ def run_case(run: Callable[[Case], bool], case: Case, number: int, growth: Calla
 
 
 class _limited:
-    """Raises `Hang` after so many seconds of computing, or of waiting for something that does not come."""
+    """Raises `Hang` after so many seconds of computing, or of waiting for something that does not come.
+
+    It looks in steps: a process that was stopped, or had to wait for a processor, waited for nothing else.
+    """
 
     def __enter__(self) -> None:
-        self.began = self.seen = time.process_time()
+        self.began, self.seen, self.idle = time.process_time(), _scheduled(), 0
         signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE / STEPS, PATIENCE / STEPS)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _look(self, *_: object) -> None:
-        now = time.process_time()
-        # On a busy machine five seconds may pass while the process got little of them.
-        if now - self.began >= PATIENCE or now - self.seen < 0.01 * PATIENCE:
-            raise Hang
+        now = _scheduled()
+        self.idle += now - self.seen < 0.1 * PATIENCE / STEPS
         self.seen = now
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        if time.process_time() - self.began >= PATIENCE or self.idle >= STEPS:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise Hang
+
+
+def _scheduled() -> float:
+    """Seconds that the process computed or could have, had there been a processor."""
+    with open("/proc/self/schedstat") as file:
+        computed, queued, _ = map(int, file.read().split())
+    return (computed + queued) / 1e9
 
 
 def _where() -> str:

@@ -31,11 +31,11 @@ from vitmix._registry import KINDS as PART_KINDS
 from vitmix._registry import METHODS, parts
 from vitmix.lab.cli import COMMANDS, Group
 from vitmix.lab.cli._parser import flag
-from vitmix.lab.cli._robustness import pixels_of
 from vitmix.lab.comparison.matrix import read_matrix
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import open_subject
-from vitmix.lab.settings import key_and_value
+from vitmix.lab.settings import fitted, key_and_value
+from vitmix.lab.suite import Robustness
 from vitmix.lab.training import recipes
 from vitmix.lab.training.config import FIELDS, TrainConfig, checkpoint_interval, resolve, to_yaml
 from vitmix.lab.training.config import KINDS as TYPES
@@ -180,8 +180,8 @@ def _run_other_text(case: Case) -> bool:
         key_and_value(text)
     elif kind == 3:
         text = _changed(chance.choice(["8/255", "0.03", "1"]), chance)
-        case.shown = f"pixels_of({text!a})"
-        pixels_of(text, "epsilons")
+        case.shown = f"fitted({text!a})"
+        fitted(Robustness, "epsilons", [text], "the flags")
     else:
         flags = {chance.choice([*FIELDS]): hostile_text(chance) for _ in range(chance.choice([1, 1, 2]))}
         case.shown = f"resolve({flags!a})"
@@ -201,7 +201,7 @@ def _changed(text: str, chance: random.Random) -> str:
 @cache
 def _configurations() -> list[dict[str, Any]]:
     stored = [yaml.safe_load((RUN / "config.yaml").read_text()), TINY | {"scale": [0.1, 1], "betas": [0.9, 0.99]}]
-    return stored + [recipes.load_recipe(name) for name in recipes.list_recipes()]
+    return stored + [dict(recipes.read_recipe(name).settings) for name in recipes.list_recipes()]
 
 
 @cache

@@ -47,7 +47,7 @@ ABOUT_CORE = """
 """.split()
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
 HEAVY = 6 * 2**30  # bytes of memory that a mutant may ask for
-PATIENCE = 12  # seconds after which a test is too slow to be run against mutants
+PATIENCE = 12  # seconds of computing after which a test is too slow to be run against mutants
 
 # Which test runs which line
 
@@ -86,14 +86,14 @@ class Tracer:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.lines, self.passed = defaultdict(set), False
         began = time.monotonic()
-        signal.signal(signal.SIGALRM, give_up)  # compilers run for minutes where their lines are watched
-        signal.alarm(PATIENCE)
+        signal.signal(signal.SIGPROF, give_up)  # compilers run for minutes where their lines are watched
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE)  # of computing: a busy machine is no reason to leave a test out
         sys.settrace(self._enter)
         threading.settrace(self._enter)
         try:
             return (yield)
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             sys.settrace(None)
             threading.settrace(None)  # pyright: ignore[reportArgumentType]
             if self.passed:

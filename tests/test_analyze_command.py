@@ -13,7 +13,6 @@ from PIL import Image
 
 from training import one_thread, train
 from vitmix.lab.cli import main as cli
-from vitmix.lab.cli.analyze import NAMES
 from vitmix.lab.data import Shapes
 from vitmix.lab.runs import Estimate, Table
 from vitmix.lab.studies import labels
@@ -40,7 +39,7 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     names = {path.name for path in output.iterdir()}
     studies = ("accuracy", "labels", "fluctuation", "regions", "presence", "sharpness", "coverage", "htm")
     assert names == {f"{name}.{ending}" for name in studies for ending in ("json", "txt", "svg")}
-    assert studies == NAMES == tuple(STUDIES) and "64/64 images  accuracy" in said
+    assert studies == tuple(STUDIES) and "64/64 images  accuracy" in said
     assert (output / "regions.txt").read_text().strip() in said
     stored = json.loads((output / "htm.json").read_text())
     assert stored["tables"][0]["rows"][0]["samples"]["mean"] == 1  # tau 9: everybody is easy
@@ -51,7 +50,7 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_only_what_is_the_runs_own_goes_to_its_folder(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its best weights on its own data with the usual methods, pictures and pairs; the rest must not replace that."""
+    """Its best weights on its own data with the usual methods, images and pairs; the rest must not replace that."""
     monkeypatch.chdir(tmp_path)
     own, here = run / "analysis" / "coverage.json", tmp_path / "analysis" / "coverage.json"
     for what in (run, run / "best.safetensors"):
@@ -141,7 +140,7 @@ def test_no_masks_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main(command) == 0
     said = capsys.readouterr().out
     for name in ("labels", "coverage"):
-        assert f"\nLeft out: {name}, since " in said and not (tmp_path / "found" / f"{name}.json").exists()
+        assert f"\nLeft out: {name}, because " in said and not (tmp_path / "found" / f"{name}.json").exists()
     assert said.count("have no masks") == 2 and said.count("--masks FOLDER") == 2
 
 
@@ -151,7 +150,7 @@ def test_methods_that_a_model_does_not_allow_are_left_out(tmp_path: Path, capsys
     given = ["analyze", "resnet10t", "--model-args", "num_classes=12", "--size", "32", "--data", data, "--images", "16"]
     assert cli.main([*given, "--output", str(output), "--study", "accuracy", "labels", "coverage"]) == 0
     said = capsys.readouterr().out
-    assert "Left out: smmix, since salient_box needs attention, which this ResNet does not have" in said
+    assert "Left out: smmix, because salient_box needs attention, which this ResNet does not have" in said
     rows = json.loads((output / "labels.json").read_text())["tables"][0]["rows"]
     assert [labels.RULES[row["rule"]] for row in rows][:3] == ["cutmix", "tl_align", "mix(mask=box, share=activation)"]
     assert cli.main([*given, "--study", "accuracy", "--method", "smmix", "--output", str(output)]) == 2
@@ -208,6 +207,6 @@ def test_studies_that_are_there_are_not_made_again(
     said = capsys.readouterr().out
     made = {path.stem for path, time in times.items() if path.stat().st_mtime_ns != time}
     assert made == {"regions", "labels"} and "masks" not in json.loads((folder / "labels.json").read_text())
-    assert all((folder / f"{name}.txt").read_text().strip() in said for name in NAMES)
+    assert all((folder / f"{name}.txt").read_text().strip() in said for name in STUDIES)
     assert cli.main(["analyze", str(own), "--study", "accuracy"]) == 0  # what is named is made
     assert (folder / "accuracy.json").stat().st_mtime_ns != times[folder / "accuracy.json"]

@@ -1,4 +1,4 @@
-"""Means and their intervals, where mixed images share pictures."""
+"""Means and their intervals, where mixed images share originals."""
 
 import math
 from types import SimpleNamespace
@@ -117,11 +117,11 @@ def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch)
         return 1.0, len(couples)
 
     monkeypatch.setattr(estimates, "design_effect", design)
-    errors = analyze.label_error(model, method, batches)
+    monkeypatch.setattr(labels, "by_cut", lambda *given: {})  # whose estimates are of some pairs each
     for measure in (
         lambda: analyze.mixed_accuracy(model, method, batches),
-        lambda: labels.label_error_tables(errors),
-        lambda: analyze.fluctuation_study(model, method["cutmix"], batches, num_classes=10),
+        lambda: labels.label_error_study(model, method, batches),
+        lambda: analyze.fluctuation_study(model, {"cutmix": method["cutmix"]}, batches),
         lambda: analyze.region_study(model, method, batches),
         lambda: analyze.presence_study(model, method, batches),
         lambda: analyze.coverage_study(model, method, batches),

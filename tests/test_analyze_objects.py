@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_boxes_of_arrays_mark_the_objects(tmp_path: Path) -> None:
 )
 def test_wrong_boxes_are_no_objects(box: np.ndarray, sentence: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((3, 16, 16, 3), np.uint8), labels=np.array([0, 1, 0]), box=box)
-    images = npz_splits(str(tmp_path))["train"]()  # as pictures they are good enough
+    images = npz_splits(str(tmp_path))["train"]()  # good enough as images
     with pytest.raises(ValueError, match=re.escape(sentence)):
         objects.object_finder(images, AUGMENTATION)
 
@@ -79,13 +80,13 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
     found = finder(range(len(images)))
     places = [int("abc".index(Path(images.name(index)).stem)) for index in range(len(images))]
     assert found.sum((1, 2)).tolist() == [16 * 4 * (place + 1) for place in places]
-    read = objects.MaskFolder(tmp_path / "masks", tmp_path / "images")
+    read = partial(objects.read_mask, tmp_path / "masks", tmp_path / "images")
     with pytest.raises(ValueError, match="there is no mask .*for the image"):
         read("cat/z.jpg")
     Image.fromarray(np.zeros((20, 40), dtype=np.uint8)).save(tmp_path / "masks" / "cat" / "a.png")
     with pytest.raises(ValueError, match="a.png is 40x20 pixels and its image 32x32"):
         read("cat/a.jpg")
-    (tmp_path / "masks" / "cat" / "b.png").write_bytes(b"no picture")
+    (tmp_path / "masks" / "cat" / "b.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match="b.png cannot be read: not an image"):
         read("cat/b.jpg")
     with pytest.raises(ValueError, match="no mask folder"):
@@ -111,7 +112,7 @@ def test_outlines_of_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[s
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(SHARED / file)
     images = open_images(f"imagefolder:{tmp_path / 'images'}", "val")
-    augmentation = Augmentation(size=64, crop_pct=1.0)  # of square pictures nothing is lost
+    augmentation = Augmentation(size=64, crop_pct=1.0)  # of square images nothing is lost
     finder = objects.object_finder(images, augmentation, masks=tmp_path / "masks", value=1)
     assert finder is not None
     parts = {Path(row["file"]).name: row["foreground"] for row in pets}

@@ -47,15 +47,15 @@ def test_mixed_accuracy_of_a_model_that_knows() -> None:
     half = vitmix.create("mix(mask=scattered(grid=[4, 4], share=0.5))", 6)
     table = analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch()])
     assert table.column("top-1") == [1.0] and table.column("top-2") == [1.0] and table.rows[0][1]["top-1"].n == 6
-    with pytest.raises(ValueError, match="at least two classes, got a single class"):
+    with pytest.raises(ValueError, match="found no pair of two classes"):
         analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch(1)])
     with pytest.raises(ValueError, match="'none' mixes none"):
         analyze.mixed_accuracy(Corners(), {"none": vitmix.create("none", 6)}, [plain_batch()])
 
 
 def test_pairs_of_one_class_and_lone_samples_are_left_out() -> None:
-    pictures = plain_batch()
-    odd = analyze.ImageBatch(pictures.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
+    images = plain_batch()
+    odd = analyze.ImageBatch(images.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
     found = analyze.mixed_accuracy(Corners(), {"cutmix": vitmix.create("cutmix", 6)}, [odd])
     assert found.rows[0][1]["top-1"].n == 2
 
@@ -191,10 +191,10 @@ def test_rmse_by_hand() -> None:
 def test_fluctuation_agrees_with_the_method_itself(make) -> None:
     model = make().eval()
     cutmix, aligned = vitmix.create("cutmix", 10), vitmix.create("tl_align", 10)
-    pictures = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
-    shares, rmse = analyze.fluctuation_study(model, cutmix, [pictures], num_classes=10, seed=3)
+    images = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
+    shares, rmse = analyze.fluctuation_study(model, {"cutmix": cutmix}, [images], seed=3)
     with torch.no_grad(), aligned.attach(model, seed=3, rank=0) as mixing:
-        batch = mixing.mix(pictures.images, pictures.labels)
+        batch = mixing.mix(images.images, images.labels)
         model(batch.images)
         evidence = mixing.evidence(batch)
         given, area = AlignedShare().weights(evidence).partner, evidence.area
@@ -210,10 +210,10 @@ def test_fluctuation_agrees_with_the_method_itself(make) -> None:
 
 
 def test_smoothing_is_in_both_targets() -> None:
-    pictures = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
+    images = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
     model, found = tiny_vit().eval(), []
     for text in ("cutmix", "cutmix(smoothing=0.5)"):
-        _, rmse = analyze.fluctuation_study(model, vitmix.create(text, 10), [pictures], num_classes=10)
+        _, rmse = analyze.fluctuation_study(model, {text: vitmix.create(text, 10)}, [images])
         found += rmse.column("of targets")
     assert found[1] == pytest.approx(found[0] / 2, abs=1e-6)  # half of each target is the same for all classes
 
@@ -232,7 +232,7 @@ def test_an_image_mixed_with_its_own_copy_is_half_of_each() -> None:
     model = tiny_vit().eval()
     twins = torch.randn(1, 3, 16, 16).expand(4, -1, -1, -1)
     table, _ = analyze.fluctuation_study(
-        model, vitmix.create("cutmix", 10), [analyze.ImageBatch(twins, torch.arange(4))], num_classes=10
+        model, {"cutmix": vitmix.create("cutmix", 10)}, [analyze.ImageBatch(twins, torch.arange(4))]
     )
     assert table.column("share", rule="similarity") == pytest.approx([0.5] * 3, abs=1e-6)
 

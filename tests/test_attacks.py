@@ -27,7 +27,7 @@ def test_attacks_reach_the_optimum_of_a_linear_model(bound: float) -> None:
     assert float(start.abs().max()) <= epsilon
     for found in (
         fgsm(classifier, pixels, labels, epsilon=epsilon),
-        pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4 + 1e-3, steps=10, start=start),
+        pgd(classifier, pixels, labels, torch.arange(len(pixels)), epsilon=epsilon, alpha=epsilon / 4 + 1e-3, steps=10),
     ):
         assert float((found - pixels).abs().max()) <= epsilon + 1e-7
         assert float(found.min()) >= 0 and float(found.max()) <= 1
@@ -91,7 +91,7 @@ def test_attacks_leave_the_model_as_it_is() -> None:
     assert not any(module.training or module._forward_hooks for module in subject.model.modules())
 
 
-def test_attack_stays_in_the_picture_and_leaves_mistakes_alone() -> None:
+def test_attack_stays_in_the_image_and_leaves_mistakes_alone() -> None:
     classifier = classifier_of(grays_subject())
     pixels, labels = torch.tensor([0.0, 1.0, 0.1]).view(3, 1, 1, 1).expand(3, 3, 8, 8).clone(), torch.tensor([0, 3, 2])
     found = pgd(classifier, pixels, labels, epsilon=0.3, alpha=0.1, steps=5)
@@ -124,8 +124,7 @@ def test_auto_attack_is_at_least_as_strong_as_pgd() -> None:
     labels = classifier(pixels).argmax(1)
     state = torch.get_rng_state()
     for epsilon in (1 / 255, 8 / 255):
-        start = random_start(pixels, torch.arange(4), epsilon=epsilon)
-        by_pgd = pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4, steps=10, start=start)
+        by_pgd = pgd(classifier, pixels, labels, torch.arange(4), epsilon=epsilon, alpha=epsilon / 4, steps=10)
         strong = auto_attack(classifier, pixels, labels, epsilon=epsilon)
         assert float((strong - pixels).abs().max()) <= epsilon + 1e-6
         held = [int((classifier(found).argmax(1) == labels).sum()) for found in (strong, by_pgd)]
@@ -136,15 +135,14 @@ def test_auto_attack_is_at_least_as_strong_as_pgd() -> None:
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_auto_attack_finds_the_optimum_of_a_linear_model(norm: str) -> None:
-    """As PGD does, in both norms: the nearest misread picture changes all of an image's 192 values alike."""
+    """As PGD does, in both norms: the nearest misread image changes all of its 192 values alike."""
     pytest.importorskip("pyautoattack")
     classifier, images = classifier_of(grays_subject()), gray_images((60, 61, 66, 130))
     pixels, labels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2) / 255, torch.from_numpy(images.labels)
     epsilon = 3 / 255 * (1 if norm == "linf" else 192**0.5)
-    start = random_start(pixels, torch.arange(4), epsilon=epsilon, norm=norm)
     for found in (
         auto_attack(classifier, pixels, labels, epsilon=epsilon, norm=norm),
-        pgd(classifier, pixels, labels, epsilon=epsilon, alpha=epsilon / 4, steps=20, start=start, norm=norm),
+        pgd(classifier, pixels, labels, torch.arange(4), epsilon=epsilon, alpha=epsilon / 4, steps=20, norm=norm),
     ):
         assert (classifier(found).argmax(1) == labels).tolist() == [True, False, False, False]
         change = (found - pixels).flatten(1)

@@ -141,6 +141,23 @@ ON_THE_PLAIN_VIT = [
     "htm(block=2, tau=9, rollout=2)",
     "vtm(block=2, tokens=3, choose=random)",
     "vtm(block=2, tokens=3, rollout=2)",
+    "fmix",
+    "fmix(per=sample, max_soft=0.2)",
+    "resizemix",
+    "resizemix(interpolation=bilinear)",
+    "gridmix",
+    "saliencymix",
+    "attentive_cutmix",
+    "manifold_mixup",
+    "cutmix + manifold(blocks=[1], pixels=False)",
+    "mixpro(tokens=2)",
+    "decouplemix(scaled=True)",
+    "oa_cutmix(relative=0.3, blend=0.9)",
+    "token_labeling",
+    "puzzlemix",
+    "puzzlemix(labels=2, blocks=[8])",
+    "recursivemix",
+    "tdattenmix",
 ]
 CASES = [(family, text) for family in FAMILIES for text in EVERYWHERE] + [("vit", text) for text in ON_THE_PLAIN_VIT]
 
@@ -217,6 +234,8 @@ def _train(learner: vitmix.Learner, size: int, erased: bool) -> dict[str, Any]:
         images = torch.from_numpy(values.standard_normal((BATCH, 3, size, size)))
         labels = torch.from_numpy(values.permutation(BATCH) % CLASSES)
         maps = torch.from_numpy(values.uniform(size=(BATCH, 4, 4)))
+        if any(mixer.needs.label_maps for mixer in learner.mixer.mixers):
+            maps = (maps.unsqueeze(1) * torch.arange(CLASSES).view(1, -1, 1, 1)).softmax(1)
         boxes = torch.from_numpy(values.integers(0, size // 2, (BATCH, 4))) + torch.tensor([0, size // 2, 0, size // 2])
         seen: list[Tensor] = []
         hook = learner.model.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))

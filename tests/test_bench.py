@@ -11,7 +11,7 @@ import vitmix
 from support import close, tiny_batch, tiny_vit
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
 from vitmix.lab.bench.report import base_of, step_table
-from vitmix.lab.bench.steps import Step, StepRow, Workload, refusals
+from vitmix.lab.bench.steps import Step, StepRow, Workload, refused
 from vitmix.lab.cli.main import main
 
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
@@ -59,7 +59,7 @@ def test_what_a_model_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.
     assert main(["bench", *SMALL, *small]) == 0
     said = capsys.readouterr().out
     assert "Left out: kernels and growth need a model with timm's Attention" in said
-    assert "Left out: transmix, since an attention share needs attention" in said
+    assert "Left out: transmix, because an attention share needs attention" in said
     measured = [row["method"] for row in json.loads((tmp_path / "bench.json").read_text())["steps"]]
     assert {"cutmix", "tl_align"} <= {*measured} and not {"transmix", "smmix", "cutmix + htm"} & {*measured}
 
@@ -67,7 +67,7 @@ def test_what_a_model_does_not_allow_is_left_out(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("text", ["cutmix | cutmix + vtm(tokens=17)", "cutmix + vtm(tokens=17) | cutmix"])
 def test_every_arm_of_a_switch_is_tried_before(text: str) -> None:
     work = Workload("vit_lite_7_8_32", 2, None, torch.device("cpu"), torch.float32, 0.05, False)
-    assert "cannot pick 17 tokens out of 16 patches" in refusals([text], work)[text]
+    assert "cannot pick 17 tokens out of 16 patches" in refused([text], work)[text]
 
 
 @pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + vtm", "cutmix + htm(tau=9)"])
@@ -97,7 +97,7 @@ def test_as_many_samples_are_easy_as_asked_for(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "counts", "taken"),
     [
-        ("bare model", 5, []),
+        ("bare model", 5, [5]),
         ("cutmix", 5, [5]),
         ("mixup | cutmix", 6, [3, 3]),
         ("3*mixup | 1*cutmix", 8, [6, 2]),

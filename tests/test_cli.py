@@ -123,7 +123,7 @@ def test_checkpoint_of_another_model(tmp_path: Path, tiny_file: str, capsys: pyt
     assert "no weights file" in refused(capsys, *arguments, str(tmp_path / "none.pth"))
     torch.save({"state_dict": print}, tmp_path / "code.pth")
     said = refused(capsys, *arguments, str(tmp_path / "code.pth"))
-    assert "code.pth is not a weights file that can be read safely: it holds more than tensors" in said
+    assert "code.pth is not a weights file that can be read safely: it contains more than tensors" in said
     (tmp_path / "half.safetensors").write_bytes((tmp_path / "resnet.safetensors").read_bytes()[:1000])
     assert "read safely" in refused(capsys, *arguments, str(tmp_path / "half.safetensors"))
 
@@ -219,7 +219,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["methods"]) == 0
     said = capsys.readouterr().out
     assert "tl_align" in said and all(name in said for kind in KINDS for name in parts(kind))
-    assert "rolled(by=1)" in said and "consistency(weight=1.0, average=logits)" in said
+    assert "rolled(by=1)" in said and "consistency(weight=1.0, average=logits, by=area)" in said
     for arguments in (["recipes"], ["train", "--recipe", "help"]):
         assert cli.main(arguments) == 0
         assert "cct_cifar10_300_both" in capsys.readouterr().out
@@ -250,9 +250,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("script", [False, True])
-def test_ctrl_c_while_the_command_starts_is_quiet(tmp_path: Path, script: bool) -> None:
-    (tmp_path / "torch.py").write_text(SLOW)  # in the place of torch
+@pytest.mark.parametrize(("slow", "script"), [("torch", False), ("torch", True), ("argparse", False)])
+def test_ctrl_c_while_the_command_starts_is_quiet(tmp_path: Path, slow: str, script: bool) -> None:
+    (tmp_path / f"{slow}.py").write_text(SLOW)  # in the place of torch, or of what the command itself imports first
     (tmp_path / "vitmix").write_text("from vitmix.lab.cli.main import main\nraise SystemExit(main())\n")
     source = Path(cli.__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(source)])}
@@ -306,7 +306,8 @@ def test_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "timm's SwinTransformer, 28.3 million parameters, images of 224 x 224 pixels" in said
     assert "12 blocks (2 of 56 x 56, 2 of 28 x 28, 6 of 14 x 14, 2 of 7 x 7 tokens), attention" in said
-    assert "Methods: mixup, cutmix, tokenmix, transmix, tl_align, smmix, htm\nNot vtm, since " in said
+    assert "Methods: mixup, cutmix, tokenmix, transmix, tl_align, smmix, htm, fmix, " in said
+    assert "tdattenmix\nNot supported: vtm, because " in said
     assert re.search(r"^  window_size=\S+ +\S", said, re.MULTILINE)
     assert cli.main(["models", "xcit_nano_12_p16_224"]) == 0
     assert "its attention is between channels" in capsys.readouterr().out

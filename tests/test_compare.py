@@ -100,18 +100,18 @@ def test_flags_change_a_matrix(tmp_path: Path) -> None:
         (
             {"rows": {"CutMix": "cutmix", "SMMix": "smmix"}},
             {"method": "tl_align"},
-            "--set method is for every training, but the rows of the matrix set it ('CutMix', 'SMMix'); "
+            "--set method applies to every run, but the rows of the matrix set it ('CutMix', 'SMMix'); "
             "give --method to replace the rows",
         ),
         (
             {"rows": {"a": {"method": "none", "epochs": 9}, "b": "none"}},
             {"epochs": 1},
-            "--set epochs is for every training, but the rows of the matrix set it ('a'); change it in the matrix",
+            "--set epochs applies to every run, but the rows of the matrix set it ('a'); change it in the matrix",
         ),
         (
             {"rows": ["cutmix"], "models": ["deit_tiny_patch16_224"]},
             {"model": "deit_small_patch16_224"},
-            "--set model is for every training, but the models of the matrix set it ('deit_tiny_patch16_224'); "
+            "--set model applies to every run, but the models of the matrix set it ('deit_tiny_patch16_224'); "
             "give --model to replace the models",
         ),
     ],
@@ -136,7 +136,7 @@ def test_rows_named_by_the_same_method_are_one(tmp_path: Path) -> None:
 def test_methods_as_rows_keep_their_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run", "--set", "method=smmix"]
     assert cli.main(command) == 2
-    assert "--set method is for every training" in capsys.readouterr().err
+    assert "--set method applies to every run" in capsys.readouterr().err
     assert cli.main([*command[:-2], "--method", "smmix", "--set", "lr=0.1"]) == 0
     assert "smmix" in capsys.readouterr().out
 
@@ -183,7 +183,7 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "seeds": [1, 1]}, "different whole numbers"),
         ({"rows": ["cutmix"], "seeds": 3}, "must be a list"),
         ({"rows": ["cutmix"], "settings": {"seed": 1}}, "seed cannot be set"),
-        ({"rows": {"a": 3}}, "must be a text or settings"),
+        ({"rows": {"a": 3}}, "must be a string or settings"),
         ({"rows": {"a": 3}, "sweep": {"method": "htm"}}, "sweep must be settings with {} for the value of a row"),
         ({"rows": {"a": 3}, "sweep": {"methods": "htm(tau={})"}}, "unknown setting 'methods'"),
         ({"rows": ["cutmix"], "settings": {"epoch": 3}}, "unknown setting 'epoch' in the settings of it; did you mean"),
@@ -192,7 +192,7 @@ def _settings(config: Any) -> dict[str, Any]:
         ({"rows": ["cutmix"], "models": {"b": {"lrr": 3}}}, "unknown setting 'lrr' in it, models, 'b'"),
         ({"rows": {"a": {"lr": -1}}}, "row 'a': lr must be a positive"),
         ({"rows": ["cutmixx"]}, "row 'cutmixx': unknown"),
-        ({"rows": {"a b": "cutmix", "a_b": "mixup"}}, "would share the folder"),
+        ({"rows": {"a b": "cutmix", "a_b": "mixup"}}, "would use the same folder"),
     ],
 )
 def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -292,11 +292,11 @@ def test_paired_by_seed_and_best_or_last(tmp_path: Path, capfd: pytest.CaptureFi
     found = compare(ready, trainings)
     cutmix, none = found.rows
     assert (len(cutmix.runs), len(none.runs), none.planned) == (3, 2, 3) and not found.complete
-    assert found.difference(none) == Estimate.paired(none.values(found.quantity), cutmix.values(found.quantity)[:2])
-    assert compare(ready, trainings, measure="best").rows[0].values(best("accuracy"))
+    assert found.difference(none) == Estimate.paired(found.quantity.values(none), found.quantity.values(cutmix)[:2])
+    assert best("accuracy").values(compare(ready, trainings, measure="best").rows[0])
     assert cli.main(["compare", str(path), "--output", str(output), "--no-train", "--measure", "best"]) == 0
     said = capfd.readouterr().out
-    assert "2 of 3" in said and "best epoch" in said and "Not all trainings are finished" in said
+    assert "2 of 3" in said and "best epoch" in said and "Not all runs are finished" in said
 
 
 def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -313,28 +313,28 @@ def test_some_rows_first_and_all_of_them_later(tmp_path: Path, capfd: pytest.Cap
         return capfd.readouterr().out, [row["row"] for row in compared]
 
     said, compared = compare("--rows", "no mixing")  # trains it
-    assert "1 training: 0 done" in said and "One training of 0:" in (published / "README.md").read_text()
+    assert "1 run: 0 done" in said and "One training run of 0:" in (published / "README.md").read_text()
     assert "The baseline 'CutMix' is neither finished nor among --rows; there is nothing to compare with yet" in said
     assert compared == ["no mixing"] and is_done(trainings["no mixing"]) and not trainings["CutMix"].run.exists
     for row in ("CutMix", "MixUp"):
         shutil.copytree(trainings["no mixing"].run.path, trainings[row].run.path)
         Run(trainings[row].run.path).write_config(trainings[row].config)
     said, compared = compare("--rows", "MixUp", "no mixing", "MixUp")
-    assert "3 trainings: 3 done" in said and compared == ["CutMix", "MixUp", "no mixing"]
+    assert "3 runs: 3 done" in said and compared == ["CutMix", "MixUp", "no mixing"]
     assert "| to CutMix |" in (published / "README.md").read_text()
     said, compared = compare("--no-train")
     assert compared == list(rows) and "TransMix   0 of 1  -" in said
     assert read_published(published / FILE).runs.keys() == {trainings[row].name for row in rows if row != "TransMix"}
     readme = (published / "README.md").read_text()
-    assert "| TransMix | 0 of 1 | - |" in readme and "Not all trainings are finished" in readme
-    assert "Not finished, and left out: TransMix" in (output / "compare.html").read_text()
+    assert "| TransMix | 0 of 1 | - |" in readme and "Not all runs are finished" in readme
+    assert "Not finished and left out: TransMix" in (output / "compare.html").read_text()
 
 
 def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, rows={"CutMix": "cutmix", "SMMix": "smmix", "no mixing": "none"})
     for arguments, sentence in (
         (["--rows", "smmix"], "unknown row 'smmix', known: CutMix, SMMix, 'no mixing'; did you mean 'SMMix'?"),
-        (["--rows", "SMMix", "--method", "smmix"], "--rows chooses among the rows that --method would replace"),
+        (["--rows", "SMMix", "--method", "smmix"], "--method replaces the rows that --rows selects from"),
         (["--rows", "SMMix", "--baseline", "no mixing"], "the baseline 'no mixing' is not finished; name it among"),
         (["--rows", "SMMix", "--baseline", "nothing"], "unknown baseline 'nothing'"),
     ):
@@ -342,7 +342,7 @@ def test_rows_that_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixtur
         said = capsys.readouterr()
         assert sentence in said.err and said.err.count("\n") == 1 and not said.out
     assert cli.main(["compare", "--rows", "SMMix"]) == 2
-    assert "name the matrix before it" in capsys.readouterr().err
+    assert "name the matrix first" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     command = ["compare", str(path), "--output", str(tmp_path / "out"), "--rows", "no mixing", "CutMix", "--dry-run"]
     assert cli.main(command) == 0
@@ -370,7 +370,7 @@ def test_nothing_finished_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["compare", str(path), "--output", str(tmp_path / "out"), "--no-train"]) == 0
     assert "nothing to compare" in capsys.readouterr().out and not (tmp_path / "out").exists()
     empty = compare(read_matrix(str(path)), read_matrix(str(path)).trainings(tmp_path / "out"))
-    assert "Not all trainings are finished" in text(empty)
+    assert "Not all runs are finished" in text(empty)
 
 
 def test_list_and_wrong_arguments(
@@ -382,7 +382,7 @@ def test_list_and_wrong_arguments(
     assert "SMMix table 7" in capsys.readouterr().out
     for arguments, sentence in (
         ([], "nothing to compare"),
-        (["--rows", "CutMix", "some.yaml"], "name the matrix before it"),
+        (["--rows", "CutMix", "some.yaml"], "name the matrix first"),
         (["example", "--jobs", "0"], "jobs must be"),
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),

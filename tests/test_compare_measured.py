@@ -200,7 +200,10 @@ def test_what_is_missing_is_left_out(trainings: list[Training], tmp_path: Path) 
     assert list(found["Gaussian noise"]) == ["", "CutMix", "no mixing"]
     assert found["Gaussian noise"]["CutMix"][:2] == ["1", f"{100 * robustness(trainings[0], 'noise sigma=0'):.2f}"]
     assert re.fullmatch(r"[+-]\d+\.\d\d", found["Differences to CutMix"]["no mixing"][1])
-    assert "there is no test" in readme and "Accuracy on mixed images, top-1" not in found["Differences to CutMix"][""]
+    assert (
+        "A test needs at least two seeds" in readme
+        and "Accuracy on mixed images, top-1" not in found["Differences to CutMix"][""]
+    )
     for training in trainings:
         (training.run.path / "robustness.json").unlink(missing_ok=True)
         shutil.rmtree(training.run.path / "analysis", ignore_errors=True)
@@ -261,7 +264,7 @@ def test_the_published_folder_says_it_again_and_nothing_of_where(trainings: list
 
 
 def test_rows_with_bars_keep_the_table_whole() -> None:
-    assert markdown_table(["", "a"], [["mixup | cutmix", 1]]).splitlines()[-1] == r"| mixup \| cutmix | 1 |"
+    assert markdown_table(["", "a"], ["mixup | cutmix", 1]).splitlines()[-1] == r"| mixup \| cutmix | 1 |"
 
 
 def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -274,9 +277,7 @@ def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.Captu
     assert "\nto evaluate CutMix" in capfd.readouterr().out
     assert cli.main([*command, "--publish", str(tmp_path / "small")]) == 0
     said = capfd.readouterr().out
-    assert (
-        "1 training: 1 done, 0 to run, 1 to evaluate." in said and f"{training.name} is trained; evaluating it" in said
-    )
+    assert "1 run: 1 done, 0 to run, 1 to evaluate." in said and f"{training.name} is trained; evaluating it" in said
     parts = json.loads((folder / "robustness.json").read_text())["parts"]
     studies = {path.stem for path in (folder / "analysis").glob("*.json")}
     assert parts.keys() == {"clean", "noise"} and {"accuracy", "labels", "regions"} <= studies and "htm" not in studies
@@ -306,7 +307,7 @@ def test_a_comparison_measures_its_trainings(tmp_path: Path, capfd: pytest.Captu
     [
         (["--suite", "noise,oclusion"], "unknown suite 'oclusion', known: "),
         (["--suite", "shifts"], "use vitmix eval"),
-        (["--analyze", "--no-train"], "--no-train runs nothing, which --analyze would"),
+        (["--analyze", "--no-train"], "--no-train and --analyze exclude each other"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(

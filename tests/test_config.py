@@ -23,7 +23,7 @@ from vitmix.lab.training.config import (
     to_yaml,
 )
 from vitmix.lab.training.prepare import build_augmentation, build_mixer, build_model, without_image_mixing
-from vitmix.lab.training.recipes import list_recipes, load_recipe, recipe_header, recipe_text
+from vitmix.lab.training.recipes import list_recipes, read_recipe, recipe_header, recipe_text
 from vitmix.parts.masks import NoMask
 
 NAMED = {
@@ -176,7 +176,7 @@ def test_blanks_make_no_wrong_method_right() -> None:
 def test_ready_texts_are_spelled_so() -> None:
     """Folders of runs/ are named after the text: a recipe's should not move."""
     for name in list_recipes():
-        assert load_recipe(name).get("method", resolve().method) == resolve({"recipe": name}).method
+        assert dict(read_recipe(name).settings).get("method", resolve().method) == resolve({"recipe": name}).method
 
 
 def test_equal_methods_are_no_difference() -> None:
@@ -209,7 +209,7 @@ def test_recipe(name: str) -> None:
     header = " ".join(recipe_header(name))
     assert "Expected" in header and "Cost:" in header
     assert name == "shapes" or " et al.," in header
-    settings = load_recipe(name)
+    settings = dict(read_recipe(name).settings)
     assert "base" not in settings
     config = resolve({"recipe": name})
     mixer = build_mixer(config, 10)

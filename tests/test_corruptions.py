@@ -98,13 +98,13 @@ def test_reference_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMON)
 def test_every_corruption_is_the_images_own(name: str) -> None:
     pytest.importorskip("imagecorruptions")
-    picture = np.random.default_rng(1).integers(40, 200, (33, 40, 3), np.uint8)
+    image = np.random.default_rng(1).integers(40, 200, (33, 40, 3), np.uint8)
     state = np.random.get_state()[1].tolist()
     for severity in (1, 5):
         corrupt = corruption(name, severity)
-        found, again = corrupt(picture, 3), corrupt(picture, 3)
-        assert found.shape == picture.shape and found.dtype == np.uint8 and np.array_equal(found, again)
-        assert not np.array_equal(found, picture)
+        found, again = corrupt(image, 3), corrupt(image, 3)
+        assert found.shape == image.shape and found.dtype == np.uint8 and np.array_equal(found, again)
+        assert not np.array_equal(found, image)
     random = {
         "gaussian_noise",
         "shot_noise",
@@ -116,7 +116,7 @@ def test_every_corruption_is_the_images_own(name: str) -> None:
         "elastic_transform",
     }
     if name in random:
-        assert not np.array_equal(found, corrupt(picture, 4))
+        assert not np.array_equal(found, corrupt(image, 4))
     assert np.random.get_state()[1].tolist() == state
 
 
@@ -124,7 +124,7 @@ def test_every_corruption_is_the_images_own(name: str) -> None:
 def test_frost_is_of_five_photographs(side: int) -> None:
     cv2 = pytest.importorskip("cv2")
     folder = Path(pytest.importorskip("imagecorruptions").__file__).parent / "frost"
-    picture = np.random.default_rng(1).integers(0, 255, (side, side + 8, 3), np.uint8)
+    image = np.random.default_rng(1).integers(0, 255, (side, side + 8, 3), np.uint8)
     numbers = set()
     for seed in range(20):
         with global_generators_kept():
@@ -133,8 +133,8 @@ def test_frost_is_of_five_photographs(side: int) -> None:
             frost = cv2.imread(str(next(folder.glob(f"frost{number + 1}.*"))))
             top, left = np.random.randint(0, frost.shape[0] - side), np.random.randint(0, frost.shape[1] - side - 8)
         part = frost[top : top + side, left : left + side + 8, ::-1]
-        wanted = np.clip(0.8 * picture + 0.6 * part, 0, 255).astype(np.uint8)
-        assert np.array_equal(corruption("frost", 2)(picture, seed), wanted)
+        wanted = np.clip(0.8 * image + 0.6 * part, 0, 255).astype(np.uint8)
+        assert np.array_equal(corruption("frost", 2)(image, seed), wanted)
         numbers.add(number)
     assert numbers == set(range(5))
 
@@ -157,20 +157,20 @@ def test_elastic_is_imagenet_cs(severity: int) -> None:
     )
     rows, columns = np.mgrid[:224, :224]
     wave = 127 + 60 * np.sin(rows / 9) + 60 * np.cos(columns / 7)
-    picture = np.stack([wave, wave[::-1], wave.T], axis=-1).astype(np.uint8)
+    image = np.stack([wave, wave[::-1], wave.T], axis=-1).astype(np.uint8)
     with global_generators_kept():
         seed_global_generators(5)
         corners = np.float32([[186, 186], [186, 38], [38, 38]])  # (row, column): the middle and a third of the side
         moved = corners + np.random.uniform(-corner, corner, (3, 2)).astype(np.float32)
         noise = np.random.uniform(-1, 1, (2, 224, 224))
     shear = cv2.getAffineTransform(corners[:, ::-1].copy(), moved[:, ::-1].copy())
-    sheared = cv2.warpAffine(picture.astype(np.float32), shear, (224, 224), borderMode=cv2.BORDER_REFLECT_101)
+    sheared = cv2.warpAffine(image.astype(np.float32), shear, (224, 224), borderMode=cv2.BORDER_REFLECT_101)
     down, right = (before * gaussian_filter(each, width, mode="reflect", truncate=3) for each in noise)
     places = [(base + shift).astype(np.float32) for base, shift in ((columns, right), (rows, down))]
     wanted = cv2.remap(sheared, *places, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
-    found = corruption("elastic_transform", severity)(picture, 5)
+    found = corruption("elastic_transform", severity)(image, 5)
     assert np.abs(found + 0.5 - wanted).mean() < 1  # OpenCV interpolates in steps of a 32nd pixel
-    assert np.abs(found + 0.5 - picture).mean() > 10
+    assert np.abs(found + 0.5 - image).mean() > 10
 
 
 def test_elastic_looks_the_same_at_any_size() -> None:
@@ -179,9 +179,9 @@ def test_elastic_looks_the_same_at_any_size() -> None:
     def change(side: int) -> float:
         rows, columns = np.mgrid[:side, :side] * 224 / side
         wave = 127 + 60 * np.sin(rows / 30) + 60 * np.cos(columns / 30)
-        picture = np.repeat(wave[..., None], 3, -1).astype(np.uint8)
+        image = np.repeat(wave[..., None], 3, -1).astype(np.uint8)
         corrupt = corruption("elastic_transform", 5)
-        changed = [np.abs(corrupt(picture, seed).astype(float) - picture).mean() for seed in range(20)]
+        changed = [np.abs(corrupt(image, seed).astype(float) - image).mean() for seed in range(20)]
         return float(np.mean(changed))
 
     assert change(56) == pytest.approx(change(112), rel=0.2)
@@ -207,7 +207,7 @@ def test_generated_corruptions_in_the_suite() -> None:
 
 
 class Codes(nn.Module):
-    """Says the class that a picture's red and green write, but is sure of class 0, which ImageNet-R has not."""
+    """Says the class that an image's red and green write, but is sure of class 0, which ImageNet-R has not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -148,7 +148,7 @@ def test_refusals_are_the_same_everywhere(pair: Path) -> None:
     first, second = found(pair, "refusals")
     assert first == second
     assert first["settings"] == (
-        "process 1 does not fit process 0: it was started with another lr; give every process the same settings"
+        "process 1 does not match process 0: it was started with another lr; give every process the same settings"
     )
     assert first["folder"].startswith("process 1: imagefolder: 'mine' is not a folder")
     assert "18 images of 2 classes instead of 16 of 2" in first["data"] and "same files" in first["data"]
@@ -171,7 +171,7 @@ def test_the_first_process_downloads(pair: Path) -> None:
 
 
 def test_batch_must_divide(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="multiple of 1 processes x 3 accumulated parts, got 8; take 9"):
+    with pytest.raises(ValueError, match="multiple of 1 processes x 3 micro-batches, got 8; take 9"):
         Trainer(tiny(tmp_path / "run", accumulate=3))
 
 
@@ -204,7 +204,7 @@ def test_launchers(pair: Path, tmp_path: Path, launcher: str) -> None:
 
 
 FAILURES = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "process 0: another process ended without a word"),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "process 0: another process ended without an error message"),
     "unreadable": ("raise NothingReadable('no image could be read')", "process 1: no image could be read"),
 }
 

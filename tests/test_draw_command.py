@@ -14,7 +14,7 @@ from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import figure as command
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.shapes import CLASSES
-from vitmix.lab.evaluation.examples import draw_examples
+from vitmix.lab.evaluation.examples import make_examples
 from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.figures import KINDS
 from vitmix.lab.figures.images import held_out, read_image
@@ -23,7 +23,7 @@ from vitmix.lab.figures.stored import stored_figures
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_kinds_of_the_command_are_those_that_are_drawn():
+def test_kinds_of_the_command_are_those_that_are_plotted():
     assert set(command.KINDS) == set(KINDS)
 
 
@@ -121,16 +121,16 @@ def test_wrong_input_gets_one_sentence(arguments, words, capsys, monkeypatch, tm
 
 
 def test_gallery_of_a_report(run, tmp_path):
-    drawn = draw_examples(open_subject(run))
-    assert [len(each.rows) for each in drawn.strips] == [2, 2] and not drawn.problems
-    assert len(drawn.encoded()) < 400_000
+    found = make_examples(open_subject(run))
+    assert [len(each.rows) for each in found.strips] == [2, 2] and not found.problems
+    assert len(found.encoded()) < 400_000
     settings: dict[str, Any] = dict(model_args={}, size=32, method="cutmix", epochs=1, drop=0.0, drop_path=0.0)
     train(tmp_path / "cnn", model="test_resnet", **settings)
-    without = draw_examples(open_subject(tmp_path / "cnn"))
+    without = make_examples(open_subject(tmp_path / "cnn"))
     assert "No attention: an attention map needs attention" in without.problems[0]
     assert [each.what for each in without.strips] == ["label maps"]
     train(tmp_path / "unread", model="test_efficientnet", **settings)
-    assert "cannot be read" in draw_examples(open_subject(tmp_path / "unread")).problems[0]
+    assert "cannot be read" in make_examples(open_subject(tmp_path / "unread")).problems[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +139,7 @@ def test_documented_figures_are_small(kind):
     assert 5_000 < path.stat().st_size < 150_000
 
 
-def test_what_was_drawn_of_runs_is_in_their_report(run, tmp_path, monkeypatch, capsys):
+def test_figures_of_runs_are_in_their_report(run, tmp_path, monkeypatch, capsys):
     runs = [copied(run, tmp_path / "runs" / name) for name in ("first", "second")]
     monkeypatch.chdir(tmp_path)
     assert main(["figure", "rollout", *map(str, runs), "test_vit", "--size", "32", "--output", "both.svg"]) == 0
@@ -187,7 +187,7 @@ def test_figures_that_are_too_much_for_a_page_are_named(run, tmp_path):
     for number in range(4):
         Image.fromarray(noise.roll(number, 0).numpy()).save(place / "pictures" / f"{number}.png")
     page = report_of(tmp_path / "runs")
-    assert "Left out, as they are too large for this page:" in page and "pictures/3.png" in page
+    assert "Left out, because they are too large for this page:" in page and "pictures/3.png" in page
     assert len(page) < 2_000_000
     assert 'class="drawn"' in page
 

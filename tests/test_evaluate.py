@@ -89,7 +89,7 @@ def test_predictions_are_those_of_plain_loops() -> None:
 
 
 def test_mixed_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match="mixed target"):
+    with pytest.raises(ValueError, match="soft label"):
         Outcomes.of(torch.randn(4, 3), torch.rand(4, 3))
     with pytest.raises(ValueError, match="not finite"):
         Outcomes.joined([Outcomes.of(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))])
@@ -165,14 +165,14 @@ def test_damaged_weights_are_called_so(run: Path, tmp_path: Path) -> None:
     cut = tmp_path / "run" / "best.safetensors"
     cut.write_bytes(cut.read_bytes()[:-100])
     for what in (tmp_path / "run", cut):
-        with pytest.raises(ValueError, match="damaged or cut short"):
+        with pytest.raises(ValueError, match="damaged or truncated"):
             open_subject(what)
     (tmp_path / "cut.safetensors").write_bytes(cut.read_bytes())
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         open_subject(tmp_path / "cut.safetensors")
-    Image.new("RGB", (8, 8)).save(tmp_path / "picture.jpg")
-    with pytest.raises(ValueError, match="neither safetensors nor what torch.save writes"):
-        open_subject(tmp_path / "picture.jpg", model="vit_tiny_patch16_224")
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.jpg")
+    with pytest.raises(ValueError, match="neither a safetensors file nor a torch.save file"):
+        open_subject(tmp_path / "image.jpg", model="vit_tiny_patch16_224")
 
 
 def test_moved_weights_know_their_model_and_preprocessing(run: Path, tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["nonsense", "--data", "shapes"], "unknown model"),
         (["vit_tiny_patch16_224"], "names no data"),
         (["no/such.safetensors"], "no file"),
-        (["RUN", "--pretrained"], "weights of its own"),
+        (["RUN", "--pretrained"], "has its own weights"),
         (["RUN", "--batch", "0"], "batch must be"),
-        (["RUN", "--arch", "deit_tiny_patch16_224"], "leave model"),
+        (["RUN", "--arch", "deit_tiny_patch16_224"], "remove model"),
         (["RUN/..", "--data", "shapes"], "not a run folder"),
         (["RUN", "--output", "RUN/none/x.json"], "does not exist; create it first"),
         (["RUN", "--output", "RUN"], "is a folder; give a file name"),

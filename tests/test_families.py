@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 import torch
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from torch import Tensor, nn
 
 import dense
 import vitmix
 from support import close, load, same, tensor
+from twins import TWINS, MViT, Twin
 from vitmix import Draw
 from vitmix.attention.readers import read_model
-from vitmix.lab.families import CLASSES, FAMILIES, SIZE, columns, train_step
+from vitmix.lab.families import CLASSES, FAMILIES, MVIT, SIZE, columns, train_step
 
 METHODS = columns()
 
-ATTENTION = [name for name in FAMILIES if name not in ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet", "XCiT")]
+NO_ATTENTION = ("MLP-Mixer", "ResMLP", "ConvNeXt", "Hugging Face ConvNeXt", "Hugging Face ConvNeXt V2", "ResNet")
+UNREAD = ("XCiT",)
+ATTENTION = [name for name in FAMILIES if name not in (*NO_ATTENTION, *UNREAD)]
 PLAIN_SWIN = [((8, 8), (4, 4), (0, 0)), ((8, 8), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
 PADDED_SWIN = [((7, 7), (4, 4), (0, 0)), ((7, 7), (4, 4), (2, 2)), ((4, 4), (4, 4), (0, 0)), ((4, 4), (4, 4), (0, 0))]
 # timm up to 1.0.30 sizes the second stage's windows by 7 // 2, while merging leaves 4 x 4 tokens.
@@ -48,10 +52,12 @@ class Case(NamedTuple):
     pad_first: bool = False
     reduced: Callable[[int, int], list[range]] | None = None
     stages: list[int] | None = None
+    twin: Twin | None = None
+    unread: int = 0  # maps at the end that the classifier does not depend on
 
 
 def plain(name: str, prefix: int, patch: int = 8) -> Case:
-    return Case(FAMILIES[name].build, prefix=prefix, patch=patch)
+    return Case(FAMILIES[name].build, prefix=prefix, patch=patch, unread=int(name == "Hugging Face SigLIP"))
 
 
 def by_ratio(side: int, ratio: int) -> list[range]:
@@ -65,9 +71,9 @@ def by_count(side: int, ratio: int) -> list[range]:
 def swin(name: str, *, pad_first: bool, size: int) -> Case:
     windows = PLAIN_SWIN if size == 32 else PADDED_SWIN if pad_first else TIMM_PADDED
     build = FAMILIES[name].build
-    if name == "Swin" and size != 32:
+    if FAMILIES[name].source == "timm" and size != 32:
         build = lambda: timm.create_model(  # noqa: E731
-            "swin_tiny_patch4_window7_224",
+            FAMILIES[name].example,
             img_size=size,
             patch_size=4,
             window_size=4,
@@ -93,6 +99,8 @@ PREFIX = {
     "DINOv3": 5,
     "EVA-02": 1,
     "BEiT": 1,
+    "ViT, relative positions": 0,
+    "NaFlexViT": 4,
     "CaiT": 0,
     "ViT-Lite": 1,
     "torchvision ViT": 1,
@@ -101,21 +109,36 @@ PREFIX = {
     "Hugging Face DeiT, distilled": 2,
     "Hugging Face DINOv2": 1,
     "Hugging Face DINOv2, registers": 3,
+    "Hugging Face BEiT": 1,
+    "Hugging Face CLIP": 1,
+    "Hugging Face SigLIP": 0,
 }
 CASES: dict[str, Case] = {name: plain(name, prefix) for name, prefix in PREFIX.items()}
+for family, twin in TWINS.items():
+    CASES[family] = Case(FAMILIES[family].build, size=FAMILIES[family].size, prefix=twin.prefix, twin=twin)
+CASES["MViT v2, class token"] = Case(
+    lambda: MultiScaleVit(MultiScaleVitCfg(use_cls_token=True, **MVIT), img_size=(32, 32), num_classes=CLASSES),
+    prefix=1,
+    twin=MViT(prefix=1),
+)
 CASES["CCT"] = plain("CCT", 0, patch=2)
 CASES["CVT"] = plain("CVT", 0, patch=4)
 CASES["ViT-Lite"] = plain("ViT-Lite", 1, patch=4)
-for family, first in (("Swin", False), ("torchvision Swin", True), ("Hugging Face Swin", True)):
+SWINS = ("Swin", "torchvision Swin", "Hugging Face Swin")
+for family in (*SWINS, *(f"{name} V2" for name in SWINS)):
+    first = FAMILIES[family].source != "timm"
     CASES[family] = swin(family, pad_first=first, size=32)
     CASES[f"{family}, padded"] = swin(family, pad_first=first, size=28)
 CASES["PVT v2"] = Case(pvt("pvt_v2_b1"), size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES)
+CASES["Hugging Face PVT v2"] = Case(
+    FAMILIES["Hugging Face PVT v2"].build, size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES
+)
 CASES["PVT v2, linear"] = Case(pvt("pvt_v2_b2_li"), size=64, patch=4, reduced=by_count, stages=PVT_STAGES)
 CASES["PVT"] = Case(pvt("pvt_v1_small", img_size=64), size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES)
 
 
 def model_of(case: Case, name: str) -> nn.Module:
-    package = FAMILIES[name.removesuffix(", padded")].package
+    package = FAMILIES[name.removesuffix(", padded").removesuffix(", class token")].package
     if package is not None:
         pytest.importorskip(package)
     torch.manual_seed(0)
@@ -133,6 +156,9 @@ def images_of(case: Case, batch: int = 4) -> Tensor:
 
 def dense_maps(case: Case, model: nn.Module, images: Tensor) -> list[Tensor]:
     maps = dense.watched_maps(model, images)
+    maps = maps[: len(maps) - case.unread]
+    if case.twin is not None:
+        return case.twin.maps(model, maps)
     if case.windows is not None:
         return [
             dense.spread_windows(each, *windows, case.pad_first)
@@ -150,9 +176,12 @@ def dense_maps(case: Case, model: nn.Module, images: Tensor) -> list[Tensor]:
     return maps
 
 
+CLASS_BLOCKS = {"CaiT": (3, 4), "VOLO": (4, 5)}
+
+
 def block_prefix(name: str, case: Case, number: int) -> int:
-    if name == "CaiT":
-        return int(number >= 3)
+    if name in CLASS_BLOCKS:
+        return int(number in CLASS_BLOCKS[name])
     return int(name == "PVT" and number >= 4) or case.prefix
 
 
@@ -164,9 +193,9 @@ def test_statistics_equal_dense_attention(name: str) -> None:
     maps = dense_maps(case, model, images)
     if name == "SigLIP":
         maps.pop()  # attention pooling
-    patches = [number for number in range(len(maps)) if name != "CaiT" or number < 3]
+    patches = [number for number in range(len(maps)) if number not in CLASS_BLOCKS.get(name, ())]
     rows = [number for number in range(len(maps)) if block_prefix(name, case, number)]
-    if name == "ViT with registers, pooled":
+    if name in ("ViT with registers, pooled", "NaFlexViT"):
         rows = []  # registers, but no class token
     with vitmix.AttentionTap(model, class_row=rows, column_mean=patches, attention=range(len(maps))) as tap:
         tapped = logits(model, images)
@@ -175,7 +204,8 @@ def test_statistics_equal_dense_attention(name: str) -> None:
     same(logits(model, images), plain)  # nothing is left behind
     for number, attention in enumerate(maps):
         mean, prefix = attention.mean(1), block_prefix(name, case, number)
-        close(tap.attention(number), attention, 1e-9)
+        merged = None if case.twin is None else case.twin.rows(number)
+        close(tap.attention(number), attention if merged is None else attention[:, :, merged], 1e-9)
         if number in patches:
             close(tap.column_mean(number), mean[:, prefix:, prefix:].mean(1), 1e-9)
         if number in rows:
@@ -191,7 +221,8 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
 def test_single_precision_follows(name: str) -> None:
     case = CASES[name]
     model, images = model_of(case, name), images_of(case)
-    patches = range(len(dense_maps(case, model, images)) - (2 if name == "CaiT" else name == "SigLIP"))
+    others = 1 if name == "SigLIP" else len(CLASS_BLOCKS.get(name, ()))
+    patches = range(len(dense_maps(case, model, images)) - others)
     exact = column_means(model, images, patches)
     single = column_means(copy.deepcopy(model).float(), images.float(), patches)
     for one, other in zip(exact, single, strict=True):
@@ -208,9 +239,11 @@ def column_means(model: nn.Module, images: Tensor, blocks: range) -> list[Tensor
 # Aligned shares
 
 
-def start_share(name: str, case: Case, pixels: Tensor) -> Tensor:
+def start_share(name: str, case: Case, model: nn.Module, pixels: Tensor) -> Tensor:
     """The partner's part of each patch, pixel by pixel; overlapping patches count what lies under their kernel."""
-    if name.startswith("PVT v2"):
+    if case.twin is not None:
+        return case.twin.start(model, pixels).detach()
+    if "PVT v2" in name:
         return dense.under_kernel(pixels, 7, 4, 3)
     return dense.under_kernel(pixels, case.patch, case.patch, 0)
 
@@ -231,17 +264,17 @@ def test_aligned_shares_equal_dense_propagation(name: str, text: str) -> None:
     pool = maps.pop() if name == "SigLIP" else None
     pixels = batch.mix.mask.double().expand(4, -1, -1)
     area = pixels.mean((1, 2))
-    share = start_share(name, case, pixels).flatten(1)
+    share = start_share(name, case, model, pixels).flatten(1)
     stages = case.stages or [0] * len(maps)
     share = torch.cat([area.unsqueeze(1)] * block_prefix(name, case, 0) + [share], dim=1)
     for number, attention in enumerate(maps):
+        if case.twin is not None:
+            share = case.twin.enter(model, number, share)
         if number and stages[number] != stages[number - 1]:
             side = int(share.shape[1] ** 0.5)
             grid = share.view(4, side, side)
             # PVT v2 overlaps when it merges, too
-            share = (
-                dense.under_kernel(grid, 3, 2, 1) if name.startswith("PVT v2") else dense.merge_cells(grid)
-            ).flatten(1)
+            share = (dense.under_kernel(grid, 3, 2, 1) if "PVT v2" in name else dense.merge_cells(grid)).flatten(1)
         if share.shape[1] < attention.shape[-1]:  # a class token that joins here
             share = torch.cat([area.unsqueeze(1), share], dim=1)
         if "blocks" in text and number != 1:
@@ -250,18 +283,28 @@ def test_aligned_shares_equal_dense_propagation(name: str, text: str) -> None:
         carried = carried / attention.mean(1).sum(-1)  # padding has no label
         if attention.shape[2] == 1:  # class attention
             carried = torch.cat([carried, share[:, 1:]], dim=1)
+        if case.twin is not None:
+            share = case.twin.leave(model, number, carried, None if "normalize" in text else share)
+            continue
         share = carried if "normalize" in text else (carried + share) / 2
     close(targets[range(4), batch.mix.partner], read(name, case, model, share, pool, final), 1e-9)
 
 
+MEAN_POOLED = ("ViT with registers, pooled", "BEiT", "EVA-02", "DINOv3")
+MEAN_POOLED += ("ViT, relative positions", "NaFlexViT")
+MEAN_POOLED += ("Hugging Face BEiT", "Hugging Face CLIP", "Hugging Face SigLIP")
+
+
 def read(name: str, case: Case, model: Any, share: Tensor, pool: Tensor | None, final: Tensor | None) -> Tensor:
     """The classifier's view of the final tokens' shares, family by family."""
+    if case.twin is not None:
+        return case.twin.read(share)
     patches = share[:, case.prefix :].mean(1)
     if pool is not None:
         return (pool.mean(1) @ share.unsqueeze(-1)).squeeze(-1).mean(1)
     if name in ("CCT", "CVT"):
         return (model.sequence_pool_weights(final) * share).sum(1).detach()
-    if name in ("ViT with registers, pooled", "BEiT", "EVA-02", "DINOv3") or case.stages and name != "PVT":
+    if name in MEAN_POOLED or case.stages and name != "PVT":
         return patches
     if "DINOv2" in name and "Hugging" in name:
         return (share[:, 0] + patches) / 2
@@ -293,6 +336,8 @@ def test_heads_are_read_as_the_model_reads_them(name: str) -> None:
 
 
 def final_tokens(case: Case) -> int:
+    if case.twin is not None:
+        return case.twin.final
     if case.windows is not None:
         return 16
     return 4 if case.reduced is not None else (case.size // case.patch) ** 2
@@ -349,7 +394,7 @@ def test_learners_can_be_pickled(name: str) -> None:
     family = FAMILIES[name]
     if not family.available:
         pytest.skip(f"{family.package} is not installed")
-    text = "cutmix" if name == "XCiT" else "tl_align"
+    text = "cutmix" if name in UNREAD else "tl_align"
     learner = vitmix.Learner(family.build(), vitmix.create(text, CLASSES), seed=0).double()
     back = pickle.loads(pickle.dumps(learner))
     images = torch.randn(4, 3, family.size, family.size, dtype=torch.float64)
@@ -422,6 +467,12 @@ def step_cases() -> list[Any]:
     return [pytest.param(name, column, id=f"{name}-{column}") for name in FAMILIES for column in METHODS]
 
 
+# Hugging Face's modules for other purposes, besides mask tokens.
+UNUSED = {("Hugging Face CLIP", "vision_model.post_layernorm")}
+UNUSED |= {("Hugging Face SigLIP", f"vision_model.head{part}") for part in ("", ".attention", ".attention.out_proj")}
+UNUSED |= {("Hugging Face SigLIP", f"vision_model.head.{part}") for part in ("layernorm", "mlp.fc1", "mlp.fc2")}
+
+
 @pytest.mark.parametrize("name, column", step_cases())
 def test_one_training_step_of_every_method_on_every_family(name: str, column: str) -> None:
     family = FAMILIES[name]
@@ -435,18 +486,28 @@ def test_one_training_step_of_every_method_on_every_family(name: str, column: st
     assert (name, column) not in REFUSED
     assert torch.isfinite(output.loss)
     for key, parameter in learner.model.named_parameters():
-        if key.endswith("mask_token"):  # of Hugging Face's DINOv2, for another purpose
+        if key.endswith("mask_token") or (name, key.rpartition(".")[0]) in UNUSED:
             continue
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), key
-        assert parameter.grad.abs().sum() > 0, key
+        if not key.endswith("attention_pool.bias"):  # of a softmax, which a constant does not change
+            assert parameter.grad.abs().sum() > 0, key
     assert learner(torch.randn(2, 3, family.size, family.size)) is not None
 
 
-NO_ATTENTION = ("MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet")
-REFUSED = {(name, method) for name in NO_ATTENTION for method in ("transmix", "smmix", "htm", "vtm")}
-REFUSED |= {("XCiT", method) for method in METHODS if method != "mixup, cutmix"}  # tokenmix there wants a grid
-REFUSED |= {(name, "vtm") for name in FAMILIES if "Swin" in name or "PVT" in name}
-REFUSED |= {(name, "vtm") for name in ("DINOv3", "EVA-02", "BEiT")}
+READS_ATTENTION = ("transmix", "smmix", "htm", "vtm", "attentive_cutmix", "mixpro", "tdattenmix")
+REFUSED = {(name, method) for name in NO_ATTENTION for method in READS_ATTENTION}
+READS_NOTHING = ("mixup, cutmix, fmix, resizemix, gridmix, saliencymix", "decouplemix", "oa_cutmix", "puzzlemix")
+REFUSED |= {(name, method) for name in UNREAD for method in METHODS if method not in (*READS_NOTHING, "tokenmix")}
+REFUSED |= {(name, "vtm") for name in FAMILIES if "Swin" in name}
+REFUSED |= {(name, "vtm") for name in ("TinyViT", "MaxViT", "CoAtNet", "LeViT", "Hiera", "MViT v2", "VOLO")}
+
+
+@pytest.mark.parametrize("block", [0, -1])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_guide_pass_may_stop_after_any_block(name: str, block: int) -> None:
+    """A salient window needs attention of a block only, so the model does not run to its end."""
+    _, output = train_step(FAMILIES[name], f"mix(mask=salient_box(blocks=[{block}]))")
+    assert torch.isfinite(output.loss)
 
 
 def test_every_family_of_the_table_has_its_dense_twin() -> None:
@@ -471,6 +532,29 @@ def test_htm_saliency_is_that_of_the_unmixed_tokens(name: str) -> None:
         model(images)
     handle.remove()
     close(seen[0].column_mean(), tap.column_mean(1), 1e-9)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_htm_changes_neither_draws_nor_buffers(name: str) -> None:
+    """What HTM computes before its block runs draws no random number, and updates no running statistic."""
+    family = FAMILIES[name]
+    if not family.available:
+        pytest.skip(f"{family.package} is not installed")
+    model = family.build().train()
+    block, ran = read_model(model).block(1), []
+
+    def attend(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state, buffers = torch.get_rng_state(), [each.clone() for each in model.buffers()]
+        block.attend(args[0], args[1:], kwargs)
+        same(torch.get_rng_state(), state)
+        for one, other in zip(model.buffers(), buffers, strict=True):
+            same(one, other)
+        ran.append(1)
+
+    block.module.register_forward_pre_hook(attend, with_kwargs=True)
+    with torch.no_grad():
+        model(torch.randn(2, 3, family.size, family.size))
+    assert ran
 
 
 # The golden Swin, and hand-computed spatial mixing
@@ -525,8 +609,14 @@ def test_golden_tl_align_swin(dtype: torch.dtype, tolerance: float) -> None:
 
 
 ONE_GRAPH = ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "torchvision ViT", "torchvision Swin", "ConvNeXt"]
+ONE_GRAPH += ["Swin V2", "torchvision Swin V2", "ViT, relative positions", "NaFlexViT", "PiT", "Twins", "TinyViT"]
+ONE_GRAPH += ["MaxViT", "CoAtNet", "LeViT", "Hiera", "MViT v2", "VOLO"]
 ONE_GRAPH_CASES = [(name, "tl_align") for name in ONE_GRAPH]
-ONE_GRAPH_CASES += [(f"Hugging Face {name}", "tl_align") for name in ("ViT", "Swin")]
+ONE_GRAPH_CASES += [
+    (f"Hugging Face {name}", "tl_align") for name in ("ViT", "Swin", "BEiT", "CLIP", "Swin V2", "PVT v2")
+]
+ONE_GRAPH_CASES += [(name, "vtm(block=1, tokens=2)") for name in ("BEiT", "PVT v2", "EVA-02", "Hugging Face BEiT")]
+ONE_GRAPH_CASES += [(name, "cutmix + htm(block=1, tau=1)") for name in ("MaxViT", "Hiera", "MViT v2", "CoAtNet")]
 ONE_GRAPH_CASES += [("Swin", "smmix"), ("CaiT", "smmix"), ("PVT v2", "cutmix + htm(block=1, tau=1)")]
 
 
@@ -556,10 +646,13 @@ def test_compiled_in_one_graph(name: str, text: str) -> None:
 
 CHECKPOINTED = ["Swin", "PVT v2", "PVT", "CaiT", "BEiT", "DINOv3", "Hugging Face ViT"]
 
+CHECKPOINTED += ["Swin V2", "NaFlexViT", "ViT, relative positions", "TinyViT", "MaxViT", "Hiera", "MViT v2", "VOLO"]
+
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [(name, text) for name in CHECKPOINTED for text in ("tl_align", "cutmix + htm(block=1, tau=1)")]
+    + [(name, "tl_align + vtm(block=1, tokens=2)") for name in ("PVT v2", "BEiT", "DINOv3", "Hugging Face BEiT")]
     + [("ResNet", "cutmix + region"), ("ResNet", "tl_align")],
 )
 def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,27 @@ def test_a_sample_of_faults() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "24 faults injected, 24 recovered"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("started", "code"), [(0, 3), (0, -9), (1, -9)])
+def test_a_start_that_hangs_is_ended_with_what_it_started(
+    started: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "SECONDS", 0.5)
+    alive, write = os.pipe()  # ends when nobody has it open for writing any more
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        for _ in range(started):
+            os.fork()
+        time.sleep(0 if code == 3 else 60)
+        os._exit(3)
+    os.close(write)
+    assert faults._wait(child) == code
+    assert os.read(alive, 1) == b""
+    os.close(alive)
 
 
 def test_what_a_power_loss_leaves(tmp_path: Path) -> None:
@@ -106,7 +128,8 @@ def test_a_file_that_fails_in_a_training_is_told_in_a_sentence(
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
     assert (
-        said.startswith("vitmix: error: Input/output error: FILE; the same command continues") and "\n" not in said[:-1]
+        said.startswith("vitmix: error: Input/output error: FILE; rerun the command to resume")
+        and "\n" not in said[:-1]
     )
 
 
@@ -230,7 +253,7 @@ def test_a_tracker_is_no_reason_to_stop(
     trainer = Trainer(tiny(tmp_path / "run", epochs=1))
     monkeypatch.setattr(trainer.accelerator, where, failing(getattr(trainer.accelerator, where)))
     assert trainer.run() == 0
-    assert "Tracking stopped: Input/output error. The training continues without it." in capsys.readouterr().out
+    assert "Tracking stopped: Input/output error. The run continues without it." in capsys.readouterr().out
 
 
 def test_a_lock_that_fails_to_close_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

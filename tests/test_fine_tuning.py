@@ -48,7 +48,7 @@ def test_fine_tuning_knows_the_model_of_the_weights(finished: Path, tmp_path: Pa
     assert resolve({"checkpoint": str(tmp_path / "short.safetensors"), "data": "shapes"}).model == "test_vit"
     with pytest.raises(ValueError, match="there is no (weights file|file of weights) .*nothing"):
         resolve({"checkpoint": "nothing", "data": "shapes"})
-    with pytest.raises(ValueError, match=r"checkpoint in the flags must be a text or none, got \['a'\]"):
+    with pytest.raises(ValueError, match=r"checkpoint in the flags must be a string or none, got \['a'\]"):
         resolve({"checkpoint": ["a"], "data": "shapes"})
 
 
@@ -66,9 +66,9 @@ def test_fine_tuning_goes_on_without_its_first_weights(finished: Path, tmp_path:
 def test_fine_tuning_says_what_it_changes(finished: Path, tmp_path: Path) -> None:
     patches = {**TINY["model_args"], "patch_size": 4}
     (said,) = Trainer(tiny(tmp_path / "patches", checkpoint=str(finished), model_args=patches)).remarks
-    assert said.endswith("resampled, since sizes differ: patch_embed.proj.weight, pos_embed.")
+    assert said.endswith("resampled, because sizes differ: patch_embed.proj.weight, pos_embed.")
     wider = {**TINY["model_args"], "embed_dim": 32, "patch_size": 4}
     with pytest.raises(
-        ValueError, match=r"pos_embed is \(1, 5, 16\) instead of \(1, 17, 32\).* of vit_tiny_patch16_224 wi"
+        ValueError, match=r"pos_embed is \(1, 5, 16\) instead of \(1, 17, 32\).* names vit_tiny_patch16_224 wi"
     ):
         Trainer(tiny(tmp_path / "wider", checkpoint=str(finished), model_args=wider))

@@ -47,6 +47,21 @@ def computing(case: Case) -> bool:
         pass
 
 
+def stopped(case: Case) -> bool:
+    """Is no hang: whoever stopped it has kept it from its work."""
+    stops, itself = 3, os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        for _ in range(stops):
+            time.sleep(0.8)
+            os.kill(itself, signal.SIGCONT)
+        os._exit(0)
+    for _ in range(stops):
+        os.kill(itself, signal.SIGSTOP)
+    os.waitpid(helper, 0)
+    return refused(case)
+
+
 def growing(case: Case) -> bool:
     # Far above the limit: the kernel counts pages per processor and may be tens of megabytes behind.
     return len(bytearray(os.urandom(1)) * 400_000_000) > 0
@@ -64,6 +79,7 @@ FAULTS: list[tuple[Callable[[Case], bool], str | None]] = [
     (invalid_seed, "the fuzzer"),
     (waiting, "hang in "),
     (computing, "hang in "),
+    (stopped, None),
     (growing, "GB of memory"),
     (dying, "death"),
 ]

@@ -79,6 +79,11 @@ HOSTILE = {
     "data": changed("preprocessing", data="hfds:somebody/something"),
     "a batch": changed("preprocessing", batch=10**6),
     "a huge image": changed("preprocessing", size=10**6),
+    "images larger than the model's": changed("preprocessing", size=4096),
+    "images larger than the model's own": {
+        **changed("preprocessing", size=4096),
+        "model_settings": {**TINY["model_args"], "num_classes": 8},
+    },
     "a text for a size": changed("preprocessing", size="16"),
     "a mean that is none": changed("preprocessing", mean=[0, "1", 2]),
     "a zero std": changed("preprocessing", std=[0, 0, 0]),

@@ -281,7 +281,7 @@ def test_an_absurd_label_of_hugging_face_data_is_refused(datasets, tmp_path: Pat
 
 def test_missing_place(datasets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="neither a folder") as caught:
+    with pytest.raises(ValueError, match="neither a dataset folder") as caught:
         open_images(f"hfds:{tmp_path}/gone", "train")
     assert "\n" not in str(caught.value) and os.path.exists(tmp_path)
 

@@ -237,6 +237,8 @@ def test_classes_of_data_and_teacher_are_matched(tmp_path):
     assert making.match_classes(["n01440764", "n01514859"], 1000) == [0, 8]
     with pytest.raises(ValueError, match="2 classes and the teacher 1000"):
         making.match_classes(["cat", "dog"], 1000)
+    with pytest.raises(ValueError, match="n00000000 is not one of ImageNet's 1000; use a teacher"):
+        making.match_classes(["n01440764", "n00000000"], 1000)
     file = tmp_path / "classes.json"
     file.write_text('{"dog": 207, "cat": 281}')
     assert making.read_classes(file, ["cat", "dog"]) == [281, 207]

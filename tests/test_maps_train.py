@@ -127,7 +127,7 @@ def test_a_teacher_keeps_the_sides_of_its_run(tmp_path):
 def test_settings_that_saliency_has_not_are_refused(tmp_path, capsys):
     given = ["maps", "--data", TINY["data"], "--model", "saliency:spectral", "--output", str(tmp_path / "maps")]
     assert main([*given, "--arch", "test_resnet", "--pretrained", "--size", "64"]) == 2
-    assert "leave --arch, --pretrained, --size out" in capsys.readouterr().err
+    assert "remove --arch, --pretrained, --size" in capsys.readouterr().err
     assert not (tmp_path / "maps").exists()
 
 

@@ -9,6 +9,19 @@ import torch
 import vitmix
 from vitmix._registry import KINDS, parts
 from vitmix.methods import METHODS
+from vitmix.parts.decoupled import DecoupledLoss
+from vitmix.parts.fourier import FourierMask
+from vitmix.parts.guided import GuidedShare
+from vitmix.parts.history import HistoryLoss, HistoryMask
+from vitmix.parts.lattice import LatticeMask
+from vitmix.parts.manifold import Manifold
+from vitmix.parts.objects import ObjectShare
+from vitmix.parts.peak import PeakMask
+from vitmix.parts.progressive import CellMask, ProgressiveShare
+from vitmix.parts.puzzle import PuzzleMask
+from vitmix.parts.resized import ResizedMask
+from vitmix.parts.token_labels import TokenLabelLoss
+from vitmix.parts.top_cells import TopCellsMask
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -23,7 +36,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "activation": dict(clamp=True, empty="zero"),
     "prior": dict(width=0.25, map=None, learned=False, momentum=0.99, times="area", block=-1),
     "region": dict(weight=1.0, head="shared"),
-    "consistency": dict(weight=1.0, average="logits"),
+    "consistency": dict(weight=1.0, average="logits", by="area"),
     "htm": dict(
         block=2,
         tau=0.2,
@@ -35,6 +48,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         rollout=0,
     ),
     "vtm": dict(block=2, tokens=5, choose="salient", rollout=0),
+    "fourier": dict(alpha=1.0, decay=3.0, max_soft=0.0, per="batch"),
+    "resized": dict(low=0.1, high=0.8, interpolation="nearest"),
+    "lattice": dict(alpha=1.0, least=2, most=6),
+    "peak_box": dict(alpha=1.0, per="sample", order="rgb", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "top_cells": dict(alpha=2.0, cells=None, scores="attention", blocks=(-1,)),
+    "manifold": dict(alpha=2.0, blocks=None, pixels=True),
+    "cells": dict(alpha=1.0, tokens=4, clamp=True, grid=None),
+    "progressive": dict(block=-1),
+    "decoupled": dict(weight=0.1, scaled=False),
+    "object": dict(relative=0.0, blend=1.0),
+    "tokens": dict(weight=0.5),
+    "puzzle": dict(
+        alpha=1.0,
+        blocks=(2, 4, 8, 16),
+        labels=3,
+        beta=1.2,
+        gamma=0.5,
+        eta=0.2,
+        neighborhood=4,
+        transport=True,
+        cost=0.8,
+        cell=None,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
+    "history": dict(most=0.5, interpolation="nearest"),
+    "guided": dict(blend=0.5, blocks=(-1,)),
+    "recognize": dict(weight=0.5),
     "reversed": {},
     "rolled": dict(by=1),
     "derangement": {},
@@ -53,6 +94,23 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "smmix": dict(mask=SALIENT, extra=(vitmix.RegionLoss(1.0, "shared"), vitmix.ConsistencyLoss(1.0, "logits"))),
     "htm": dict(inner=(vitmix.HTM(**DEFAULTS["htm"]),)),
     "vtm": dict(inner=(vitmix.VTM(**DEFAULTS["vtm"]),)),
+    "fmix": dict(mask=FourierMask(**DEFAULTS["fourier"])),
+    "resizemix": dict(mask=ResizedMask(**DEFAULTS["resized"])),
+    "gridmix": dict(mask=LatticeMask(**DEFAULTS["lattice"])),
+    "saliencymix": dict(mask=PeakMask(**DEFAULTS["peak_box"])),
+    "attentive_cutmix": dict(mask=TopCellsMask(**DEFAULTS["top_cells"])),
+    "manifold_mixup": dict(inner=(Manifold(**DEFAULTS["manifold"]),)),
+    "mixpro": dict(mask=CellMask(**DEFAULTS["cells"]), share=ProgressiveShare(block=-1)),
+    "decouplemix": dict(mask=BOX, extra=(DecoupledLoss(weight=0.1, scaled=False),)),
+    "oa_cutmix": dict(mask=BOX, share=ObjectShare(relative=0.0, blend=1.0)),
+    "token_labeling": dict(mask=vitmix.BoxMask(1.0, "batch", True, None), extra=(TokenLabelLoss(weight=0.5),)),
+    "puzzlemix": dict(mask=PuzzleMask(**DEFAULTS["puzzle"])),
+    "recursivemix": dict(mask=HistoryMask(**DEFAULTS["history"]), extra=(HistoryLoss(weight=0.5),)),
+    "tdattenmix": dict(
+        mask=vitmix.SalientMask(**(DEFAULTS["salient_box"] | {"sizes": "discrete"})),
+        share=GuidedShare(blend=0.5, blocks=(-1,)),
+        extra=(vitmix.RegionLoss(1.0, "separate"), vitmix.ConsistencyLoss(1.0, "logits", "label")),
+    ),
 }
 
 
@@ -104,6 +162,51 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
         dict(inner=(vitmix.HTM(1, 0.3, 0.1, 2.0, True, "random_tokens", "last", 1),)),
     ),
     "vtm": ("block=1, tokens=2, choose=random, rollout=1", dict(inner=(vitmix.VTM(1, 2, "random", 1),))),
+    "fmix": ("alpha=2.0, decay=1.5, max_soft=0.1, per=sample", dict(mask=FourierMask(2.0, 1.5, 0.1, "sample"))),
+    "resizemix": ("low=0.2, high=0.3, interpolation=bilinear", dict(mask=ResizedMask(0.2, 0.3, "bilinear"))),
+    "gridmix": ("alpha=2.0, least=3, most=4", dict(mask=LatticeMask(2.0, 3, 4))),
+    "saliencymix": (
+        "alpha=2.0, per=batch, order=bgr, mean=[0.1, 0.2, 0.3], std=[1.0, 2.0, 3.0]",
+        dict(mask=PeakMask(2.0, "batch", "bgr", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))),
+    ),
+    "attentive_cutmix": (
+        "alpha=1.0, cells=6, scores=features, blocks=all",
+        dict(mask=TopCellsMask(1.0, 6, "features", "all")),
+    ),
+    "manifold_mixup": ("alpha=1.0, blocks=[1], pixels=False", dict(inner=(Manifold(1.0, (1,), False),))),
+    "mixpro": (
+        "alpha=2.0, tokens=2, clamp=False, grid=[3, 5], block=0",
+        dict(mask=CellMask(2.0, 2, False, (3, 5)), share=ProgressiveShare(0)),
+    ),
+    "decouplemix": (
+        "alpha=2.0, per=sample, weight=0.5, scaled=True",
+        dict(mask=vitmix.BoxMask(2.0, "sample"), extra=(DecoupledLoss(0.5, True),)),
+    ),
+    "oa_cutmix": (
+        "alpha=2.0, per=sample, relative=0.3, blend=0.5",
+        dict(mask=vitmix.BoxMask(2.0, "sample"), share=ObjectShare(0.3, 0.5)),
+    ),
+    "token_labeling": (
+        "alpha=2.0, per=sample, aligned=False, grid=[3, 5], weight=1.0",
+        dict(mask=vitmix.BoxMask(2.0, "sample", False, (3, 5)), extra=(TokenLabelLoss(1.0),)),
+    ),
+    "puzzlemix": (
+        "alpha=2.0, blocks=[3], labels=2, beta=1.0, gamma=0.1, eta=0.3, neighborhood=2, transport=False, cost=0.1, "
+        "cell=5, mean=[0.1], std=[0.2]",
+        dict(mask=PuzzleMask(2.0, (3,), 2, 1.0, 0.1, 0.3, 2, False, 0.1, 5, (0.1,), (0.2,))),
+    ),
+    "tdattenmix": (
+        "low=0.1, high=0.2, blocks=all, blend=0.3",
+        dict(
+            mask=vitmix.SalientMask("max", "min", 0.1, 0.2, "discrete", "all", "batch"),
+            share=GuidedShare(0.3, "all"),
+            extra=(vitmix.RegionLoss(head="separate"), vitmix.ConsistencyLoss(by="label")),
+        ),
+    ),
+    "recursivemix": (
+        "most=0.3, interpolation=bilinear, weight=0.1",
+        dict(mask=HistoryMask(0.3, "bilinear"), extra=(HistoryLoss(0.1),)),
+    ),
 }
 
 

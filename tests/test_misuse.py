@@ -277,3 +277,112 @@ def test_pooling_of_prefix_tokens_is_named() -> None:
     model = tiny_vit(global_pool="avg", pool_include_prefix=True)
     with pytest.raises(ValueError, match="pool_include_prefix"):
         vitmix.create("tl_align", CLASSES).attach(model)
+
+
+# What is easily forgotten
+
+
+@pytest.mark.parametrize("method", ["cutmix", "mixup", "smmix", "tokenmix"])
+def test_bytes_are_to_be_normalized(method: str) -> None:
+    images, labels = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), torch.arange(4)
+    said = "a model needs floating-point images, got torch.uint8; convert and normalize them before mixing"
+    with vitmix.create(method, CLASSES).attach(tiny_vit()) as mixing, pytest.raises(ValueError, match=said):
+        mixing.mix(images, labels)
+    with pytest.raises(ValueError, match=said):
+        vitmix.Learner(tiny_vit(), vitmix.create(method, CLASSES))(images, labels)
+
+
+def test_bytes_are_pasted_without_a_model() -> None:
+    """As by a collate function, before they are normalized."""
+    images, labels = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), torch.arange(4)
+    assert vitmix.cutmix(CLASSES)(images, labels)[0].dtype == torch.uint8
+    with pytest.raises(ValueError, match="blending images needs floating-point pixels, got torch.uint8"):
+        vitmix.mixup(CLASSES)(images, labels)
+
+
+@pytest.mark.parametrize("method", ["htm(block=1)", "vtm(block=1, tokens=3)"])
+def test_hidden_mixing_in_evaluation_mode_warns_once(method: str) -> None:
+    model = tiny_vit()
+    learner = vitmix.Learner(model, vitmix.create(f"cutmix + {method}", CLASSES))
+    model.eval()  # after learner.train()
+    with pytest.warns(
+        UserWarning, match=r"no mixing by .tm, because the model is in evaluation mode; call model.train\(\)"
+    ):
+        learner(*tiny_batch()).loss.backward()
+    learner(*tiny_batch()).loss.backward()  # a second warning would be an error
+    model.train()
+    assert learner(*tiny_batch()).loss.isfinite()
+    with torch.no_grad(), vitmix.create(f"cutmix + {method}", CLASSES).attach(model.eval()) as mixing:
+        batch = mixing.mix(*tiny_batch())
+        mixing.loss(model(batch.images), batch)  # on purpose
+
+
+@pytest.mark.parametrize("method", ["tokenmix", "mix(mask=scattered)", "mix(mask=box(aligned=true))"])
+def test_a_rest_beside_the_patches_is_told(method: str) -> None:
+    """Cells of the image would be no patches: 20 pixels are two cells of 10, but two patches of 8."""
+    model, batch = tiny_vit(img_size=20, patch_size=8), tiny_batch(size=(20, 20))
+    said = "drawn on the model's tokens: images of 20x20 leave a rest beside patches of 8x8; use a model for .* 16x16"
+    with vitmix.create(method, CLASSES).attach(model) as mixing, pytest.raises(ValueError, match=said):
+        mixing.mix(*batch)
+    for pixels in ("cutmix", "tl_align"):  # masks of pixels know which of them no patch has
+        vitmix.Learner(model, vitmix.create(pixels, CLASSES))(*batch).loss.backward()
+
+
+class Patches(nn.Module):
+    """A classifier that nobody knows, which sees patches."""
+
+    def __init__(self, patch: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, patch, patch)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images).mean((2, 3)))
+
+
+class Configured(nn.Module):
+    def __init__(self, **config: object) -> None:
+        super().__init__()
+        self.config = type("Config", (), config)()
+
+
+@pytest.mark.parametrize(
+    "method", ["mixup", "cutmix", "tokenmix", "mix(mask=scattered)", "mix(mask=box(aligned=true))"]
+)
+def test_masks_work_on_any_module_with_patches(method: str) -> None:
+    torch.manual_seed(0)
+    learner = vitmix.Learner(Patches(), vitmix.create(method, CLASSES), seed=0)
+    images, labels = tiny_batch()
+    output = learner(images, labels)
+    output.loss.backward()
+    with vitmix.create(method, CLASSES).attach(tiny_vit(), seed=0) as known:  # the same grid of 4 x 4
+        torch.testing.assert_close(known.targets(known.mix(images, labels)), output.targets)
+
+
+@pytest.mark.parametrize(
+    ("model", "grid"),
+    [
+        (Patches(), (8, 8)),
+        (nn.DataParallel(nn.Sequential(Patches(8))), (4, 4)),
+        (Configured(patch_size=16), (2, 2)),
+        (Configured(patch_size=(8, 16)), (4, 2)),
+        (Configured(patch_size=4, depths=[1, 1, 1, 1]), (2, 2)),
+        (Configured(strides=[4, 2, 2, 2], patch_sizes=[7, 3, 3, 3]), (2, 2)),
+        (timm.create_model("xcit_nano_12_p16_224"), (2, 2)),
+        (nn.Linear(2, 2), None),
+        (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), None),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, nn.Module) else str(each),
+)
+def test_the_size_of_patches_is_found(model: nn.Module, grid: tuple[int, int] | None) -> None:
+    with vitmix.create("cutmix", CLASSES).attach(model) as mixing:
+        found = mixing.frame(torch.zeros(2, 3, 32, 32)).grid
+    assert found == grid
+
+
+def test_a_grid_that_leaves_a_rest_is_told() -> None:
+    with vitmix.create("tokenmix", CLASSES).attach(Patches()) as mixing:
+        with pytest.raises(ValueError, match="images of 18x18 do not divide into patches of 4x4; resize them"):
+            mixing.mix(*tiny_batch(size=(18, 18)))
+    with vitmix.create("cutmix", CLASSES).attach(Patches()) as mixing:
+        mixing.mix(*tiny_batch(size=(18, 18)))

@@ -45,6 +45,26 @@ COMPOSITIONS = [
     "htm(tau=1.0, choose=random_tokens)",
     "htm(tau=1.0, score_at=last)",
     "vtm(choose=random, tokens=3)",
+    "fmix(decay=2.0, max_soft=0.2, per=sample)",
+    "resizemix(interpolation=bilinear, low=0.3)",
+    "mix(mask=resized, share=attention)",
+    "saliencymix(per=batch, order=bgr, mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])",
+    "attentive_cutmix(cells=3, blocks=all)",
+    "mix(mask=top_cells, share=aligned)",
+    "manifold_mixup(blocks=[0, -1], pixels=False)",
+    "cutmix + manifold(alpha=0.2) + vtm",
+    "mixpro(tokens=1, clamp=False, smoothing=0.1)",
+    "mix(mask=box, share=progressive) + region",
+    "mixup + decoupled(weight=0.5, scaled=True)",
+    "mix(mask=block, share=object(relative=0.75, blend=0.8))",
+    "mix(mask=salient_box, share=object) + decoupled",
+    "mix(mask=salient_box, smoothing=0.1) + tokens(weight=1.0)",
+    "token_labeling(aligned=False, per=sample)",
+    "puzzlemix(blocks=[4], labels=2, transport=False, smoothing=0.1)",
+    "mix(mask=puzzle(cell=2, cost=0.01), share=attention) + region",
+    "mix(mask=history(interpolation=bilinear, most=1.0), share=attention) + recognize",
+    "puzzlemix | recursivemix",
+    "mix(mask=box, share=guided(blend=1.0, blocks=all)) + consistency(by=label)",
     "mixup | cutmix",
     "0.2*mixup | 0.8*transmix",
     "(mixup | cutmix) + htm(tau=1.0) + vtm(tokens=4)",
@@ -54,8 +74,13 @@ EVERY = [*METHODS, *COMPOSITIONS]
 MODELS = {"vit": tiny_vit, "cct": tiny_cct}
 
 
-def maps_for(text: str, batch: int) -> torch.Tensor | None:
-    return torch.rand(batch, 16, 16) if "activation" in text else None
+def maps_for(text: str, batch: int, model: torch.nn.Module | None = None) -> torch.Tensor | None:
+    """Maps of the label, or of all classes on the model's final grid, if a part needs them."""
+    needs = [mixer.needs for mixer in create(text, 10).mixers]
+    if any(each.label_maps for each in needs):
+        side = 8 if isinstance(model, vitmix.models.CompactTransformer) else 4
+        return torch.rand(batch, 10, side, side).softmax(1)
+    return torch.rand(batch, 16, 16) if any(each.maps for each in needs) else None
 
 
 @pytest.mark.parametrize("text", EVERY)
@@ -77,10 +102,10 @@ def test_contract_step(text: str, kind: str, batch: int) -> None:
     """Shapes, dtypes, target sums, inputs untouched, same draw same bits, finite gradients for every parameter."""
     mixer, model = create(text, 10), MODELS[kind](drop_path_rate=0.0, attn_drop_rate=0.0)
     images, labels = tiny_batch(batch)
-    before, maps = images.clone(), maps_for(text, batch)
+    before, maps = images.clone(), maps_for(text, batch, model)
     learner = vitmix.Learner(model, mixer, seed=3)
     for _ in mixer.mixers:
-        step = learner.step
+        step, twin = learner.step, copy.deepcopy(learner)  # with the state that some parts keep
         output = learner(images, labels, maps=maps)
         output.loss.backward()
         assert images._version == 0 and torch.equal(images, before)
@@ -92,8 +117,8 @@ def test_contract_step(text: str, kind: str, batch: int) -> None:
         else:
             close(sums, torch.ones(batch), 1e-5)
         close(output.loss, sum(output.parts.values()), 1e-5)
-        learner.step = step
-        again = learner(images, labels, maps=maps)
+        twin.step = step
+        again = twin(images, labels, maps=maps)
         same(again.targets, output.targets)
         same(again.loss, output.loss)
     for name, parameter in learner.named_parameters():
@@ -116,7 +141,7 @@ def test_contract_pixels(text: str) -> None:
             batch = mixing.mix(images, labels, maps=maps_for(text, 6))
             model(batch.images)
             targets = mixing.targets(batch)
-            if batch.mix.mask.dtype == torch.bool:
+            if batch.mix.mask.dtype == torch.bool and batch.mix.rows is None:
                 origin = (batch.images / 100).floor().long()[:, 0]
                 own = labels.view(-1, 1, 1).expand_as(origin)
                 theirs = labels[batch.mix.partner].view(-1, 1, 1).expand_as(origin)
@@ -125,7 +150,7 @@ def test_contract_pixels(text: str) -> None:
             allowed = torch.zeros(6, 10, dtype=torch.bool)
             allowed[torch.arange(6), labels] = True
             allowed[torch.arange(6), labels[batch.mix.partner]] = True
-            if not mixer.mixers[0].smoothing and "htm" not in text:
+            if not mixer.mixers[0].smoothing and "htm" not in text and "manifold" not in text:
                 assert not targets[~allowed].any()
 
 
@@ -135,12 +160,10 @@ def test_contract_soft_labels_and_dtypes(text: str) -> None:
     images, labels = tiny_batch(4)
     maps = maps_for(text, 4)
     hard = vitmix.Learner(tiny_vit(), mixer)
-    soft = copy.deepcopy(hard)
+    soft, last = copy.deepcopy(hard), copy.deepcopy(hard)
     one, two = hard(images, labels, maps=maps), soft(images, F.label_rows(labels, 10), maps=maps)
     same(one.targets, two.targets)
     same(one.loss, two.loss)
-    last = copy.deepcopy(hard)
-    last.step = 0
     close(last(images.to(memory_format=torch.channels_last), labels, maps=maps).loss, one.loss, 1e-5)
     for dtype in (torch.bfloat16, torch.float64):
         other = vitmix.Learner(tiny_vit().to(dtype), mixer)
@@ -181,7 +204,9 @@ def test_drop_in_call_equals_the_attached_form(text: str) -> None:
 
 
 def test_methods_are_the_named_ones() -> None:
-    names = ["cutmix", "htm", "mixup", "none", "smmix", "tl_align", "tokenmix", "transmix", "vtm"]
+    names = ["attentive_cutmix", "cutmix", "decouplemix", "fmix", "gridmix", "htm", "manifold_mixup", "mixpro", "mixup"]
+    names += ["none", "oa_cutmix", "puzzlemix", "recursivemix", "resizemix", "saliencymix", "smmix", "tdattenmix"]
+    names += ["tl_align", "token_labeling", "tokenmix", "transmix", "vtm"]
     assert vitmix.list_methods() == names
     for name in names:
         assert create(name, 7) == getattr(vitmix, name)(7) and str(create(name, 7)) == name
@@ -252,14 +277,14 @@ def test_every_mixer_has_a_text(mask, share, extra, pairing, smoothing, bce) -> 
         ("mix(mask=bxo)", "unknown mask 'bxo'.*did you mean 'box'"),
         ("mix(share=align)", "did you mean 'aligned'"),
         ("mix(mask=box(alpha=2, alpa=1))", "did you mean 'alpha'"),
-        ("cutmix(alpha=1", "expected ',' or '\\)' after '1', found the end of the text"),
-        ("cutmix)", "or the end of the text after 'cutmix', found '\\)'"),
+        ("cutmix(alpha=1", "expected ',' or '\\)' after '1', found the end of the string"),
+        ("cutmix)", "or the end of the string after 'cutmix', found '\\)'"),
         ("0.5 cutmix", "expected '\\*' after '0.5', found 'cutmix'"),
-        ("cutmix |", "expected a method after '\\|', found the end of the text"),
+        ("cutmix |", "expected a method after '\\|', found the end of the string"),
         ("cutmix(alpha=1, alpha=2)", "given twice"),
         ("cutmix; import os", "cannot parse"),
         ("__import__('os')", "cannot parse"),
-        ("", "non-empty text"),
+        ("", "non-empty string"),
         ("0*cutmix | mixup", "each weight must be a positive"),
         ("cutmix(alpha=box(alpha=1))", "takes a word or a number"),
         ("-3*cutmix", "a weight needs several methods"),
@@ -334,7 +359,7 @@ def test_a_draw_is_a_function_of_seed_step_and_rank() -> None:
     model = tiny_vit()
 
     def draws(seed: int, rank: int) -> list[Draw]:
-        with mixer.attach(model, seed=seed, rank=rank) as mixing:
+        with mixer.attach(model, seed=seed, rank=rank, step=0) as mixing:
             return [mixing.draw(vitmix.Frame(8, (16, 16), (4, 4))) for _ in range(40)]
 
     def equal(one: Draw, two: Draw) -> bool:

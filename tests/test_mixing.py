@@ -50,10 +50,10 @@ def test_every_step_of_a_learner_is_mixed_anew() -> None:
 
 
 def test_a_draw_can_be_repeated_by_hand() -> None:
-    """From the seed, the step and the rank; zero where they are not given."""
+    """From the seed, the step and the rank, which is zero where it is not given."""
     mixer = vitmix.create("mixup | cutmix(per=sample, pairing=derangement)", 10)
     frame = vitmix.Frame(8, (16, 16))
-    for settings, seed, rank in (({}, 0, 0), (dict(seed=5, rank=3), 5, 3)):
+    for settings, seed, rank in ((dict(seed=0), 0, 0), (dict(seed=5, rank=3), 5, 3)):
         learner = vitmix.Learner(tiny_vit(), mixer, **settings)
         with mixer.attach(tiny_vit(), **settings) as mixing:
             for step in range(4):
@@ -79,7 +79,7 @@ def test_numbers_of_ones_own_leave_the_step_alone() -> None:
 
 def test_the_rank_of_a_process_is_asked_for_at_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer, frame = vitmix.create("cutmix(per=sample)", 10), vitmix.Frame(8, (16, 16))
-    with mixer.attach(tiny_vit()) as mixing, mixer.attach(tiny_vit(), rank=3) as third:
+    with mixer.attach(tiny_vit(), seed=0) as mixing, mixer.attach(tiny_vit(), seed=0, rank=3) as third:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
         assert as_text(mixing.draw(frame).values) == as_text(third.draw(frame).values)
@@ -211,7 +211,7 @@ def test_aligned_shares_of_an_evaluated_batch_know_no_bank() -> None:
     model = tiny_vit().double().eval()
     targets = []
     for text in ("tl_align", "tl_align + vtm(block=1)"):
-        with vitmix.create(text, 10).attach(model) as mixing:
+        with vitmix.create(text, 10).attach(model, seed=0) as mixing:
             batch = mixing.mix(images.double(), labels)
             model(batch.images)
             targets.append(mixing.targets(batch))

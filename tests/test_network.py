@@ -60,12 +60,12 @@ def test_a_download_without_a_network_is_one_sentence(
 
 
 @pytest.mark.parametrize("missing", ["first", "second"])
-def test_a_missing_picture_is_told_before_a_model_is_loaded(
+def test_a_missing_image_is_told_before_a_model_is_loaded(
     missing: str, nowhere: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "there.png")
-    pictures = [str(tmp_path / "there.png"), str(tmp_path / "MISSING")]
-    command = ["show", *(reversed(pictures) if missing == "first" else pictures), "--pretrained"]
+    images = [str(tmp_path / "there.png"), str(tmp_path / "MISSING")]
+    command = ["show", *(reversed(images) if missing == "first" else images), "--pretrained"]
     assert cli.main([*command, "--output", str(tmp_path / "x.png")]) == 2
     assert "MISSING' does not exist" in capfd.readouterr().err and nowhere == []
 

@@ -33,6 +33,7 @@ from vitmix.lab.figures import (
 )
 from vitmix.lab.figures.attention import chosen_blocks, head_attention, label_maps, roll_out
 from vitmix.lab.figures.cam import to_channels_first
+from vitmix.lab.figures.gradient import gradient_saliency
 from vitmix.lab.figures.models import short_names, without_dropout
 from vitmix.lab.figures.occlusion import PARTS, cell_orders, confidence, occluded
 from vitmix.lab.figures.samples import mixing_pair
@@ -207,19 +208,19 @@ def test_label_maps_start_as_the_mask_and_are_all_own_when_unmixed(kind):
 
 
 def test_own_tokens_are_blue():
-    drawn = overlay(torch.zeros(3, 8, 8), torch.zeros(2, 2), "share", strength=1.0)
-    assert drawn[0, 0] == pytest.approx([int(OWN[place : place + 2], 16) / 255 for place in (1, 3, 5)], abs=0.01)
+    colors = overlay(torch.zeros(3, 8, 8), torch.zeros(2, 2), "share", strength=1.0)
+    assert colors[0, 0] == pytest.approx([int(OWN[place : place + 2], 16) / 255 for place in (1, 3, 5)], abs=0.01)
     assert SHARE(1.0)[0] > SHARE(1.0)[2]
 
 
 def test_overlay_places_each_value_over_its_cell():
     values = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
-    drawn = overlay(torch.rand(3, 6, 4), values, "heat", strength=1.0)
+    colors = overlay(torch.rand(3, 6, 4), values, "heat", strength=1.0)
     for row in range(2):
         for column in range(2):
-            cell = drawn[3 * row : 3 * row + 3, 2 * column : 2 * column + 2]
+            cell = colors[3 * row : 3 * row + 3, 2 * column : 2 * column + 2]
             assert (cell == cell[0, 0]).all()
-    assert drawn[0, 2:].mean() > drawn[3, :2].mean() > drawn[0, :2].mean()
+    assert colors[0, 2:].mean() > colors[3, :2].mean() > colors[0, :2].mean()
     assert not unit_scale(torch.ones(2, 2)).any() and unit_scale(values).max() == 1
 
 
@@ -278,7 +279,7 @@ def test_models_stand_side_by_side():
 
 @pytest.mark.parametrize("kind", ["attention", "rollout", "heads", "gradcam"])
 @pytest.mark.parametrize("method", ["none", "transmix", "tl_align", "smmix", "tokenmix(label=activation)"])
-def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
+def test_every_method_is_shown_mixed_with_its_own_target(kind, method):
     models, pair = [named("vit")], images_of()
     expected = run_methods(models[0], pair, [method], seed=2).results[0]
     tile = KINDS[kind](FigureInputs(models, pair, [method], seed=2)).sections[0].rows[0].tiles[0]
@@ -287,6 +288,28 @@ def test_every_method_is_drawn_mixed_with_its_own_target(kind, method):
     assert tile.caption.splitlines() == (
         [f"{each.name} {part:.0%}" for each, part in zip(pair, parts, strict=True)] if parts else [pair[0].name]
     )
+
+
+def test_gradient_saliency_is_that_of_finite_differences():
+    """Slow twin: the loss of an image with one color of one pixel changed."""
+    model = named("vit").model.double().eval()
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    found = gradient_saliency(model, images, [1])[0]
+    for row, column in ((3, 5), (20, 31)):
+        slopes = []
+        for channel in range(3):
+            shift = torch.zeros_like(images)
+            shift[0, channel, row, column] = 1e-5
+            with torch.no_grad():
+                losses = [-model(images + sign * shift).log_softmax(1)[0, 1] for sign in (1, -1)]
+            slopes.append(float(losses[0] - losses[1]) / 2e-5)
+        assert float(found[row, column]) == pytest.approx((sum(each**2 for each in slopes) / 3) ** 0.5, rel=1e-5)
+    assert model.training is False and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_stand_beside_attention():
+    assert grid_of("gradient", "vit").sections[0].heads == ("image", "attention", "gradient")
+    assert grid_of("gradient", "vit", "cnn").sections[0].heads == ("image", "vit: gradient", "cnn: gradient")
 
 
 def test_hidden_mixing_shows_in_the_heads():
@@ -430,7 +453,7 @@ def test_long_names_touch_nothing(kind: str) -> None:
         figure = grid_figure(KINDS[kind](FigureInputs([one], shown, methods)))
         FigureCanvasAgg(figure).draw()
         words = [each for each in figure.findobj(Text) if isinstance(each, Text) and each.get_text().strip()]
-        texts = [each for each in words if each.get_window_extent().width > 1]  # the others are not drawn
+        texts = [each for each in words if each.get_window_extent().width > 1]  # the others do not show
         boxes = [each.get_window_extent() for each in texts]
     assert any("penguin" in each.get_text() for each in texts)
     for number, box in enumerate(boxes):

@@ -34,6 +34,115 @@ def test_attention_pooling_leaves_the_prefix_out_where_the_model_does() -> None:
         close(targets[range(4), batch.mix.partner], (pool @ seen.unsqueeze(-1)).flatten(1).mean(1), 1e-9)
 
 
+@pytest.mark.parametrize(
+    "settings", [dict(use_shared_relative_position_bias=True), dict(use_relative_position_bias=True)]
+)
+def test_beit_that_reads_its_class_token(settings: dict[str, bool]) -> None:
+    """Hugging Face's BEiT with a bias shared by all layers or one for each; the class row is the saliency."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.BeitConfig(image_size=32, patch_size=8, use_mean_pooling=False, **sizes, **settings)
+    torch.manual_seed(0)
+    model = transformers.BeitForImageClassification(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    images = torch.randn(4, 3, 48, 32, dtype=torch.float64)  # another size than the model's: the bias is interpolated
+    with vitmix.tl_align(2).attach(model) as mixing, vitmix.AttentionTap(model, saliency=[0, 1]) as tap:
+        batch = mixing.mix(images, torch.arange(4) % 2)
+        model(batch.images)
+        share, read = batch.tape.token_share[-1], mixing.targets(batch)
+    maps = [each.mean(1) for each in dense.watched_maps(model, batch.images)]
+    for number, attention in enumerate(maps):
+        close(tap.saliency(number), attention[:, 0, 1:], 1e-9)
+        share = ((attention @ share.unsqueeze(-1)).squeeze(-1) + share) / 2
+    own, partner = torch.arange(4) % 2, (torch.arange(4) % 2)[batch.mix.partner]
+    changed = own != partner
+    assert changed.any()
+    close(read[range(4), partner][changed], share[:, 0][changed], 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "prefix", "reads"),
+    [
+        ("vit_relpos_base_patch16_cls_224", {}, 1, "class"),
+        ("vit_relpos_base_patch16_clsgap_224", {}, 1, "mean"),
+        ("vit_relpos_base_patch16_rpn_224", {}, 0, "mean"),
+        ("vit_srelpos_small_patch16_224", {}, 0, "mean"),
+        ("naflexvit_base_patch16_gap", dict(class_token=True, reg_tokens=2, global_pool="token"), 3, "class"),
+        ("naflexvit_base_patch16_gap", dict(rope_type="axial", reg_tokens=1), 1, "mean"),
+        ("naflexvit_base_patch16_gap", dict(rope_type="mixed", class_token=True), 5, "mean"),
+        ("naflexvit_base_patch16_siglip", {}, 0, "pool"),
+    ],
+)
+def test_variants_of_plain_transformers(name: str, settings: dict[str, Any], prefix: int, reads: str) -> None:
+    """Positions, prefix tokens and heads of other kinds: shares against attention that torch's calls show."""
+    torch.manual_seed(0)
+    size = 48 if "naflex" in name else 32  # NaFlexViT takes any size
+    if "naflex" not in name:
+        settings = dict(img_size=32, **settings)
+    sizes = dict(patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=CLASSES)
+    model: Any = timm.create_model(name, **sizes, **settings).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    images = torch.randn(4, 3, size, size, dtype=torch.float64)
+    with vitmix.tl_align(CLASSES).attach(model) as mixing, vitmix.AttentionTap(model, saliency=[0, 1]) as tap:
+        batch = mixing.mix(images, torch.arange(4))
+        model(batch.images)
+        targets, share = mixing.targets(batch), batch.tape.token_share[-1]
+    maps = [each.mean(1) for each in dense.watched_maps(model, batch.images)]
+    patches = dense.under_kernel(batch.mix.mask.double().expand(4, -1, -1), 8, 8, 0).flatten(1)
+    close(share, torch.cat([batch.mix.mask.double().mean((1, 2)).expand(4).unsqueeze(1)] * prefix + [patches], 1), 1e-9)
+    for number in range(2):
+        rows = maps[number][:, 0] if reads == "class" else maps[number][:, prefix:].mean(1)
+        close(tap.saliency(number), rows[:, prefix:], 1e-9)
+        share = ((maps[number] @ share.unsqueeze(-1)).squeeze(-1) + share) / 2
+    views = {"class": share[:, 0], "mean": share[:, prefix:].mean(1)}
+    seen = (maps[-1] @ share.unsqueeze(-1)).flatten(1).mean(1) if reads == "pool" else views[reads]
+    close(targets[range(4), batch.mix.partner], seen, 1e-9)
+
+
+RMLP = dict(img_size=64, stem_width=8, transformer_dim_head=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("vit_relpos_base_patch16_224", dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)),
+        ("coatnet_rmlp_0_rw_224", dict(embed_dim=(8, 16), depths=(1, 2), block_type=("C", "T"), **RMLP)),
+        ("maxvit_rmlp_tiny_rw_256", dict(embed_dim=(16,), depths=(1,), block_type=("M",), **RMLP)),
+    ],
+)
+def test_dropout_of_positions_is_that_of_the_pass(name: str, settings: dict[str, Any]) -> None:
+    """In training, a network of positions drops out; the statistic follows the bias that the model itself drew."""
+    torch.manual_seed(0)
+    if "maxvit" in name:
+        settings = dict(transformer_window_size=(4, 4), **settings)
+    model = timm.create_model(name, num_classes=CLASSES, drop_path_rate=0.0, **settings).double().train()
+    images = torch.randn(2, 3, settings["img_size"], settings["img_size"], dtype=torch.float64)
+    with vitmix.AttentionTap(model, attention=[0, 1]) as tap, dense.Watch() as watch, torch.no_grad():
+        torch.manual_seed(1)
+        tapped = model(images)
+    torch.manual_seed(1)
+    close(model(images), tapped, 1e-9)  # and no number is drawn that the model would not draw
+    for number, maps in enumerate(watch.maps):
+        flow: Any = tap.flow(number)
+        inner = getattr(flow, "inner", flow)
+        close(getattr(inner, "inner", inner).maps(), maps, 1e-9)
+
+
+def test_refused_classes_say_why() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    tower = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_patches=16)
+    patches = transformers.Siglip2ForImageClassification(transformers.Siglip2Config(vision_config=tower))
+    davit = timm.create_model("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1))
+    for model, words in ((patches, "its input is patches"), (davit, "between channels, not tokens")):
+        with pytest.raises(ValueError, match=words):
+            read_model(model)
+
+
 def test_patches_that_leave_a_rest() -> None:
     """384 pixels in patches of 14, as published, here 50: the last rows and columns belong to no patch."""
     model = timm.create_model(
@@ -156,7 +265,11 @@ def test_ones_own_reader_comes_first() -> None:
         del adapters._REGISTERED[VisionTransformer]
 
 
-@pytest.mark.parametrize("name", ["Swin", "PVT v2, linear", "CaiT", "SigLIP", "DINOv3", "MLP-Mixer", "ConvNeXt"])
+AUTOCAST = ["Swin", "PVT v2, linear", "CaiT", "SigLIP", "DINOv3", "MLP-Mixer", "ConvNeXt"]
+AUTOCAST += ["Swin V2", "MaxViT", "CoAtNet", "TinyViT", "LeViT", "Hiera", "MViT v2", "VOLO"]
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
 def test_autocast_keeps_shares_exact(name: str) -> None:
     """Under autocast statistics are computed in float32: a share of one stays one, and targets sum to one."""
     family = FAMILIES[name]

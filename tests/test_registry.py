@@ -14,8 +14,8 @@ from support import OWN_PARTS, close, tiny_batch, tiny_vit
 from vitmix import _registry as registry
 from vitmix.lab.bench.steps import methods as benched
 from vitmix.lab.cli.main import main
-from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.families import columns
+from vitmix.lab.fitting import fitting_methods
 
 TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weight=0.5)", "cutmix + blend(block=2)"]
 
@@ -23,7 +23,7 @@ TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weig
 @pytest.mark.usefixtures("own_parts")
 def test_a_method_of_ones_own_is_in_every_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stripes" in vitmix.list_methods() and "stripes" in benched() and "stripes" in columns()
-    assert "stripes" in allowed_methods(tiny_vit())[0]
+    assert "stripes" in fitting_methods(tiny_vit(), (16, 16))[0]
     assert main(["methods"]) == 0
     said = capsys.readouterr().out
     assert "stripes" in said and all(name in said for name in ("stripe(width=2)", "squared", "confidence", "blend("))
@@ -55,7 +55,7 @@ def test_texts_of_ones_own_parts_go_there_and_back(text: str) -> None:
 def test_a_compiled_learner_of_ones_own_parts_equals_an_eager_one(text: str) -> None:
     model = tiny_vit()
     images, labels = tiny_batch(6)
-    eager, compiled = (vitmix.Learner(model, vitmix.create(text, 10)) for _ in range(2))
+    eager, compiled = (vitmix.Learner(model, vitmix.create(text, 10), seed=0, step=0) for _ in range(2))
     compiled.compile(backend="eager", fullgraph=True)
     one = eager(images, labels)
     one.loss.backward()

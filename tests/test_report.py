@@ -1,5 +1,8 @@
 """The report: every number on the page is the one in the run folder; what is missing is said, not left out."""
 
+import base64
+import colorsys
+import hashlib
 import inspect
 import json
 import math
@@ -22,7 +25,7 @@ from vitmix.lab.evaluation.describe import describe
 from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.report import svg, write_report
 from vitmix.lab.report.groups import find_runs, group_runs, labels
-from vitmix.lab.report.html import look
+from vitmix.lab.report.html import COLORS, look
 from vitmix.lab.report.quantities import BEST_EPOCH, best, last
 from vitmix.lab.runs import Epoch, Run
 from vitmix.lab.training.config import TrainConfig
@@ -175,18 +178,57 @@ def test_page_needs_nothing_else(page: str) -> None:
     found = Page(page)
     assert not found.open
     for tag, attributes in found.tags:
-        assert tag not in ("script", "iframe", "object")
+        assert tag not in ("iframe", "object")
         for name in ("src", "href"):
             if name in attributes:
                 assert attributes[name].startswith(("data:", "#")), attributes
     style = page.partition("<style>")[2].partition("</style>")[0]
     assert "@import" not in style and "url(" not in style
-    assert "@media print" in style and "prefers-color-scheme: dark" in style and 'name="viewport"' in page
+    assert "@media print" in style and "light-dark(" in style and 'name="viewport"' in page
+
+
+def without_script(page: str) -> str:
+    """The page without its one script, which sorts tables; the page's policy lets no other script run."""
+    head, _, rest = page.rpartition("<script>")
+    script, _, tail = rest.partition("</script>")
+    sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"script-src &#39;sha256-{sha256}&#39;"
+    assert page.count(policy) == 1 and page.index(policy) < page.index("<style>")
+    assert script == (Path(inspect.getfile(write_report)).parent / "sort.js").read_text()
+    return head + tail
+
+
+def test_one_script_sorts_and_no_other_may_run(page: str) -> None:
+    assert "<script" not in without_script(page) and "default-src &#39;none&#39;" in page
 
 
 def test_roles_have_the_colors_of_the_figures(page: str) -> None:
     assert f"--own: {OWN}; --partner: {PARTNER};" in page and "orange the partner" in page
     assert page.count("--partner:") == 1
+
+
+def hue_and_saturation(color: str) -> tuple[float, float]:
+    red, green, blue = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
+    return 360 * hue, saturation
+
+
+def test_no_configuration_has_the_color_of_a_role(page: str) -> None:
+    """Blue is the original and orange the partner of a mixture: no color of a group comes near them, light or dark."""
+    palette = re.findall(r"--c\d: light-dark\((#\w{6}), (#\w{6})\);", page)
+    assert len(palette) == COLORS
+    for color in (each for pair in palette for each in pair):
+        hue, saturation = hue_and_saturation(color)
+        for role in (OWN, PARTNER):
+            apart = abs(hue - hue_and_saturation(role)[0])
+            assert saturation < 0.15 or min(apart, 360 - apart) > 20, (color, role)
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    using = {rule.split("{")[0].strip() for rule in style.split("}") if re.search(r"var\(--c\d", rule)}
+    assert using == {f".g{number}" for number in range(COLORS)}
+
+
+def test_wide_tables_scroll(page: str) -> None:
+    assert page.count("<table") == page.count('<div class="scroll" tabindex="0"><table') > 5
 
 
 def test_groups_are_configurations_without_seed(runs: Path) -> None:
@@ -293,7 +335,7 @@ def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     (output / "evaluation.json").write_text(json.dumps(evaluation))
     write_report([output], tmp_path / "page.html", examples=0)
     page = (tmp_path / "page.html").read_text()
-    assert "<script" not in page and "<b>run" not in page and "&lt;script&gt;" in page
+    assert "<script" not in without_script(page) and "<b>run" not in page and "&lt;script&gt;" in page
 
 
 def test_one_epoch_has_one_mark() -> None:
@@ -350,7 +392,7 @@ def test_classes_that_some_evaluations_lack(runs: Path, tmp_path: Path) -> None:
 
 
 def report_on(*places: Path, **settings: Any) -> str:
-    """The page of these runs, without pictures."""
+    """The page of these runs, without images."""
     output = settings.pop("output", places[0].parent / "page.html")
     write_report(places, output, **{"examples": 0, **settings})
     return output.read_text()
@@ -380,7 +422,7 @@ def test_top_five_of_five_classes_is_left_out(runs: Path, tmp_path: Path) -> Non
 
 
 def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
-    words = "of different kinds"
+    words = "use different losses"
     assert words not in report_on(runs / "cut-0", runs / "aligned-0", output=tmp_path / "page.html")
     kinds = {
         ("cutmix", "null"): "cross-entropy (cutmix)",
@@ -398,7 +440,7 @@ def test_losses_of_different_kinds_are_said(runs: Path, tmp_path: Path) -> None:
     page = report_on(tmp_path / "runs")
     (said,) = re.findall(r'<figure data-curve="loss">.*?<figcaption>(.*?)</figcaption>', page)
     assert page.count(words) == 1
-    assert said.endswith(f"do not compare: {'; '.join(kinds.values())}.")
+    assert said.endswith(f"cannot be compared: {'; '.join(kinds.values())}.")
 
 
 def test_no_accuracy_above_one(runs: Path, tmp_path: Path) -> None:
@@ -413,18 +455,18 @@ def test_runs_of_different_data_are_told_apart(runs: Path, tmp_path: Path) -> No
     folder = tmp_path / "runs"
     shutil.copytree(runs / "cut-0", folder / "a")
     shutil.copytree(runs / "aligned-0", folder / "b")
-    assert "do not compare" not in report_on(folder)
+    assert "cannot be compared" not in report_on(folder)
 
     def elsewhere(evaluation: dict[str, Any]) -> None:
         evaluation["data"] = "flowers (val)"
         evaluation["classes"] = [f"flower {number}" for number in range(len(evaluation["classes"]))]
 
     evaluation = (folder / "b" / "evaluation.json").rename(tmp_path / "kept.json")
-    assert "do not compare" not in report_on(folder)  # the same data, though one of them is not evaluated
+    assert "cannot be compared" not in report_on(folder)  # the same data, though one of them is not evaluated
     evaluation.rename(folder / "b" / "evaluation.json")
     change_evaluation(folder / "b", elsewhere)
     page = report_on(folder)
-    assert f"flowers (val): {folder / 'b'}" in page and "do not compare" in page
+    assert f"flowers (val): {folder / 'b'}" in page and "cannot be compared" in page
     tables = page.partition('<section id="classes">')[2].partition("</section>")[0].split("<h3>")[1:]
     assert [table.partition("</h3>")[0] for table in tables] == ["shapes, 24 images of 16 px (test)", "flowers (val)"]
     assert 'data-run="0"' in tables[0] and 'data-run="1"' not in tables[0] and "flower 1" not in tables[0]

@@ -128,6 +128,6 @@ def test_what_was_not_measured_alike_is_said(runs: Path, tmp_path: Path) -> None
     folder = tmp_path / "runs"
     for name in "ab":
         shutil.copytree(runs / name, folder / name)
-    assert "Not measured alike" not in section_of(folder)
+    assert "Measured in different ways" not in section_of(folder)
     assert analyze(folder / "b", "--images", "8", "--study", "accuracy") == 0
-    assert section_of(folder).count("Not measured alike") == 1
+    assert section_of(folder).count("Measured in different ways") == 1

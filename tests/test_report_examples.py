@@ -61,8 +61,8 @@ def test_an_image_that_played_no_part_is_no_source(tmp_path: Path) -> None:
         assert [part.role for part in example.target] == ["own", "rest"]
 
 
-def test_tokens_that_htm_takes_are_drawn(tmp_path: Path) -> None:
-    """Every cell of the picture is the own image's or that of the image which gave the token."""
+def test_tokens_that_htm_takes_are_shown(tmp_path: Path) -> None:
+    """Every cell is that of the original image or of the image that gave the token."""
     train(tmp_path / "run", method="htm(block=1, rho=0)", epochs=1)
     found = [each for each in mixed_examples(open_subject(tmp_path / "run"), count=16) if "taken" in each.sources]
     assert found

@@ -126,12 +126,12 @@ def test_what_does_not_compare_is_said(runs: Path, tmp_path: Path) -> None:
     found = json.loads((folder / "b-0" / "robustness.json").read_text())
     found["parts"]["noise"] = {**found["parts"]["noise"], "data": "others"}
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
-    assert "different images or bounds, so these do not compare: noise<" in section(folder, tmp_path)
+    assert "different images or bounds, so these cannot be compared: noise<" in section(folder, tmp_path)
     attack = next(name for name in found["parts"] if name.startswith("attacks"))
     settings = found["parts"][attack]["settings"]
     found["parts"][attack] = {**found["parts"][attack], "settings": {**settings, "epsilons": [0.5]}}
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
-    assert f"so these do not compare: noise, {attack}<" in section(folder, tmp_path)
+    assert f"so these cannot be compared: noise, {attack}<" in section(folder, tmp_path)
     text = section(folder, tmp_path)
     assert "different grids" not in text and "Grid of 2 × 2." in text
     for row in found["measurements"]:
@@ -139,13 +139,13 @@ def test_what_does_not_compare_is_said(runs: Path, tmp_path: Path) -> None:
             row["of"]["grid"] = [7, 7]
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
     text = section(folder, tmp_path)
-    assert "Patches are dropped on different grids, so these accuracies do not compare: 2 × 2, 7 × 7<" in text
+    assert "Patches are dropped on different grids, so these accuracies cannot be compared: 2 × 2, 7 × 7<" in text
     assert "Grid of 2 × 2: cutmix." in text and "Grid of 7 × 7: mixup." in text
     corrupted = dict(found["parts"]["corruptions"])
     corrupted["settings"] = {**corrupted["settings"], "reference": "alexnet"}
     found["parts"]["corruptions"] = corrupted
     (folder / "b-0" / "robustness.json").write_text(json.dumps(found))
-    assert "different references, so mCE does not compare" in section(folder, tmp_path)
+    assert "different references, so mCE cannot be compared" in section(folder, tmp_path)
     (folder / "b-0" / "robustness.json").write_text("{}")  # of another form
     text = section(folder, tmp_path)
     assert f"{folder}/b-0 has no results on changed images" in text and "--suite robustness" in text

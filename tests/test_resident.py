@@ -37,7 +37,7 @@ from vitmix.lab.data.batch_draws import (
     operation_matrix,
     uniforms_per_sample,
 )
-from vitmix.lab.data.images import ArrayImages
+from vitmix.lab.data.images import ArrayImages, FileImages
 from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.policy import timm_policy
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
@@ -412,6 +412,14 @@ def test_evaluation_equals_the_other_loader(augmentation):
         for expected, batch in zip(theirs, ours, strict=True):
             for name in ("images", "labels", "indices"):
                 assert torch.equal(getattr(batch, name), getattr(expected, name))
+
+
+def test_images_to_evaluate_may_differ_in_size(tmp_path):
+    for number, size in enumerate([(40, 32), (32, 48), (64, 64)]):
+        Image.new("RGB", size, (number, 90, 200)).save(tmp_path / f"{number}.png")
+    images = FileImages(tmp_path, ["0.png", "1.png", "2.png"], [0, 1, 0], ["a", "b"], "files")
+    (theirs,), (ours,) = (list(kind(images, PLAIN, batch=3)) for kind in (EvalLoader, ResidentEvalLoader))
+    assert torch.equal(ours.images, theirs.images) and ours.labels.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from grays import (
 from training import one_thread, train  # noqa: F401
 from vitmix import AttentionTap
 from vitmix.lab.cli import main as cli
-from vitmix.lab.cli._robustness import pixels_of, run_suite
+from vitmix.lab.cli._robustness import run_suite
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.evaluation import Robustness, Running, conditions, open_subject, robustness
 from vitmix.lab.evaluation.conditions import Answers, Condition, Examiner
@@ -43,6 +43,7 @@ from vitmix.lab.evaluation.parts import chosen
 from vitmix.lab.evaluation.robustness import Suite
 from vitmix.lab.runs import Facts, Measurement, Run
 from vitmix.lab.runs.estimates import wilson
+from vitmix.lab.settings import fitted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,12 +53,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_noise_is_the_images_own_and_grows_with_sigma() -> None:
     pixels, indices = torch.full((3, 3, 16, 16), 0.5), torch.tensor([4, 7, 9])
-    assert torch.equal(gaussian_noise(pixels, indices, sigma=0), pixels)
-    noisy = gaussian_noise(pixels, indices, sigma=0.05)
-    assert torch.equal(noisy[1:2], gaussian_noise(pixels[:1], indices[1:2], sigma=0.05))
+    assert torch.equal(gaussian_noise(pixels, indices, indices, sigma=0), pixels)
+    noisy = gaussian_noise(pixels, indices, indices, sigma=0.05)
+    assert torch.equal(noisy[1:2], gaussian_noise(pixels[:1], indices[1:2], indices[1:2], sigma=0.05))
     assert not torch.equal(noisy[0], noisy[1])
     assert float((noisy - 0.5).std()) == pytest.approx(0.05, rel=0.05)
-    loud = gaussian_noise(pixels, indices, sigma=5.0)
+    loud = gaussian_noise(pixels, indices, indices, sigma=5.0)
     assert float(loud.min()) == 0 and float(loud.max()) == 1
 
 
@@ -258,13 +259,13 @@ def test_answers_come_back_exactly() -> None:
     + [("0.003", "0.003"), ("1.25/255", "1.25/255"), ("1/3", "85/255"), ("1/7", "0.142857")],
 )
 def test_bounds_are_shown_as_they_are_written(text: str, shown: str) -> None:
-    assert pixels_text(pixels_of(text, "epsilons")) == shown
+    assert pixels_text(*fitted(Robustness, "epsilons", [text], "the flags")) == shown
 
 
 def test_unreadable_images_are_not_counted(tmp_path: Path) -> None:
     for number, gray in enumerate((10, 250, 10)):
         Image.new("RGB", (8, 8), (gray,) * 3).save(tmp_path / f"{number}.png")
-    (tmp_path / "1.png").write_bytes(b"no picture")
+    (tmp_path / "1.png").write_bytes(b"not an image")
     images = FileImages(tmp_path, ["0.png", "1.png", "2.png"], [0, 3, 1], ["a", "b", "c", "d"], "files")
     for _ in range(2):  # the second time from what was kept
         again = FileImages(tmp_path, images.files, images.labels, images.classes, "files")
@@ -433,13 +434,13 @@ def test_results_belong_to_the_weights_that_were_read(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--norm", "l2"], "goes with a suite"),
+        (["--norm", "l2"], "needs a suite"),
         (["--suite", "attacks", "--epsilons", "8"], "epsilons are in pixels of 0..1, got 8; write 8/255"),
         (["--suite", "attacks", "--alphas", "2.5"], "alphas are in pixels of 0..1, got 2.5; write 2.5/255"),
-        (["--suite", "noise", "--cells", __file__], "is a file; name a folder"),
+        (["--suite", "noise", "--cells", __file__], "is a file"),
         (["--suite", "corruptions", "--folders", "c=."], "holds no <corruption>/<severity>/<class>"),
         (["--suite", "robustnes"], "did you mean 'robustness'?"),
-        (["--limit", "3"], "goes with a suite"),
+        (["--limit", "3"], "needs a suite"),
         (["--suite", "shifts"], "needs folders"),
         (["--suite", "shifts", "--folders", "a"], "written NAME=DIR"),
         (

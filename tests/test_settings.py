@@ -60,6 +60,7 @@ def test_arguments_become_typed_values() -> None:
     expected = {"part": 0.25, "pair": (1.0, 2.0), "given": {"x": 1, "y": [2]}, "dry_run": True, "seed": 4}
     assert found == Example(places=("a", "b"), **expected)
     assert read("a", "--pair", "none", "--part", "none") == Example(places=("a",), pair=None)
+    assert read("a", "--part", "8/255", "--pair", ".5/2", "1").part == 8 / 255
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_arguments_become_typed_values() -> None:
         (["a", "--count", "0"], "count must be an integer of at least 1, got 0"),
         (["a", "--part", "2"], "part must lie between 0 and 1, got 2.0"),
         (["a", "--part", "x"], "part in the flags must be a number or none, got 'x'"),
+        (["a", "--part", "1/0"], "part in the flags must be a number or none, got '1/0'"),
         (["a", "--pair", "1"], "pair takes 2 numbers, got 1: [1.0]"),
         (["a", "--mode", "fats"], "unknown mode 'fats', known: fast, slow; did you mean 'fast'?"),
         (["a", "--given", "x"], "given takes KEY=VALUE, such as depth=6, got 'x'"),

@@ -18,12 +18,11 @@ import vitmix
 from training import one_thread, train  # noqa: F401
 from vitmix.attention.tap import AttentionTap
 from vitmix.lab.cli.main import main
-from vitmix.lab.cli.show import allowed_methods
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.figures import NamedImage, NamedModel, read_image
+from vitmix.lab.fitting import fitting_methods
 from vitmix.lab.plotting.render import grid_figure
-from vitmix.lab.show import MethodResult, PairResults, render_methods, run_methods
-from vitmix.lab.show.figure import methods_grid
+from vitmix.lab.show import MethodResult, PairResults, methods_grid, render_methods, run_methods
 from vitmix.methods import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,12 +49,12 @@ def result_of(method: str, **settings) -> MethodResult:
     return result
 
 
-def test_all_methods_are_drawn_by_default():
-    assert allowed_methods(small_model()) == ([method for method in METHODS if method != "none"], [])
+def test_all_methods_are_shown_by_default():
+    assert fitting_methods(small_model(), (32, 32)) == ([method for method in METHODS if method != "none"], {})
 
 
 def test_mask_image_and_target_agree():
-    """Slow twin: every pixel is the own one's, the partner's, or a blend by the mask that is drawn."""
+    """Slow twin: every pixel is the own one's, the partner's, or a blend by the mask that is shown."""
     pair = pair_of("mixup", "cutmix", "tokenmix", "smmix", "none")
     own, partner = pair.pixels
     for result in pair.results[:3]:
@@ -134,7 +133,7 @@ def test_titles_do_not_touch():
     assert all(left.x1 <= right.x0 for left, right in pairwise(titles)) and titles[-1].x1 <= figure.bbox.x1
 
 
-def test_lines_are_drawn_between_tokens_and_not_between_pixels():
+def test_lines_lie_between_tokens_and_not_between_pixels():
     figure = grid_figure(methods_grid(pair_of("cutmix", "tokenmix")))
     assert sorted({len(panel.lines) for panel in figure.axes}) == [0, 6]  # 4 x 4 tokens; the box's pixels are 32 x 32
 

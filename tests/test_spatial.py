@@ -47,10 +47,22 @@ def test_strides_aggregate_by_hand() -> None:
     close(spatial.convolve_share(grid, conv)[0, 0], expected, 1e-7)
 
 
+TWINS = {
+    "MLP-Mixer": "mixer_twin",
+    "ResMLP": "mixer_twin",
+    "ConvNeXt": "convnext_twin",
+    "Hugging Face ConvNeXt": "convnext_twin",
+    "Hugging Face ConvNeXt V2": "convnext_twin",
+    "ResNet": "resnet_twin",
+}
+
+
 @pytest.mark.parametrize("text", ["tl_align", "tl_align(blocks=[-2])", "tl_align(blocks=[0, 2])"])
-@pytest.mark.parametrize("name", ["MLP-Mixer", "ResMLP", "ConvNeXt", "ResNet"])
+@pytest.mark.parametrize("name", TWINS)
 def test_shares_of_spatial_models_equal_a_linear_twin(name: str, text: str) -> None:
     """Shares are what the model makes of one channel with absolute weights, nothing pointwise, means for sums."""
+    if not FAMILIES[name].available:
+        pytest.skip(f"{FAMILIES[name].package} is not installed")
     torch.manual_seed(0)
     model: Any = FAMILIES[name].build().double().eval()
     size = FAMILIES[name].size
@@ -60,10 +72,9 @@ def test_shares_of_spatial_models_equal_a_linear_twin(name: str, text: str) -> N
         model(batch.images)
         targets = mixing.targets(batch)
     pixels = batch.mix.mask.double().expand(4, -1, -1).unsqueeze(1)
-    twins = {"MLP-Mixer": mixer_twin, "ResMLP": mixer_twin, "ConvNeXt": convnext_twin, "ResNet": resnet_twin}
     depth = mixing.reader.depth
     chosen = range(depth) if text == "tl_align" else [block % depth for block in mixing.mixer.share.blocks]
-    share = twins[name](model, pixels, set(chosen))
+    share = globals()[TWINS[name]](model, pixels, set(chosen))
     close(targets[range(4), batch.mix.partner], share.flatten(1).mean(1), 1e-9)
     assert (targets.sum(1) - 1).abs().max() < 1e-9
 
@@ -94,14 +105,16 @@ def mixer_twin(model: Any, pixels: Tensor, chosen: set[int]) -> Tensor:
 
 def convnext_twin(model: Any, pixels: Tensor, chosen: set[int]) -> Tensor:
     share, count = dense.under_kernel(pixels[:, 0], 4, 4, 0).unsqueeze(1), -1
-    for number, stage in enumerate(model.stages):
+    body = getattr(model, "convnext", None) or getattr(model, "convnextv2", None)  # Hugging Face's
+    for number, stage in enumerate(model.stages if body is None else body.encoder.stages):
         if number:
             share = dense.under_kernel(share[:, 0], 2, 2, 0).unsqueeze(1)
-        for block in stage.blocks:
+        for block in stage.blocks if body is None else stage.layers:
             count += 1
             if count not in chosen:
                 continue
-            share = (normalized(block.conv_dw.weight, share, padding=3) + share) / 2
+            conv = block.conv_dw if body is None else block.dwconv
+            share = (normalized(conv.weight, share, padding=3) + share) / 2
     return share
 
 

@@ -18,8 +18,12 @@ LIBRARY = [path for path in ROOT.rglob("*.py") if "lab" not in path.relative_to(
 NEEDED = {"torch", "timm", "numpy", "scipy", "safetensors", "vitmix"}
 READS = {
     "huggingface.py": {"transformers"},
+    "huggingface_encoders.py": {"transformers"},
+    "huggingface_pyramids.py": {"transformers"},
     "torchvision_models.py": {"torchvision"},
     "maps.py": {"torchvision"},
+    "trainer.py": {"transformers"},
+    "lightning_module.py": {"lightning"},
 }  # only when such a model comes
 
 

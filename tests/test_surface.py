@@ -168,8 +168,8 @@ def _checksum(content: Any) -> str:
 
 def matrices() -> dict[str, int]:
     """How many trainings each ready matrix has."""
-    lines = [line for line in done("compare", "--list").splitlines() if "trainings" in line]
-    return {line.split()[0]: int(re.findall(r"(\d+) trainings", line)[-1]) for line in lines}
+    lines = [line for line in done("compare", "--list").splitlines() if line.endswith(" runs)")]
+    return {line.split()[0]: int(re.findall(r"(\d+) runs", line)[-1]) for line in lines}
 
 
 def test_recipes_and_matrices() -> None:
@@ -217,7 +217,7 @@ def part_settings() -> dict[str, dict[str, dict[str, str]]]:
         heading, call = line[:9].strip(), line[9:].strip()
         kind = heading or kind
         name, _, inside = call.removesuffix(")").partition("(")
-        settings = dict(each.split("=") for each in inside.split(", ")) if inside else {}
+        settings = dict(each.split("=") for each in re.split(r", (?=\w+=)", inside)) if inside else {}
         found.setdefault(kind, {})[name] = {
             key: re.sub(r"\((.*?),?\)", r"[\1]", value) for key, value in settings.items()
         }

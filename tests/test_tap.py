@@ -133,7 +133,7 @@ def test_other_image_sizes() -> None:
     model = tiny_vit(dynamic_img_size=True).eval()
     images, labels = tiny_batch(4, size=(24, 32))
     for text in ("tl_align", "transmix", "smmix", "tokenmix", "vtm"):
-        with vitmix.create(text, 10).attach(model) as mixing:
+        with torch.no_grad(), vitmix.create(text, 10).attach(model) as mixing:
             batch = mixing.mix(images, labels)
             assert batch.frame.grid == (6, 8)
             assert torch.isfinite(mixing.loss(model(batch.images), batch))
@@ -271,7 +271,7 @@ def test_a_guide_of_another_size() -> None:
     same(batch.clean_logits, guide(images).detach())
 
 
-@pytest.mark.parametrize("name", ["xcit_nano_12_p16_224", "swinv2_tiny_window8_256", "gmlp_s16_224"])
+@pytest.mark.parametrize("name", ["xcit_nano_12_p16_224", "davit_tiny", "gmlp_s16_224"])
 def test_unreadable_models_get_one_error(name: str) -> None:
     model = timm.create_model(name, num_classes=10)
     for text in ("transmix", "tl_align", "smmix", "htm", "vtm"):
@@ -475,7 +475,7 @@ def test_a_brief_tape_gives_the_same_targets(settings: dict, text: str) -> None:
     images, labels = tiny_batch()
     targets = []
     for brief in (False, True):
-        with vitmix.create(text, 10).attach(model) as mixing:
+        with vitmix.create(text, 10).attach(model, seed=0, step=0) as mixing:
             draw = mixing.draw(mixing.frame(images))
             batch = mixing.apply(images.double(), labels, draw, brief=brief)
             model(batch.images)

@@ -148,7 +148,7 @@ def test_what_it_is_going_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     parameters = sum(value.numel() for value in weights(tmp_path / "run").values())
     assert model.startswith(f"Model vit_tiny_patch16_224 with {parameters:,} parameters, on ")
     assert model.endswith(" CPU in fp32; method mixup(alpha=0.8) | tl_align.")
-    assert not any(line.startswith("Note: none of the images") for line in rest)
+    assert not any(line.startswith("Note: no ") for line in rest)
 
 
 def test_classes_without_a_picture_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_classes_without_a_picture_are_named(tmp_path: Path, capsys: pytest.Capt
     train(tmp_path / "run", data=f"npz:{tmp_path}", epochs=1, batch=6)
     said = capsys.readouterr().out
     assert "images of 10 classes" in said
-    assert "\nNote: none of the images to train on shows 1, 3, 4, 5, 6 and 2 more classes.\n" in said
+    assert "\nNote: no training image shows 1, 3, 4, 5, 6 and 2 more classes.\n" in said
     assert "to evaluate on" not in said
 
 
@@ -178,13 +178,13 @@ def test_what_is_evaluated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         assert (
             f"images of 3 classes: imagefolder:{root}/train (train); evaluating on 20: imagefolder:{root}/val" in said
         )
-        assert "\nNote: none of the images to evaluate on shows emu.\n" in said
+        assert "\nNote: no evaluation image shows emu.\n" in said
         summary = Run(trainer.folder.path).summary
         assert summary is not None
         broken = summary.broken_images
         assert [each.partition(":")[0] for each in broken] == ["evaluation", "training"]  # two files of one name
     else:
-        assert "Training on 18 images of 2 classes" in said and "Note: none" not in said
+        assert "Training on 18 images of 2 classes" in said and "Note: no" not in said
         assert f"evaluating on 2: {held_out}, as the data has no other split.\n" in said
         assert f" % on {held_out}; best" in said
 

@@ -138,7 +138,7 @@ def test_truncated_checkpoint_is_passed_over(
     (output / "checkpoints" / ".update-000000009.partial").mkdir()
     train(output, ema=0.9)
     said = capsys.readouterr().out
-    assert "update-000000008 is damaged" in said and "2 updates are computed again" in said
+    assert "update-000000008 is damaged" in said and "2 updates are repeated" in said
     assert "update-000000009 was interrupted" in said
     assert same_weights(weights(finished), weights(output))
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_another_training_is_refused(
     replace_file(path, "training.json", json.dumps(skeleton).encode())
     assert cli.main(["train", "--config", str(output / "config.yaml"), "--output", str(output)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("vitmix: error: ") and said.count("\n") == 1 and "not a checkpoint of this training" in said
+    assert said.startswith("vitmix: error: ") and said.count("\n") == 1 and "not a checkpoint of this run" in said
     assert path.is_dir()
 
 
@@ -227,7 +227,7 @@ def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest
     trainer.journal.tell = tell_and_delete
     assert trainer.run() == 0
     said = capsys.readouterr().out
-    assert f"{output / 'best.safetensors'} is missing: the best weights are chosen from here on" in said
+    assert f"{output / 'best.safetensors'} is missing; the best weights are selected from now on" in said
     text = said[said.index("Trained ") :]
     assert "best.safetensors" not in text and f"Weights   {output / 'last.safetensors'} (final)" in text
     assert f"checkpoint_path='{output / 'last.safetensors'}'" in text
@@ -317,7 +317,7 @@ def test_a_disk_that_is_full_at_the_end(finished: Path, tmp_path: Path, capsys: 
     trainer.folder.write_summary = fail
     assert trainer.run() == 1
     said = capsys.readouterr().out
-    assert "newest complete checkpoint is update-000000012; the same command continues from there" in said
+    assert "newest complete checkpoint is update-000000012; rerun the command to resume from there" in said
     train(output, ema=0.9)
     assert same_weights(weights(finished), weights(output)) and (output / "summary.json").exists()
 

@@ -78,9 +78,7 @@ def test_files_are_valid_json_and_leave_out_what_is_not_finite(tmp_path: Path) -
     assert cli.main(report) == 0
 
 
-@pytest.mark.parametrize(
-    ("part", "words"), [("optimizer", "the optimizer's state is"), ("ema", "the averaged weights are")]
-)
+@pytest.mark.parametrize(("part", "words"), [("optimizer", "the optimizer's state is"), ("ema", "the EMA weights are")])
 def test_other_state_that_is_not_finite_is_not_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, words: str
 ) -> None:

@@ -1,0 +1,519 @@
+"""The baselines of the papers' tables: fast equals slow, properties over random inputs, and what is refused."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reference_baselines as slow
+import vitmix
+from support import close, same, tiny_batch, tiny_vit
+from vitmix import functional as F
+from vitmix._sampling import generator_for
+from vitmix.parts.base import Guidance
+from vitmix.parts.cuts import grid_energy, grid_labels
+from vitmix.parts.decoupled import decoupled_loss
+from vitmix.parts.fourier import FourierMask, low_frequency_image
+from vitmix.parts.guided import guided_share
+from vitmix.parts.lattice import LatticeMask, lattice_mask
+from vitmix.parts.manifold import Manifold
+from vitmix.parts.masks import box_reach
+from vitmix.parts.objects import object_share
+from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
+from vitmix.parts.progressive import CellMask, progressive_share
+from vitmix.parts.puzzle import PuzzleMask, move_blocks, transport_plan
+from vitmix.parts.resized import ResizedMask, paste_resized
+from vitmix.parts.token_labels import mixed_token_labels
+from vitmix.parts.top_cells import top_cells
+
+SEEDS = st.integers(0, 10_000)
+
+
+def batch_of(images: torch.Tensor, partner: torch.Tensor) -> vitmix.Unmixed:
+    size = (images.shape[2], images.shape[3])
+    return vitmix.Unmixed(images, torch.zeros(len(images), 1), partner, vitmix.Frame(len(images), size))
+
+
+# FMix
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 5), (4, 9)])
+@pytest.mark.parametrize("decay", [0.0, 1.5, 3.0])
+def test_low_frequency_images_are_the_slow_ones(size: tuple[int, int], decay: float) -> None:
+    normals = torch.randn(1, size[0], size[1] // 2 + 1, 2, dtype=torch.float64)
+    image = low_frequency_image(normals, size, decay=decay)[0]
+    close(image, torch.tensor(slow.low_frequency(normals[0], size, decay), dtype=torch.float64), 1e-10)
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.3]))
+def test_fmix_has_the_drawn_area(seed: int, soft: float) -> None:
+    frame = vitmix.Frame(3, (12, 10))
+    mask = FourierMask(max_soft=soft, per="sample").draw(frame, generator_for(seed))["mask"]
+    assert mask.shape == (3, 12, 10)
+    again = F.beta_share(3, 1.0, generator=generator_for(seed))
+    close(F.area_share(mask, dtype=torch.float64), again, 1.01 / 120)
+
+
+# ResizeMix
+
+
+@given(SEEDS)
+def test_resizemix_pastes_the_whole_partner(seed: int) -> None:
+    images = torch.rand(4, 3, 12, 9, dtype=torch.float64)
+    mask, batch = ResizedMask(), batch_of(images, F.rolled_pairs(4))
+    scale, *center = torch.rand(9, generator=generator_for(seed), dtype=torch.float64).tolist()
+    scale = 0.1 + 0.7 * scale
+    values = mask.values(batch.frame, scale, (torch.tensor(center).view(4, 2) * torch.tensor([12, 9])).long())
+    made = mask.where(values, batch)
+    boxes = values["box"].tolist()
+    same(made.images, slow.resized(images, batch.partner.tolist(), boxes, max(scale, 1 / 9)))
+    assert all(0 <= top < bottom <= 12 and 0 <= left < right <= 9 for top, bottom, left, right in boxes)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_resizemix_on_a_device_is_that_of_the_host(interpolation: str) -> None:
+    images = torch.rand(4, 3, 17, 24)
+    mask, batch = ResizedMask(interpolation=interpolation), batch_of(images, F.rolled_pairs(4))
+    for seed in range(6):
+        values = mask.draw(batch.frame, generator_for(seed))
+        moved = paste_resized(images, images[batch.partner], values["box"], (values["rows"], values["columns"]))
+        close(moved, mask.where(values, batch).images, 1e-6)
+
+
+# GridMix
+
+
+@given(SEEDS)
+def test_lattices_are_the_slow_ones(seed: int) -> None:
+    share, area, aspect, *place = torch.rand(5, generator=generator_for(seed), dtype=torch.float64).tolist()
+    settings = (0.5 + area / 2, 0.5 + 1.5 * aspect, tuple(place))
+    holes = 2 + seed % 5
+    named = dict(zip(("area", "aspect", "place"), settings, strict=True))
+    mask = lattice_mask((30, 21), share, holes=holes, **named)
+    same(mask, slow.holes((30, 21), share, holes, *settings))
+
+
+def test_lattices_of_tiny_images() -> None:
+    for side in (1, 2, 3):
+        mask = LatticeMask().draw(vitmix.Frame(1, (side, side)), generator_for(side))["mask"]
+        assert mask.shape == (1, side, side)
+
+
+# SaliencyMix
+
+
+def test_saliency_is_the_slow_one() -> None:
+    gray = torch.randint(0, 256, (2, 13, 17), generator=generator_for(0), dtype=torch.int32)
+    fast = fine_grained_saliency(gray)
+    for number in range(2):
+        same(fast[number], torch.tensor(slow.saliency(gray[number].tolist())))
+
+
+def test_saliency_of_normalized_images_is_that_of_their_pixels() -> None:
+    pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    mask = PeakMask(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (mask.mean, mask.std))
+    same(mask.saliency((pixels / 255 - mean) / std), mask.saliency(pixels))
+    with pytest.raises(ValueError, match="needs color images"):
+        mask.saliency(pixels[:, :1])
+
+
+def test_saliencymix_boxes_are_around_the_peaks_of_the_partners() -> None:
+    images = torch.randint(0, 256, (3, 3, 32, 32), generator=generator_for(1), dtype=torch.uint8)
+    partner, share = torch.tensor([1, 2, 0]), torch.tensor([0.05], dtype=torch.float64)
+    mask = PeakMask().where({"reach": box_reach((32, 32), share)}, batch_of(images, partner)).mask
+    for number, other in enumerate(partner.tolist()):
+        levels = torch.tensor(slow.saliency(gray_levels(images[other : other + 1])[0].tolist()))
+        center = divmod(int(levels.flatten().argmax()), 32)
+        same(mask[number], F.box_mask(F.boxes_around(torch.tensor([center]), (32, 32), share), (32, 32))[0])
+
+
+# Attentive CutMix
+
+
+@given(SEEDS, st.integers(1, 12))
+def test_top_cells_are_the_slow_ones(seed: int, count: int) -> None:
+    scores = torch.randint(0, 4, (2, 3, 4), generator=generator_for(seed)).double()  # with ties
+    fast = top_cells(scores, torch.tensor([count]))
+    for number in range(2):
+        same(fast[number], slow.top_cells(scores[number], count))
+
+
+def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
+    images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
+    guide = timm.create_model("resnet50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8)).eval()
+    model = tiny_vit(img_size=64, patch_size=16)
+    with vitmix.attentive_cutmix(10, scores="features").attach(model, guide=guide) as mixing:
+        batch = mixing.mix(images, labels)
+    features = guide.forward_features(images).mean(1)
+    close(batch.guidance.features, features, 1e-6)
+    count = batch.mix.mask.sum((1, 2))
+    assert batch.mix.mask.shape == (4, 2, 2) and (count == count[0]).all()
+    same(batch.mix.mask, top_cells(features[batch.mix.partner], count[:1]))
+    with pytest.raises(ValueError, match="features is constant"):
+        vitmix.attentive_cutmix(10, scores="features").attach(model)
+
+
+# Manifold Mixup
+
+
+def test_manifold_places_are_uniform() -> None:
+    frame = vitmix.Frame(4, (16, 16), (4, 4), grids=((4, 4),) * 12)
+    places = [int(Manifold().draw(frame, generator_for(seed))["shares"].argmax()) for seed in range(500)]
+    assert set(places) == {0, 1, 2, 3, 4}  # pixels and a third of the blocks
+    assert min(places.count(place) for place in set(places)) > 60
+    only = Manifold(blocks=(-1,), pixels=False).draw(frame, generator_for(0))["shares"]
+    assert only.nonzero().tolist() == [[12]]
+
+
+def test_manifold_mixup_at_the_pixels_is_mixup() -> None:
+    images, labels = tiny_batch(5)
+    model = tiny_vit()
+    learner = vitmix.Learner(model, vitmix.manifold_mixup(10, blocks=()))
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    output = learner(images, labels, draw=draw)
+    share, partner = draw.values["inner0.shares"][0], draw.values["inner0.partner"]
+    learner.mixing.close()
+    close(output.logits, model(torch.lerp(images, images[partner], share)), 1e-6)
+    close(output.targets, F.mix_targets(F.label_rows(labels, 10), partner, share.expand(5)), 1e-6)
+
+
+def test_manifold_mixup_survives_activation_checkpointing() -> None:
+    images, labels = tiny_batch(4)
+    found = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = tiny_vit()
+        model.set_grad_checkpointing(checkpointing)
+        output = vitmix.Learner(model, vitmix.manifold_mixup(10, blocks=(1, 2), pixels=False))(images, labels)
+        output.loss.backward()
+        found.append((output.targets, model.patch_embed.proj.weight.grad))
+    close(found[0][0], found[1][0], 0)
+    close(found[0][1], found[1][1], 1e-6)
+
+
+# MixPro
+
+
+@given(SEEDS)
+def test_cells_of_the_drawn_number(seed: int) -> None:
+    frame = vitmix.Frame(5, (28, 28), (7, 7))
+    mask = CellMask(tokens=2).draw(frame, generator_for(seed))["mask"]
+    assert mask.shape == (5, 7, 7)
+    for each in mask:
+        cells = each[::2, ::2]
+        assert 1 <= int(cells.sum()) <= 15
+        same(cells.repeat_interleave(2, 0).repeat_interleave(2, 1)[:7, :7], each)
+
+
+def test_progressive_shares_go_from_area_to_attention() -> None:
+    area, attention = torch.tensor([0.2]), torch.tensor([0.8])
+    targets = torch.tensor([[1.0, 0.0, 0.0]])
+    for logits, expected in (([50.0, 0, 0], 0.8), ([0, 50.0, 0], 0.2)):
+        close(progressive_share(attention, area, targets, torch.tensor([logits])), torch.tensor([expected]), 1e-6)
+
+
+# DecoupleMix
+
+
+@given(SEEDS, st.booleans())
+def test_decoupled_loss_is_the_slow_one(seed: int, scaled: bool) -> None:
+    generator = generator_for(seed)
+    logits = 3 * torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    own, partner = torch.randint(0, 5, (2, 6), generator=generator)
+    share = torch.rand(6, generator=generator, dtype=torch.float64)
+    share[0], share[1] = 0, 1
+    expected = slow.decoupled(logits, own.tolist(), partner.tolist(), share.tolist(), scaled)
+    assert abs(float(decoupled_loss(logits, own, partner, share, scaled=scaled)) - expected) < 1e-12
+
+
+def test_decoupled_loss_of_certain_predictions_is_finite() -> None:
+    logits = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
+    loss = decoupled_loss(logits, torch.tensor([1]), torch.tensor([0]), torch.tensor([0.5]))
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
+
+
+def test_decoupled_loss_needs_two_classes() -> None:
+    images, _ = tiny_batch(4)
+    learner = vitmix.Learner(tiny_vit(), vitmix.decouplemix(10))
+    with pytest.raises(ValueError, match="needs one class per image"):
+        learner(images, torch.full((4, 10), 0.1))
+    with pytest.raises(ValueError, match="mixes in more"):
+        vitmix.create("decouplemix + htm", 10)
+
+
+# OA-CutMix
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([0.5, 1.0]))
+def test_object_share_is_the_slow_one(seed: int, relative: float, blend: float) -> None:
+    generator = generator_for(seed)
+    masks = (torch.rand(4, 6, 5, generator=generator, dtype=torch.float64) < 0.15).double()
+    masks[0] = 0
+    mask = F.box_mask(F.draw_boxes((6, 5), torch.rand(4, generator=generator), generator=generator), (6, 5))
+    partner = torch.randperm(4, generator=generator)
+    area = F.area_share(mask, dtype=torch.float64)
+    share = object_share(masks, vitmix.Mix(partner, mask), area, relative=relative, blend=blend)
+    expected = slow.objects(masks, mask, partner.tolist(), relative, blend)
+    close(share, torch.tensor(expected, dtype=torch.float64), 1e-12)
+
+
+def test_object_shares_of_uniform_objects_are_areas() -> None:
+    images, labels = tiny_batch(6)
+    mixer = vitmix.oa_cutmix(10, relative=0.4)
+    generators = [generator_for(3), generator_for(3)]
+    _, targets = mixer(images, labels, maps=torch.ones(6, 16, 16), generator=generators[0])
+    close(targets, vitmix.cutmix(10)(images, labels, generator=generators[1])[1], 1e-6)
+    with pytest.raises(ValueError, match="object shares need the object mask"):
+        mixer(images, labels)
+    with pytest.raises(ValueError, match="one object mask per image"):
+        mixer(images, labels, maps=torch.ones(6, 10, 4, 4))
+
+
+# Token labels
+
+
+@given(SEEDS, st.booleans())
+def test_token_labels_are_the_slow_ones(seed: int, moved: bool) -> None:
+    generator = generator_for(seed)
+    labels = torch.rand(3, 4, 5, generator=generator, dtype=torch.float64)
+    share = torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    source = torch.randint(0, 4, (3, 4), generator=generator) if moved else None
+    partner = torch.randperm(3, generator=generator)
+    mix = vitmix.Mix(partner, torch.zeros(3, 2, 2, dtype=torch.bool), source)
+    close(mixed_token_labels(labels, share, mix), slow.token_labels(labels, share, partner.tolist(), source), 1e-12)
+
+
+def test_token_labels_need_maps_of_every_class() -> None:
+    images, labels = tiny_batch(4)
+    learner = vitmix.Learner(tiny_vit(), vitmix.token_labeling(10))
+    with pytest.raises(ValueError, match="token labels need a teacher's maps"):
+        learner(images, labels)
+    with pytest.raises(ValueError, match=r"maps must be \(4, 10, 4, 4\)"):
+        learner(images, labels, maps=torch.rand(4, 4, 4))
+    with pytest.raises(ValueError, match="two parts need different maps"):
+        vitmix.create("mix(mask=box, share=activation) + tokens", 10)
+
+
+# Puzzle Mix
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 2), (3, 3, 3), (2, 4, 4), (1, 5, 3), (4, 1, 2)])
+def test_cuts_are_optimal(shape: tuple[int, int, int]) -> None:
+    """Against every labeling, with costs of very different sizes."""
+    rows, columns, _ = shape
+    chance = np.random.default_rng(sum(shape))
+    for number in range(6):
+        size = 10.0 ** (2 * number - 6)
+        unary = size * chance.normal(size=shape) * chance.choice([1e-9, 1, 1e4], size=shape)
+        down, right = size * chance.random((rows - 1, columns)), size * chance.random((rows, columns - 1))
+        energy = grid_energy(grid_labels(unary, down, right), unary, down, right)
+        best = slow.least_energy(unary.tolist(), down.tolist(), right.tolist())
+        assert abs(energy - best) <= 1e-11 * np.abs(unary).sum()
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.05, 0.8])
+def test_transport_is_the_slow_one(cost: float) -> None:
+    for seed in range(5):
+        generator = generator_for(seed)
+        saliency = torch.rand(2, 4, 4, generator=generator)
+        saliency = saliency / saliency.sum((1, 2), keepdim=True)
+        visible = torch.rand(2, 4, 4, generator=generator) < 0.6
+        plan = transport_plan(saliency.double(), visible, cost=cost)
+        for number in range(2):
+            expected = slow.plan(saliency[number].tolist(), visible[number].tolist(), cost)
+            assert sorted(map(tuple, plan[number].nonzero().tolist())) == sorted(expected)
+
+
+def test_moved_blocks_keep_their_pixels() -> None:
+    images = torch.rand(2, 3, 8, 12)
+    stay = torch.eye(4, dtype=torch.bool).expand(2, -1, -1)
+    same(move_blocks(images, stay), images)
+    swap = torch.zeros(2, 4, 4, dtype=torch.bool)
+    swap[:, 0, 3] = True
+    moved = move_blocks(images, swap)
+    same(moved[:, :, 4:, 6:], images[:, :, :4, :6])
+    assert not moved[:, :, :4].any() and not moved[:, :, 4:, :6].any()
+
+
+def test_puzzlemix_prefers_salient_blocks() -> None:
+    """With saliency in one half of each image, the mask shows the salient halves of both."""
+    images = torch.full((2, 3, 32, 32), 0.5)
+    saliency = torch.full((2, 32, 32), 1e-3)
+    saliency[0, :, :16], saliency[1, :, 16:] = 1, 1
+    frame, partner = vitmix.Frame(2, (32, 32)), torch.tensor([1, 0])
+    batch = vitmix.Unmixed(images, torch.zeros(2, 1), partner, frame, Guidance(gradient=saliency))
+    values = {"share": torch.tensor(0.5, dtype=torch.float64), "blocks": torch.tensor(4)}
+    mask = PuzzleMask(transport=False, mean=(0.0,) * 3, std=(1.0,) * 3).where(values, batch).mask
+    assert (mask[0, :, :16] == 0).all() and (mask[0, :, 16:] == 1).all()
+    assert (mask[1, :, :16] == 1).all() and (mask[1, :, 16:] == 0).all()
+
+
+def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
+    mask = PuzzleMask(blocks=(3, 4))
+    drawn = {int(mask.draw(vitmix.Frame(2, (8, 8)), generator_for(seed))["blocks"]) for seed in range(9)}
+    assert drawn == {4}
+    with pytest.raises(ValueError, match="do not divide into 3 or 4 blocks"):
+        mask.draw(vitmix.Frame(2, (7, 7)), None)
+    learner = vitmix.Learner(tiny_vit(in_chans=1), vitmix.puzzlemix(10))
+    with pytest.raises(ValueError, match="mean and std are of 3 channels, but images have 1"):
+        learner(torch.randn(2, 1, 16, 16), torch.arange(2))
+
+
+# RecursiveMix
+
+
+def test_recursivemix_pastes_what_was_mixed_before() -> None:
+    images, labels = tiny_batch(4)
+    learner = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10, most=1.0))
+    seen: list[torch.Tensor] = []
+    learner.model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    first = learner(images, labels)
+    same(seen[0], images)
+    same(first.targets, F.label_rows(labels, 10))
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    second = learner(images.flip(3), labels.flip(0), draw=draw)
+    top, bottom, left, right = draw.values["mask.box"][0].tolist()
+    share = (bottom - top) * (right - left) / 256
+    assert share > 0
+    expected = images.flip(3).clone()
+    small = torch.nn.functional.interpolate(images, (bottom - top, right - left), mode="nearest")
+    expected[:, :, top:bottom, left:right] = small
+    close(seen[1], expected, 1e-6)
+    close(second.targets, (1 - share) * F.label_rows(labels.flip(0), 10) + share * first.targets, 1e-6)
+    assert second.parts["recognize"] > 0
+    second.loss.backward()
+    assert learner.added["history"].head.weight.grad.abs().sum() > 0
+
+
+def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
+    images, labels = tiny_batch(4)
+    learner = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10))
+    for batch, rows in ((images[:3], labels[:3]), (images, labels)):  # the second batch is larger
+        same(learner(batch, rows).targets, F.label_rows(rows, 10))
+    learner(images[:2], labels[:2])
+    assert not [key for key in learner.state_dict() if key.startswith("added") and "head" not in key]
+    with pytest.raises(ValueError, match="keeps the previous batch"):
+        vitmix.create("mix(mask=history)", 10)(images, labels)
+    with pytest.raises(ValueError, match="recognize needs a history mask"):
+        vitmix.create("cutmix + recognize", 10)
+
+
+# TdAttenMix
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.5, 1.0]))
+def test_guided_share_is_the_slow_one(seed: int, blend: float) -> None:
+    generator = generator_for(seed)
+    scores = torch.rand(3, 4, 4, generator=generator, dtype=torch.float64)
+    scores[0] = 0
+    mask = torch.rand(3, 4, 4, generator=generator) < 0.4
+    source = torch.randint(0, 16, (3, 16), generator=generator)
+    partner = torch.randperm(3, generator=generator)
+    share = guided_share(
+        scores, vitmix.Mix(partner, mask, source), F.area_share(mask, dtype=torch.float64), blend=blend
+    )
+    expected = slow.guided(scores, mask, source, partner.tolist(), blend)
+    close(share, torch.tensor(expected, dtype=torch.float64), 1e-12)
+
+
+def test_consistency_by_the_label_uses_the_share_of_the_target() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit().eval()
+    with vitmix.create("mix(mask=salient_box, share=guided) + consistency(by=label)", 10).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        logits = model(batch.images)
+        parts = mixing.losses(logits, batch)
+        targets = mixing.targets(batch)
+    share = targets[torch.arange(4), labels[batch.mix.partner]]
+    assert not torch.allclose(share, F.area_share(batch.mix.mask))
+    expected = F.consistency_loss(logits, batch.clean_logits, batch.mix.partner, share)
+    close(parts["consistency"], expected.detach(), 1e-6)
+
+
+# What does not go together
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("mix(mask=resized, share=activation)", "look up the partner at the pasted positions"),
+        ("mix(mask=resized, share=object)", "look up the partner at the pasted positions"),
+        ("mix(mask=resized) + tokens", "moves tokens or pixels"),
+        ("mix(mask=history) + region", "needs one partner per image"),
+        ("mix(mask=puzzle, share=prior)", "look up the partner at the pasted positions"),
+        ("token_labeling + htm", "moves tokens or pixels"),
+        ("tl_align + manifold", "needs the labels before the forward pass"),
+        ("mixpro + htm", "needs the labels before the forward pass"),
+        ("smmix + manifold", "region loss labels tokens by the input mask"),
+        ("manifold_mixup(blocks=[], pixels=False)", "blocks must be block numbers"),
+        ("attentive_cutmix(blocks=[])", "blocks must name at least one block"),
+        ("resizemix(low=0.9)", "low must not exceed high"),
+        ("gridmix(least=7)", "least must not exceed most"),
+        ("saliencymix(mean=[0.5])", "mean must be three numbers"),
+    ],
+)
+def test_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vitmix.create(text, 10)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_manifold_mixup_mixes_tokens_and_targets_or_neither(frozen: int) -> None:
+    """A frozen block in evaluation mode must not leave blended tokens with plain targets, or the reverse."""
+    images, labels = tiny_batch(4)
+    model = tiny_vit(depth=2)
+    model.blocks[frozen].eval()
+    mixer = vitmix.manifold_mixup(10, blocks=(0, 1), pixels=False)
+    for step in range(4):
+        output = vitmix.Learner(model, mixer, seed=0, step=step)(images, labels)
+        close(output.logits, model(images), 1e-6)
+        assert (output.targets == 1).any(1).all()
+
+
+def test_manifold_mixup_blends_in_models_of_two_blocks() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit(depth=2)
+    output = vitmix.Learner(model, vitmix.manifold_mixup(10, pixels=False), seed=0)(images, labels)
+    assert not torch.allclose(output.logits, model(images))
+
+
+def test_mixpro_reads_the_logits_of_the_whole_classifier() -> None:
+    images, labels = tiny_batch(4)
+    whole = torch.nn.Sequential(tiny_vit(num_classes=0), torch.nn.Linear(tiny_vit().embed_dim, 10))
+    output = vitmix.Learner(whole, vitmix.create("mixpro(tokens=2)", 10), seed=0)(images, labels)
+    output.loss.backward()
+    assert torch.isfinite(output.loss) and output.logits.shape == (4, 10)
+
+
+def test_features_of_a_backbone_in_a_larger_module_can_be_scores() -> None:
+    images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
+    whole = torch.nn.Sequential(timm.create_model("resnet10t", num_classes=0), torch.nn.Linear(512, 10))
+    output = vitmix.Learner(whole, vitmix.attentive_cutmix(10, scores="features"), seed=0)(images, labels)
+    assert torch.isfinite(output.loss)
+
+
+# Compilation
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["resizemix", "saliencymix", "manifold_mixup", "mixpro(tokens=2)", "decouplemix", "puzzlemix", "recursivemix"],
+)
+def test_a_compiled_learner_equals_an_eager_one(text: str) -> None:
+    model = tiny_vit()
+    images, labels = tiny_batch(6)
+    eager = vitmix.Learner(model, vitmix.create(text, 10), seed=0, step=0)
+    compiled = vitmix.Learner(model, vitmix.create(text, 10), seed=0, step=0)
+    compiled.added.load_state_dict(eager.added.state_dict())
+    compiled.compile(backend="eager", fullgraph=True)
+    expected = [eager(images, labels) for _ in range(2)]
+    eager.mixing.close()
+    for one in expected:
+        two = compiled(images, labels)
+        two.loss.backward()
+        close(two.targets, one.targets, 1e-6)
+        close(two.loss, one.loss.detach(), 1e-5)

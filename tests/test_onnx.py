@@ -1,0 +1,102 @@
+"""Exports: onnxruntime gives the same logits for any batch, and `vitmix eval` reads what `vitmix export` wrote."""
+
+import json
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from training import one_thread, train  # noqa: F401
+from vitmix.lab import onnx_files
+from vitmix.lab.cli import main as cli
+from vitmix.lab.evaluation import open_subject
+from vitmix.lab.export import export
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def run(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    output = tmp_path_factory.mktemp("runs") / "vit"
+    train(output, epochs=1, crop_pct=0.9, std=(0.2, 0.3, 0.25), num_classes=14)
+    return output
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for name in onnx_files.PACKAGES:
+        pytest.importorskip(name, reason=f"{name} is not installed (extra onnx)")
+    folder = tmp_path_factory.mktemp("exports") / "model"
+    assert cli.main(["export", str(run), str(folder), "--to", "onnx"]) == 0
+    return folder
+
+
+def test_onnxruntime_gives_the_same_logits(run: Path, exported: Path) -> None:
+    import onnxruntime
+
+    assert {path.name for path in exported.iterdir()} == {"model.onnx", "config.json", "README.md"}
+    session = onnxruntime.InferenceSession(str(exported / "model.onnx"))
+    model = open_subject(run).model
+    for batch in (1, 3, 16):
+        images = torch.randn(batch, 3, 16, 16)
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        with torch.no_grad():
+            np.testing.assert_allclose(logits, model(images).numpy(), atol=1e-4, rtol=0)
+    assert "onnxruntime.InferenceSession" in (exported / "README.md").read_text()
+    assert json.loads((exported / "config.json").read_text())["pretrained_cfg"]["std"] == [0.2, 0.3, 0.25]
+
+
+def test_other_logits_are_refused(run: Path, exported: Path) -> None:
+    model = open_subject(run).model
+    onnx_files.check_onnx(model, exported / "model.onnx", (16, 16))
+    with torch.no_grad():
+        model.head.bias += 2e-4  # pyright: ignore
+    with pytest.raises(ValueError, match=r"the logits of the ONNX file differ by 0.0002, more than 0.0001"):
+        onnx_files.check_onnx(model, exported / "model.onnx", (16, 16))
+
+
+def test_missing_packages_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch.object(onnx_files, "PACKAGES", ("onnx_that_is_not_there",)):
+        assert cli.main(["export", str(run), str(tmp_path / "model"), "--to", "onnx"]) == 2
+    assert "onnx_that_is_not_there; install them with pip install 'vitmix[onnx]'" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_eval_reads_exports(run: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    subject = open_subject(run)
+    export(subject, tmp_path / "model", to=to)
+    again = open_subject(tmp_path / "model")
+    assert again.classes is not None and again.classes[:12] == subject.classes
+    ours, theirs = subject.augmentation, again.augmentation
+    assert (theirs.size, theirs.mean, theirs.std, theirs.crop_pct) == (ours.size, ours.mean, ours.std, ours.crop_pct)
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(again.model(images), subject.model(images))
+    capsys.readouterr()
+    for what in (run, tmp_path / "model"):
+        data = ["--data", subject.config.data, "--output", str(tmp_path / f"{Path(what).name}.json")]
+        assert cli.main(["eval", str(what), *data, "--workers", "0"]) == 0
+    first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("vit", "model"))
+    assert (first["accuracy"], first["loss"], first["n"]) == (second["accuracy"], second["loss"], second["n"])
+
+
+def test_other_folders_are_one_sentence(run: Path, exported: Path, tmp_path: Path) -> None:
+    for what in (exported, exported / "model.onnx"):
+        with pytest.raises(ValueError, match="is an ONNX export, which onnxruntime runs; name the run"):
+            open_subject(what)
+    export(open_subject(run), tmp_path / "model", to="timm")
+    for damage in ('{"architecture": "vit_tiny_patch16_224"}', "[]", '{"pretrained_cfg": {"input_size": 3}}'):
+        (tmp_path / "model" / "config.json").write_text(damage)
+        with pytest.raises(ValueError, match="is neither a run folder nor one of vitmix export"):
+            open_subject(tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    with pytest.raises(ValueError, match="is neither a run folder nor one of vitmix export"):
+        open_subject(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ValueError, match="is not a run folder: it holds no config.yaml"):
+        open_subject(tmp_path / "model")

@@ -1,0 +1,142 @@
+"""Advice comes from stored results: the packaged evidence, the page and the cards are made of them."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from command import done, vitmix
+from vitmix.lab.advice.choice import Plan, choose, is_shown, spread
+from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, plain, stored
+from vitmix.lab.advice.page import page, shown
+from vitmix.lab.advice.words import gain_text
+from vitmix.lab.runs import Estimate
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_files_follow_from_the_results() -> None:
+    for path, text in runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["contents"]().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is old; run python docs/make_evidence.py"
+
+
+def gain(mean: float, half: float | None = None, n: int = 3) -> Estimate:
+    if half is None:
+        return Estimate(mean, None, 1)
+    return Estimate(mean, half / 2, n, mean - half, mean + half)
+
+
+def series(name: str, updates: int, start: str = SCRATCH, **gains: Estimate) -> Series:
+    rows = [
+        Measured(key, key, each.n, 50 + each.mean, each, ((updates // 4, each.mean - 9),))
+        for key, each in gains.items()
+    ]
+    return Series(name, start, False, "vit", 64, 50_000, updates, (Measured("no mixing", "none", 3, 50.0), *rows))
+
+
+COST = Cost("vit", 8, "GPU", {"smmix": 1.3, "cutmix": 1.01, "mixup": 1.0, "cutmix + htm": 1.1})
+SHORT = series("short", 10_000, cutmix=gain(-3, 1), smmix=gain(5, 2), mixup=gain(1, 2))
+LONG = series("long", 50_000, cutmix=gain(7), smmix=gain(11), mixup=gain(1))
+EVIDENCE = Evidence((SHORT, LONG), COST)
+
+
+@pytest.mark.parametrize(
+    ("updates", "chosen", "name"),
+    [(1_000, None, "short"), (4_999, None, "short"), (5_000, "smmix", "short"), (20_000, "smmix", "short")]
+    + [(25_000, "smmix", "long"), (10**6, "smmix", "long")],
+)
+def test_the_nearest_length_decides(updates: int, chosen: str | None, name: str) -> None:
+    found = choose(EVIDENCE, Plan(50_000, updates, SCRATCH))
+    assert (found.chosen and found.chosen.method, found.series and found.series.name) == (chosen, name)
+
+
+def test_models_and_starts_decide() -> None:
+    refuse = {"smmix": "it reads attention"}.get
+    assert (
+        choose(EVIDENCE, Plan(50_000, 10_000, SCRATCH, refusal=refuse)).chosen is None
+    )  # cutmix lost, mixup did not gain
+    found = choose(EVIDENCE, Plan(50_000, 50_000, SCRATCH, refusal=refuse))
+    assert found.chosen is not None and found.chosen.method == "cutmix"
+    assert found.refused == {"smmix": "it reads attention"}
+    assert choose(EVIDENCE, Plan(50_000, 50_000, WEIGHTS)).series is None
+    tuned = dataclasses.replace(EVIDENCE, series=(*EVIDENCE.series, series("pets", 600, WEIGHTS, mixup=gain(2, 1))))
+    found = choose(tuned, Plan(3_680, 600, WEIGHTS))
+    assert found.chosen is not None and found.chosen.method == "mixup"  # new results change the advice
+
+
+def test_one_seed_must_gain_more_than_seeds_differ() -> None:
+    assert spread([SHORT, LONG]) == 1.0
+    assert is_shown(LONG.methods[1], 3.0) and not is_shown(LONG.methods[1], 3.5)
+    assert not is_shown(LONG.methods[1], spread([LONG]))  # nothing is known about seeds
+
+
+def test_every_number_is_of_the_evidence_or_the_plan() -> None:
+    plan = Plan(3_000, 50_000, SCRATCH, size=224)
+    text = shown(EVIDENCE, plan, command="")
+    gained = "+11.00 points (no interval, n = 1 seed)"
+    assert gained in text and "1.30 times the step of the bare model" in text and "One seed" in text
+    assert "With fewer than 5,000 updates, take no mixing" in text
+    assert "Measured on 50,000 images; this data has 3,000." in text and "64 pixels; this model takes 224" in text
+    changed = dataclasses.replace(EVIDENCE, series=(SHORT, series("long", 40_000, cutmix=gain(13.37), smmix=gain(2))))
+    other = shown(changed, plan, command="")
+    assert "+13.37 points" in other and "40,000 updates" in other and gained not in other
+    few = shown(EVIDENCE, Plan(3_000, 600, SCRATCH), command="")
+    assert "shortest training measured has 10,000 updates" in few
+    assert "2,500 updates into the schedule of results/short, 3 of 3 methods were behind" in few
+    assert "the best, smmix, was at -4.00 points" in few
+
+
+def test_words() -> None:
+    assert gain_text(SHORT.methods[2]) == "+5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds)"
+    assert plain("mixup(alpha=0.8)") == "mixup" and plain("(cutmix + vtm(block=3))") == "cutmix + vtm"
+    assert COST.of("mixup(alpha=0.8) | smmix") == pytest.approx(1.15) and COST.of("unknown") is None
+    assert "no comparison is stored" in page(EVIDENCE)
+
+
+def test_the_package_has_evidence() -> None:
+    assert {"tinyimagenet100", "tinyimagenet200"} <= {each.name for each in stored().series}
+    assert all(each.gain is not None for one in stored().series for each in one.methods if each.method != "none")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("images")
+    for name in ("first", "second"):
+        (root / name).mkdir()
+        for number in range(20):
+            pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return f"imagefolder:{root}"
+
+
+def test_command(images: str) -> None:
+    text = done("suggest", "--data", images, "--model", "test_vit")
+    assert f"vitmix train --data {images} --model test_vit --method none --epochs 100 --batch 16" in text
+    text = done("suggest", "--data", images, "--model", "test_vit", "--epochs", "24000")  # two updates each
+    best = choose(stored(), Plan(36, 48_000, SCRATCH)).chosen
+    assert best is not None and f"--method {best.method}" in text and gain_text(best) in text
+    text = done("suggest", "--data", images, "--model", "test_resnet", "--epochs", "24000")
+    assert "--method cutmix" in text and "SMMix gained more, but" in text
+    text = done("suggest", "--data", images, "--model", "test_vit", "--pretrained")
+    assert f"vitmix train --recipe finetune --data {images} --model test_vit --pretrained\n" in text
+    assert "No fine-tuning with mixing has been measured" in text
+    text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
+    assert "images/s, measured here" in text and "--epochs 300" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "test_vit"], "--data"),
+        (["--data", "imagefolder:nowhere"], "is not a folder"),
+        (["--data", "shapes", "--model", "vitt"], "unknown model"),
+        (["--data", "shapes", "--model", "test_vit", "--hours", "0"], "hours must be"),
+        (["--data", "shapes", "--model", "test_vit", "--checkpoint", "no.pth", "--pretrained"], "give one of them"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    said = vitmix("suggest", *arguments)
+    assert said.code == 2 and sentence in said.err and said.err.count("\n") == 1
