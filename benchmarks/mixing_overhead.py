@@ -12,12 +12,17 @@ import torch
 import vitmix
 
 METHODS = {
-    "mixup": {},
-    "cutmix": {},
-    "cutmix, a box per sample": {"per": "sample"},
-    "cutmix, aligned": {"aligned": True, "grid": (14, 14)},
-    "tokenmix": {"grid": (14, 14)},
-    "tokenmix, blocks per sample": {"per": "sample", "grid": (14, 14)},
+    "mixup": "mixup",
+    "cutmix": "cutmix",
+    "cutmix, a box per sample": "cutmix(per=sample)",
+    "cutmix, aligned": "cutmix(aligned=True, grid=[14, 14])",
+    "tokenmix": "tokenmix(grid=[14, 14])",
+    "tokenmix, blocks per sample": "tokenmix(per=sample, grid=[14, 14])",
+    "fmix": "fmix",
+    "resizemix": "resizemix",
+    "resizemix, bilinear": "resizemix(interpolation=bilinear)",
+    "gridmix": "gridmix",
+    "mixpro's mask": "mix(mask=cells(grid=[14, 14]))",
 }
 
 
@@ -30,7 +35,7 @@ def main() -> None:
 
     images = torch.rand(options.batch, 3, options.size, options.size)
     labels = torch.arange(options.batch)
-    mixers = {name: vitmix.create(name.split(",")[0], options.batch, **kw) for name, kw in METHODS.items()}
+    mixers = {name: vitmix.create(text, options.batch) for name, text in METHODS.items()}
     calls = {"images.clone()": lambda _: images.clone()}
     for name, mixer in mixers.items():
         calls[name] = lambda gen, mixer=mixer: mixer(images, labels, generator=gen)

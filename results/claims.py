@@ -15,8 +15,7 @@ from statistics import fmean, stdev
 
 from vitmix.lab.comparison import compare, read_matrix
 from vitmix.lab.comparison.rows import verdict
-from vitmix.lab.runs import Analysis, Estimate
-from vitmix.lab.runs import Run as StoredRun
+from vitmix.lab.runs import Estimate, Run
 
 RESULTS = Path(__file__).parent
 CUTMIX, EITHER, NONE = "CutMix", "MixUp or CutMix", "no mixing"
@@ -41,37 +40,29 @@ class NotMeasured(Exception):
     """The requested number was not measured for a run."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A stored training: top-1 of its last epoch in %, and measurements of its best weights, if there are any."""
-
-    top1: float
-    robustness: dict[str, float]
-    studies: Mapping[str, Analysis]
-
-    def number(self, study: str, column: str, **where: str) -> float:
-        """The mean in the last row with these names; if there is one row per block, in the last block."""
-        return self.numbers(study, column, **where)[-1]
-
-    def numbers(self, study: str, column: str, **where: str) -> list[float]:
-        if study not in self.studies:
-            raise NotMeasured(study)
-        return [
-            values[column].mean
-            for table in self.studies[study].tables
-            for names, values in table.rows
-            if column in values and where.items() <= dict(zip(table.keys, names, strict=True)).items()
-        ]
-
-    def on_changed(self, part: str) -> dict[str, float]:
-        """Top-1 in % by the names of this part of the suite."""
-        found = {name: value for name, value in self.robustness.items() if name.startswith(part)}
-        if not found:
-            raise NotMeasured(part)
-        return found
-
-
 Measure = Callable[[Run], float]
+
+
+def top1(run: Run) -> float:
+    """Of the last epoch, in %."""
+    return 100 * run.epochs[-1].values["accuracy"]
+
+
+def numbers(run: Run, study: str, column: str, **where: str) -> list[float]:
+    """The means of a column in the rows with these names, of which there can be one per block."""
+    if study not in run.analyses:
+        raise NotMeasured(study)
+    tables = [table for table in run.analyses[study].tables if where.keys() <= {*table.keys}]
+    return [value for table in tables for value in table.column(column, **where)]
+
+
+def on_changed(run: Run, part: str) -> dict[str, float]:
+    """Top-1 in % by the names of this part of the suite."""
+    measured = () if run.robustness is None else run.robustness.measurements
+    found = {each.name: 100 * each.estimate.mean for each in measured if each.name.startswith(part)}
+    if not found:
+        raise NotMeasured(part)
+    return found
 
 
 @dataclass(frozen=True)
@@ -99,19 +90,7 @@ class Comparison:
 def read(name: str) -> Comparison:
     matrix = read_matrix(str(RESULTS / name))
     found = compare(matrix, matrix.trainings(RESULTS / name))
-    return Comparison(
-        {row.name: {seed: _run(run) for seed, run in row.runs.items()} for row in found.rows}, found.baseline
-    )
-
-
-def _run(stored: StoredRun) -> Run:
-    measured = () if stored.robustness is None else stored.robustness.measurements
-    robustness = {each.name: 100 * each.estimate.mean for each in measured}
-    return Run(100 * stored.epochs[-1].values["accuracy"], robustness, stored.analyses)
-
-
-def top1(run: Run) -> float:
-    return run.top1
+    return Comparison({row.row: row.by_seed for row in found.rows}, found.baseline)
 
 
 def shown(difference: Estimate, digits: int = 2) -> str:
@@ -152,34 +131,34 @@ class Claim:
 
 def correlation(rule: str, *, last: bool) -> Measure:
     """Correlation of a rule's shares with those from token similarity: last block, or mean over the blocks."""
-    return lambda run: fmean(run.numbers("fluctuation", "correlation", rule=rule)[-1 if last else 0 :])
+    return lambda run: fmean(numbers(run, "fluctuation", "correlation", rule=rule)[-1 if last else 0 :])
 
 
 def region(pair: str, method: str, *, last: bool = True) -> Measure:
-    return lambda run: 1000 * fmean(run.numbers("regions", pair, method=method)[-1 if last else 0 :])
+    return lambda run: 1000 * fmean(numbers(run, "regions", pair, method=method)[-1 if last else 0 :])
 
 
 def recognized(top: str, method: str) -> Measure:
-    return lambda run: 100 * run.number("accuracy", top, method=method)
+    return lambda run: 100 * numbers(run, "accuracy", top, method=method)[-1]
 
 
 def covered(column: str, method: str) -> Measure:
-    return lambda run: 100 * run.number("coverage", column, method=method)
+    return lambda run: 100 * numbers(run, "coverage", column, method=method)[-1]
 
 
 def occluded(share: int) -> Measure:
-    return lambda run: run.on_changed("occlusion random")[f"occlusion random {share} %"]
+    return lambda run: on_changed(run, "occlusion random")[f"occlusion random {share} %"]
 
 
 def changed(part: str) -> Measure:
     """Mean top-1 in % over all changed images of this part."""
     unchanged = (" 0 %", "sigma=0")
-    return lambda run: fmean(value for name, value in run.on_changed(part).items() if not name.endswith(unchanged))
+    return lambda run: fmean(value for name, value in on_changed(run, part).items() if not name.endswith(unchanged))
 
 
 def kept(part: str) -> Measure:
     """The remaining part of the clean top-1 on changed images, in %."""
-    return lambda run: 100 * changed(part)(run) / run.on_changed("clean")["clean"]
+    return lambda run: 100 * changed(part)(run) / on_changed(run, "clean")["clean"]
 
 
 def figures(
@@ -340,7 +319,9 @@ def label_rows(stored: Comparison) -> list[str]:
     lines = []
     for row in stored.rows:
         found = [
-            stored.less(row, row, lambda run, rule=rule: run.number("labels", "to area", rule=rule), lambda run: 0)
+            stored.less(
+                row, row, lambda run, rule=rule: numbers(run, "labels", "to area", rule=rule)[-1], lambda run: 0
+            )
             for rule in ("CutMix box, aligned (TL-Align)", "CutMix box, attention (TransMix)", "blocks, aligned")
         ]
         lines += _line(row, found, digits=3)
@@ -359,7 +340,7 @@ def _line(name: str, found: Sequence[Estimate | None], digits: int = 2) -> list[
 def accuracy_rows(stored: Comparison) -> list[str]:
     lines = []
     for row, runs in stored.rows.items():
-        accuracies = [run.top1 for run in runs.values()]
+        accuracies = [top1(run) for run in runs.values()]
         cells = "| |"
         found = stored.less(row, stored.baseline, top1)
         if row != stored.baseline and found is not None:

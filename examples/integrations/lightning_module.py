@@ -1,9 +1,10 @@
-"""A Lightning module around the learner. Its checkpoints store the number of draws, so a resumed fit is identical.
+"""A Lightning module with a mixing method. Its checkpoints store seed and step, so a resumed fit is identical.
 
 [--steps 600]; needs lightning.
 """
 
 import argparse
+import tempfile
 
 import lightning
 import timm
@@ -12,33 +13,18 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 import vitmix
+from vitmix.integrations import MixModule
 from vitmix.lab.data import Shapes
 
 
-class Classifier(lightning.LightningModule):
-    def __init__(self, method: str, classes: int) -> None:
-        super().__init__()
-        settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2, qk_norm=True)
-        model = timm.create_model("vit_tiny_patch16_224", num_classes=classes, **settings)
-        self.learner = vitmix.Learner(model, vitmix.create(method, num_classes=classes))
+def build_model():
+    settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2, qk_norm=True)
+    return timm.create_model("vit_tiny_patch16_224", num_classes=12, **settings)
 
-    def training_step(self, batch, number):
-        output = self.learner(*batch)
-        self.log("loss", output.loss, prog_bar=True)
-        return output.loss
 
-    def validation_step(self, batch, number):
-        images, labels = batch
-        self.log("accuracy", (self.learner(images).argmax(1) == labels).float().mean(), prog_bar=True)
-
-    def configure_optimizers(self):
+class Classifier(MixModule):
+    def configure_optimizers(self):  # learner.parameters() includes those that a method adds
         return torch.optim.AdamW(self.learner.parameters(), lr=2e-3, weight_decay=0.05)
-
-    def on_save_checkpoint(self, checkpoint) -> None:
-        checkpoint["draws"] = self.learner.step
-
-    def on_load_checkpoint(self, checkpoint) -> None:
-        self.learner.step = checkpoint["draws"]
 
 
 if __name__ == "__main__":
@@ -50,6 +36,10 @@ if __name__ == "__main__":
     train = DataLoader(Shapes(length=64 * steps, transform=to_tensor), batch_size=64, shuffle=True)
     test = DataLoader(Shapes(length=500, split="test", transform=to_tensor), batch_size=250)
     trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False)
-    module = Classifier("none | tl_align", classes=12)
+    mixer = vitmix.create("none | tl_align", num_classes=12)
+    module = Classifier(build_model(), mixer)
     trainer.fit(module, train)
-    print(f"accuracy: {trainer.validate(module, test, verbose=False)[0]['accuracy']:.1%}")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save_checkpoint(f"{folder}/last.ckpt")
+        module = Classifier.load_from_checkpoint(f"{folder}/last.ckpt", model=build_model(), mixer=mixer)
+    print(f"accuracy: {trainer.validate(module, test, verbose=False)[0]['val_accuracy']:.1%}")

@@ -1,16 +1,17 @@
-"""A loop like timm's train.py: its loaders, optimizer, schedule and EMA, with the learner's loss.
+"""A loop like timm's train.py: its loaders, optimizer, schedule, EMA and checkpoints, with the learner's loss.
 
 [--epochs 6] [--images 6400]
 """
 
 import argparse
+import tempfile
 
 import timm
 import torch
 from timm.data.loader import create_loader
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter, ModelEmaV3, accuracy
+from timm.utils import AverageMeter, CheckpointSaver, ModelEmaV3, accuracy
 
 import vitmix
 from vitmix.lab.data import Shapes
@@ -23,11 +24,9 @@ options = parser.parse_args()
 torch.manual_seed(0)
 settings = dict(img_size=32, patch_size=4, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2, qk_norm=True)
 model = timm.create_model("vit_tiny_patch16_224", num_classes=12, drop_path_rate=0.05, **settings)
-data = dict(
-    input_size=(3, 32, 32), batch_size=64, use_prefetcher=False, num_workers=0, mean=(0.5,) * 3, std=(0.25,) * 3
-)
-train_loader = create_loader(Shapes(length=options.images), is_training=True, scale=(0.8, 1.0), **data)
-eval_loader = create_loader(Shapes(length=640, split="test"), is_training=False, crop_pct=1.0, **data)
+data = dict(input_size=(3, 32, 32), batch_size=64, use_prefetcher=False, mean=(0.5,) * 3, std=(0.25,) * 3)
+train_loader = create_loader(Shapes(length=options.images), is_training=True, scale=(0.8, 1.0), num_workers=0, **data)
+eval_loader = create_loader(Shapes(length=640, split="test"), is_training=False, crop_pct=1.0, num_workers=0, **data)
 
 # The learner replaces mixup_fn and train_loss_fn of train.py.
 learner = vitmix.Learner(model, vitmix.create("none | tl_align", num_classes=12))
@@ -37,6 +36,8 @@ scheduler, epochs = create_scheduler_v2(
     optimizer, num_epochs=options.epochs, warmup_epochs=1, updates_per_epoch=per_epoch, step_on_epochs=False
 )
 model_ema = ModelEmaV3(model, decay=0.99)
+folder = tempfile.TemporaryDirectory()
+saver = CheckpointSaver(model, optimizer, model_ema=model_ema, checkpoint_dir=folder.name, recovery_dir=folder.name)
 
 for epoch in range(epochs):
     learner.train()
@@ -53,4 +54,6 @@ for epoch in range(epochs):
     with torch.no_grad():
         for images, labels in eval_loader:
             top1.update(accuracy(model_ema.module.eval()(images), labels)[0].item(), len(labels))
+    saver.save_checkpoint(epoch, metric=top1.avg)  # the model alone, for timm.create_model(checkpoint_path=...)
+    torch.save(learner.mixing.state_dict(), f"{folder.name}/mixing.pt")  # draws and added parameters, to resume
     print(f"epoch {epoch}  loss {losses.avg:.3f}  accuracy of the EMA weights {top1.avg:.1f} %")
