@@ -107,13 +107,13 @@ class Tracer:
 
 def stamp(test_file: Path) -> str:
     """A checksum of a test file, the helpers it imports and the sources."""
-    files, waiting = set(), [test_file, test_file.with_name("conftest.py")]
+    files, waiting = set(), [test_file, TESTS / "conftest.py"]
     while waiting:
         files.add(file := waiting.pop())
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            near = {file.with_name(f"{name}.py") for name in names}
+            near = {folder / f"{name}.py" for name in names for folder in (TESTS, file.parent)}
             waiting += [each for each in near - files if each.exists()]
     texts = [file.read_bytes() for file in [*sorted(files), *sorted(SOURCES.rglob("*.py"))]]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
@@ -124,7 +124,7 @@ def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
     for name in ABOUT_CORE:
-        file = place / "tests" / f"test_{name}.py"
+        file = next((place / "tests").rglob(f"test_{name}.py"))
         kept = KEPT / f"{file.stem}-{stamp(file)}.json"
         if not kept.exists():
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
 
 def trace(place: Path, file: Path, kept: Path) -> int:
     tracer = Tracer(place / "src")
-    run_pytest([f"tests/{file.name}"], place, place / "src", tracer)
+    run_pytest([str(file.relative_to(place))], place, place / "src", tracer)
     kept.write_text(json.dumps(tracer.tests))
     return 0
 

@@ -18,7 +18,9 @@ import vitmix
 from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_fn
 from vitmix.parts.base import Guidance
 
-OWN_PARTS = Path(__file__).parents[1] / "examples" / "own_parts.py"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"  # larger files, which a checkout may lack
+OWN_PARTS = ROOT / "examples" / "own_parts.py"
 GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
 DTYPES = [torch.float64, torch.float32]
 Arrays = dict[str, np.ndarray]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from support import SHARED
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.npz import npz_splits
@@ -99,18 +100,18 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
         objects.object_finder(images, AUGMENTATION, value=1)
 
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "natural64"
+NATURAL = SHARED / "natural64"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
+@pytest.mark.skipif(not NATURAL.is_dir(), reason="the shared data folder is not beside this checkout")
 def test_outlines_of_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oxford-IIIT Pet's trimaps as a folder of masks: they follow the image, and labels are measured on them."""
-    pets = [row for row in json.loads((SHARED / "index.json").read_text()) if row["set"] == "pets"]
+    pets = [row for row in json.loads((NATURAL / "index.json").read_text()) if row["set"] == "pets"]
     for row in pets:
         for folder, file in (("images/val", row["file"]), ("masks", row["trimap"])):
             place = tmp_path / folder / str(row["label"]) / Path(file).name
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(SHARED / file)
+            place.symlink_to(NATURAL / file)
     images = open_images(f"imagefolder:{tmp_path / 'images'}", "val")
     augmentation = Augmentation(size=64, crop_pct=1.0)  # of square images nothing is lost
     finder = objects.object_finder(images, augmentation, masks=tmp_path / "masks", value=1)

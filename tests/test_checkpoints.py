@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitmix  # noqa: F401  registers models with timm
+from support import ROOT
 from training import replace_file, same_weights
 from vitmix._checks import check_output_file
 from vitmix.lab import writing
@@ -290,7 +291,7 @@ def test_weights_in_every_form(tmp_path: Path) -> None:
 
 def test_kill_at_any_moment() -> None:
     """A sample of the matrix: every training that is killed resumes and ends as the undisturbed one did."""
-    here = Path(__file__).parent
+    here = ROOT / "tests"
     command = [sys.executable, str(here / "kill_runs.py"), "--kills", "4", "--seed", "12"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=here)
     assert done.returncode == 0 and done.stdout.endswith("4 kills, 4 equal\n"), done.stdout + done.stderr

@@ -20,6 +20,7 @@ import torch
 import yaml
 
 from comparing import SETTINGS, finish, wait_for, write
+from support import ROOT
 from vitmix._text import create
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import compare, list_matrices, matrix, read_matrix
@@ -204,7 +205,7 @@ def test_wrong_matrices_are_refused(content: dict[str, Any], sentence: str, tmp_
     ("name", "trainings", "epochs", "off"), [("small_images", 12 * 3, 100, None), ("cifar10", 4 * 2, 300, 175)]
 )
 def test_the_matrices_among_the_examples(name: str, trainings: int, epochs: int, off: int | None) -> None:
-    found = read_matrix(str(Path(__file__).parents[1] / "examples" / f"{name}.yaml")).trainings(Path("out"))
+    found = read_matrix(str(ROOT / "examples" / f"{name}.yaml")).trainings(Path("out"))
     assert len(found) == trainings
     assert {(training.config.epochs, training.config.mixing_off_epoch) for training in found} == {(epochs, off)}
 
@@ -397,7 +398,7 @@ def test_list_and_wrong_arguments(
 
 
 def test_every_ready_matrix_is_documented() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
+    page = (ROOT / "docs" / "compare.md").read_text()
     for name, ready in list_matrices().items():
         assert name == "example" or f"| `{name}` | {ready.about} |" in page
 

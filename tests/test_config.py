@@ -10,6 +10,7 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 import vitmix
+from pinned import FOLDER
 from training import TINY, tiny
 from vitmix.lab.runs import run_for
 from vitmix.lab.settings import section_of
@@ -243,7 +244,7 @@ def test_smoothing_of_the_text_wins(method: str, smoothing: list[float]) -> None
 
 def test_recipes_keep_their_settings() -> None:
     """Against a snapshot of what each recipe sets other than `TrainConfig` does."""
-    stored = json.loads((Path(__file__).parent / "behaviour" / "recipes.json").read_text())
+    stored = json.loads((FOLDER / "recipes.json").read_text())
     default = dataclasses.asdict(TrainConfig())
     for name in list_recipes():
         resolved = dataclasses.asdict(resolve({"recipe": name}))

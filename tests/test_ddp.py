@@ -19,7 +19,6 @@ from vitmix._sampling import Draw, generator_for
 from vitmix.lab.training.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")

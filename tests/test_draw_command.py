@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from support import ROOT
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import figure as command
 from vitmix.lab.cli.main import main
@@ -135,7 +136,7 @@ def test_gallery_of_a_report(run, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documented_figures_are_small(kind):
-    path = Path(__file__).parents[1] / "docs" / "figures" / f"{kind}.png"
+    path = ROOT / "docs" / "figures" / f"{kind}.png"
     assert 5_000 < path.stat().st_size < 150_000
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import io
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 import vitmix
+from explore_page import PLAIN, explorer, small_model
 from training import one_thread, train  # noqa: F401
 from vitmix._mixer import Mixer
 from vitmix._registry import KINDS, METHODS, parts
@@ -23,7 +23,7 @@ from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
 from vitmix.lab.explore.controls import Control, controls_of
 from vitmix.lab.explore.draw import depth_html, scene_html
-from vitmix.lab.explore.explorer import Explorer, code_of, method_text
+from vitmix.lab.explore.explorer import code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
@@ -31,12 +31,10 @@ from vitmix.lab.explore.recipe import Recipe, recipe_of
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
 from vitmix.lab.figures import NamedModel, read_image
-from vitmix.lab.report.groups import find_runs
 from vitmix.lab.show import run_methods
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAIN = Augmentation(32, mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0)
 TEXTS = [
     "mix(mask=box(alpha=0.5, grid=[2, 3]), share=prior(times=attention), pairing=rolled(by=3), smoothing=0.1) "
     "+ region(weight=0.5) + vtm(tokens=3)",
@@ -49,15 +47,6 @@ TEXTS = [
 ]
 
 
-def small_model(**settings) -> NamedModel:
-    torch.manual_seed(1)
-    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 12}
-    model = timm.create_model("vit_tiny_patch16_224", **shape, **settings)
-    for block in model.blocks:  # else attention is nearly uniform
-        block.attn.qkv.weight.data.mul_(12)
-    return NamedModel("small", model, PLAIN, 12)
-
-
 def images() -> list:
     return [read_image(text, 32) for text in ("shapes:1", "shapes:46")]
 
@@ -65,16 +54,6 @@ def images() -> list:
 def scene_of(text: str, model: NamedModel | None = None, seed: int = 3) -> Scene:
     model = model or small_model()
     return play(model, make_pair(model, images()), text, seed)
-
-
-def explorer(runs: Path | None = None) -> Explorer:
-    """An explorer of a small model, without weights."""
-    found = find_runs([runs])[0] if runs else []
-    models = Models({}, ["small"])
-    opened = OpenedModel(small_model(), "random weights", "model = timm.create_model('small', num_classes=12)")
-    models._open["small"] = opened
-    state = State(first="shapes 1", second="shapes 46", model="small")
-    return Explorer(models, {each.path.name: each for each in found}, state=state)
 
 
 # Controls

@@ -13,6 +13,7 @@ import timm
 import torch
 from PIL import Image
 
+from support import ROOT, SHARED
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data.plan import EpochPlan
@@ -24,7 +25,6 @@ from vitmix.lab.training.fitted import RULES, fitted_text
 from vitmix.lab.training.partial import merged_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 FITTED = ("batch", "epochs", "warmup_epochs", "lr", "layer_decay")
 
 
@@ -227,7 +227,7 @@ def test_skipped_files_are_counted(finished: Path, tmp_path: Path, capsys: pytes
 
 
 def test_the_page_shows_the_rules() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "training.md").read_text()
     for name in FITTED:
         cells = [line.split(" | ")[2:] for line in page.splitlines() if line.startswith(f"| `{name}` | ")][0]
         shown = [float(cell.strip(" |")) for cell in cells]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support import ROOT
 from test_report import Page, without_script
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
@@ -174,7 +175,7 @@ def test_examples_lead_nowhere(whole: Path, tmp_path: Path, image: str) -> None:
 
 
 def test_any_line_of_a_published_comparison_may_be_damaged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stored = gzip.decompress((Path(__file__).parents[1] / "results" / "cifar10" / FILE).read_bytes())
+    stored = gzip.decompress((ROOT / "results" / "cifar10" / FILE).read_bytes())
     lines = [json.loads(line) for line in stored.splitlines()]
     written = 0
     for seed in range(CASES):

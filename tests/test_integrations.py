@@ -11,9 +11,9 @@ import torch
 from timm.utils import CheckpointSaver
 
 import vitmix
-from support import tiny_batch, tiny_vit
+from support import ROOT, tiny_batch, tiny_vit
 
-FOLDER = Path(__file__).parents[1] / "examples" / "integrations"
+FOLDER = ROOT / "examples" / "integrations"
 SHORT = {
     "plain_loop": ["--steps", "3"],
     "timm_loop": ["--epochs", "1", "--images", "192"],

@@ -1,7 +1,6 @@
 """Training with activation maps, from the teacher to the end."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import timm
 import torch
 from PIL import Image
 
+from support import SHARED
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights  # noqa: F401
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.images import FileImages
@@ -21,7 +21,6 @@ from vitmix.lab.maps.stored import INDEX, read_index, read_label_maps
 from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 from vitmix.lab.training.engine import Trainer
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from support import SHARED
 from vitmix.lab.data.images import ArrayImages, BrokenImage
 from vitmix.lab.data.sources import open_images
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside this checkout")
 
 

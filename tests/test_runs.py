@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pinned import FOLDER
+from support import ROOT
 from vitmix.lab.runs import (
     Analysis,
     Estimate,
@@ -27,7 +28,7 @@ from vitmix.lab.runs import (
 from vitmix.lab.runs.training import Epoch, parse_epochs
 
 OLD = FOLDER / "run_0.1"
-PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[1] / "results").glob("*/runs/*/config.yaml"))
+PUBLISHED = sorted(path.parent for path in (ROOT / "results").glob("*/runs/*/config.yaml"))
 KINDS: dict[str, type[Record]] = {
     "summary.json": Summary,
     "evaluation.json": Evaluation,

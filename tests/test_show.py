@@ -5,7 +5,6 @@ import time
 import xml.etree.ElementTree as ElementTree
 import zlib
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import vitmix
+from support import ROOT
 from training import one_thread, train  # noqa: F401
 from vitmix.attention.tap import AttentionTap
 from vitmix.lab.cli.main import main
@@ -330,7 +330,7 @@ def test_same_command_same_figure():
 
 
 def test_documented_figure_is_small():
-    path = Path(__file__).parents[1] / "docs" / "show.png"
+    path = ROOT / "docs" / "show.png"
     assert path.stat().st_size < 300_000
 
 

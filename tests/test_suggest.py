@@ -2,20 +2,18 @@
 
 import dataclasses
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from command import done, vitmix
+from support import ROOT
 from vitmix.lab.advice.choice import Plan, choose, is_shown, spread
 from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, plain, stored
 from vitmix.lab.advice.page import page, shown
 from vitmix.lab.advice.words import gain_text
 from vitmix.lab.runs import Estimate
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_files_follow_from_the_results() -> None:
