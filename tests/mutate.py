@@ -42,8 +42,8 @@ TESTS = Path(__file__).resolve().parent
 ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
 # Test files that are about the core; with little time only the first of them are looked at.
 ABOUT_CORE = """
-    parts masks pairing shares prior flow mixing inner mixers tap methods golden_tokens golden_images readers misuse
-    spatial geometry changed_models learner families pvt many_labels registry shown show pictures
+    parts masks pairing shares prior flow mixing hidden mixers tap methods golden_tokens golden_images readers misuse
+    spatial geometry changed_models learner families pvt many_labels registry shown show figures
 """.split()
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
 HEAVY = 6 * 2**30  # bytes of memory that a mutant may ask for
