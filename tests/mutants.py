@@ -13,7 +13,8 @@ SOURCES = Path(__file__).resolve().parents[1] / "src"
 CORE = """
     vitmix/parts/masks.py vitmix/parts/shares.py vitmix/parts/losses.py vitmix/parts/hidden.py vitmix/parts/pairing.py
     vitmix/parts/assignment.py vitmix/parts/prior.py
-    vitmix/_mix.py vitmix/_mixer.py vitmix/_mixing.py vitmix/_learner.py
+    vitmix/_mix.py vitmix/_mixer.py vitmix/_mixing.py vitmix/_apply.py vitmix/_guide.py
+    vitmix/_learner.py
     vitmix/attention/tap.py vitmix/attention/flow.py vitmix/attention/summaries.py
 """.split()
 

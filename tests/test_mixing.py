@@ -12,7 +12,7 @@ import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from test_mixers import EVERY
 from vitmix import functional as F
-from vitmix._mixing import _fit_scores
+from vitmix._guide import _fit_scores
 
 # Draws
 

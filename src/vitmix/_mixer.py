@@ -53,7 +53,7 @@ class _Method:
         draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mixed images and soft targets `(B, K)`, for methods that do not read the model."""
-        from vitmix._mixing import mix_without_model
+        from vitmix._apply import mix_without_model
 
         assert isinstance(self, Mixer | Switch)
         return mix_without_model(self, images, labels, maps, generator, draw)

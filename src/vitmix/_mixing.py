@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmix._mix import Frame, Grid, Mix, label_rows, mix_images
+from vitmix._apply import apply_mask, share_targets, unmixed_rows
+from vitmix._guide import Evaluating, GuidePass, guide_plan
+from vitmix._mix import Frame, Grid, Mix
 from vitmix._mixer import AnyMixer, Mixer
 from vitmix._sampling import Draw, Stream
 from vitmix.attention.readers import Reader, frame_of, logits_of, mask_grid, read_model, rest_of_patches, unwrap
 from vitmix.attention.summaries import forget_casts
-from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.parts.base import Actor, Composed, Evidence, Guidance, Part, Paste, Unmixed, Weights
-from vitmix.parts.losses import main_loss, sample_cross_entropy
+from vitmix.attention.tap import Plan, Recorder, Tape
+from vitmix.parts.base import Actor, Evidence, Guidance, Part, Unmixed
+from vitmix.parts.losses import main_loss
 from vitmix.parts.masks import box_mask
 
-__all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
+__all__ = ["MixedBatch", "Mixing"]
 
 
 @dataclass(frozen=True)
@@ -83,34 +85,35 @@ class Mixing:
         rank: int | None = None,
         step: int | None = None,
     ) -> None:
+        guide = None if guide is model else guide
         self.mixer, self.model, self.guide = mixer, model, guide if guide is not None else model
         self.stream = Stream(seed, step, rank)
-        self._plain_model, self._plain_guide = unwrap(model), unwrap(self.guide)
+        self._plain_model = unwrap(model)
         self.modules = nn.ModuleDict()
         self.closed = False
         self._grids: dict[Grid, Grid | None] = {}
         self._warned = False
         asked = any(each.needs.guide_blocks is not None or each.needs.guide_features for each in mixer.mixers)
         self.reader = _reader_for(model, needed=mixer.looks_inside or (guide is None and asked))
-        self._guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
+        guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
-        self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
+        guide_plans = tuple(guide_plan(each, guide_reader) for each in mixer.mixers)
+        self._guide_pass = GuidePass(self.guide, guide_reader, mixer.mixers, guide_plans, separate=guide is not None)
         self._recorder: Recorder | None = None
-        self._guide_recorder: Recorder | None = None
         try:
-            self._listen(guide)
+            self._listen()
         except BaseException:
             self.close()
             raise
 
-    def _listen(self, guide: nn.Module | None) -> None:
+    def _listen(self) -> None:
         self._add_modules()
+        guide, union = self._guide_pass, _union(self._plans)
         if self.reader is not None:
-            union = _union(self._plans)
-            self._recorder = Recorder(self.reader, union if guide is not None else union | _union(self._guide_plans))
-            self._guide_recorder = self._recorder if guide is None else None
-        if guide is not None and self._guide_reader is not None:
-            self._guide_recorder = Recorder(self._guide_reader, _union(self._guide_plans))
+            self._recorder = Recorder(self.reader, union if guide.separate else union | _union(guide.plans))
+            guide.recorder = None if guide.separate else self._recorder
+        if guide.separate and guide.reader is not None:
+            guide.recorder = Recorder(guide.reader, _union(guide.plans))
 
     def _add_modules(self) -> None:
         like = next(self.model.parameters(), torch.empty(0))
@@ -162,14 +165,14 @@ class Mixing:
 
     def forget(self) -> None:
         """Deactivates the hooks until the next batch is mixed, for example after a step that failed."""
-        for recorder in (self._recorder, self._guide_recorder):
+        for recorder in (self._recorder, self._guide_pass.recorder):
             if recorder is not None:
                 recorder.tape = None
 
     def close(self) -> None:
         """Removes every hook."""
         self.closed = True
-        for recorder in (self._recorder, self._guide_recorder):
+        for recorder in (self._recorder, self._guide_pass.recorder):
             if recorder is not None:
                 recorder.remove()
 
@@ -200,11 +203,7 @@ class Mixing:
 
     def check_guide(self, size: Grid) -> None:
         """Raises an error if the guide does not support the image size."""
-        if self.guide is not self.model and self._guide_reader is not None:
-            try:
-                self._guide_reader.grids(size)
-            except ValueError as problem:
-                raise ValueError(f"the guide does not support these images: {problem}") from None
+        self._guide_pass.check(size)
 
     def draw(self, frame: Frame) -> Draw:
         """Draws the choices of the next batch from (seed, step, rank), and those of a switch from (seed, step)."""
@@ -253,11 +252,11 @@ class Mixing:
             raise RuntimeError("this mixing is closed and its hooks are removed; attach the mixer to the model again")
         frame = frame or self.frame(images)
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
-        rows = _rows(labels, mixer, images, frame)
+        rows = unmixed_rows(labels, mixer, images, frame)
         if guidance is None:
-            guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
+            guidance = self._guide_pass.run(images, rows, frame, draw.choice)
         unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
-        mixed, mix = _apply_mask(mixer, unmixed, draw)
+        mixed, mix = apply_mask(mixer, unmixed, draw)
         if erase is not None:
             boxes, fill = erase
             mixed = torch.where(box_mask(boxes, frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
@@ -273,7 +272,7 @@ class Mixing:
         evidence = self.evidence(batch)
         mixer.share.start(evidence)
         if mixer.share.before_forward:
-            tape.targets = _share_targets(mixer, evidence)
+            tape.targets = share_targets(mixer, evidence)
         if mixer.needs.preview:
             preview = self._preview(mixed)
             for actor in actors:
@@ -284,15 +283,17 @@ class Mixing:
 
     def ask_guide(self, images: Tensor, labels: Tensor, choice: int = 0) -> Guidance:
         """The results of the guide pass on unmixed images for one mixer of a switch, before `apply`."""
-        frame, mixer = self.frame(images), self.mixer.mixers[choice]
-        return self._run_guide(images, _rows(labels, mixer, images, frame), mixer, self._guide_plans[choice], frame)
+        frame = self.frame(images)
+        return self._guide_pass.run(
+            images, unmixed_rows(labels, self.mixer.mixers[choice], images, frame), frame, choice
+        )
 
     def targets(self, batch: MixedBatch) -> Tensor:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
         tape = batch.tape
         self._check_acted([actor for actor in tape.actors if actor.settings.sets_targets])
         if tape.targets is None:
-            tape.targets = _share_targets(batch.mixer, self.evidence(batch))
+            tape.targets = share_targets(batch.mixer, self.evidence(batch))
         if tape.ran:  # area targets are available before the model runs
             tape.close()
         return tape.targets
@@ -381,43 +382,6 @@ class Mixing:
     def _module(self, part: Part) -> nn.Module | None:
         return self.modules[part.module_name] if part.module_name in self.modules else None
 
-    def _run_guide(self, images: Tensor, rows: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame) -> Guidance:
-        """What the mixer needs to know about the unmixed images."""
-        if plan is None:
-            return Guidance()
-        self.check_guide(frame.size)
-        reader, tape, needs = self._guide_reader, Tape(plan), mixer.needs
-        if self._guide_recorder is not None:
-            self._guide_recorder.tape = tape
-        logits = gradient = None
-        with torch.no_grad(), Evaluating(self._plain_guide):
-            if needs.guide_gradient:
-                logits, gradient = logits_and_gradient(self.guide, images, rows)
-            elif needs.guide_logits or needs.guide_features:
-                logits = logits_of(self.guide(images))
-            else:
-                assert reader is not None
-                reader.stop_after(max(plan.column_mean), images)
-        forget_casts()
-        tape.close()
-        other = self.guide is not self.model and (needs.guide_gradient or needs.guide_logits)
-        if logits is not None and other and logits.shape[-1] != mixer.num_classes:
-            raise ValueError(
-                f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; use a guide with the "
-                "same classes"
-            )
-        features = _channel_mean(tape, reader, frame.size) if plan.final and reader is not None else None
-        if not plan.column_mean:
-            return Guidance(None, logits, gradient, features)
-        assert reader is not None
-        grids, final = reader.grids(frame.size), frame.final_grid
-        assert final is not None
-        scores = [
-            _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
-            for block in sorted(plan.column_mean)
-        ]
-        return Guidance(torch.stack(scores).mean(0), logits, gradient, features)
-
     def _preview(self, images: Tensor) -> Tensor:
         """The final tokens of an unmixed pass."""
         assert self._recorder is not None and self.reader is not None
@@ -428,78 +392,6 @@ class Mixing:
         tape.close()
         assert tape.final is not None
         return tape.final
-
-
-def mix_without_model(
-    mixer: AnyMixer,
-    images: Tensor,
-    labels: Tensor,
-    maps: Tensor | None,
-    generator: torch.Generator | None,
-    draw: Draw | None,
-) -> tuple[Tensor, Tensor]:
-    if not mixer.input_only:
-        raise ValueError(
-            f"{mixer} reads the model, so it cannot be called on images alone; use mixer.attach(model) or Learner"
-        )
-    frame = frame_of(images, None)
-    mixer.check_labels(labels)
-    draw = (draw or mixer.draw(frame, generator)).to(images.device)
-    chosen = mixer.mixers[draw.choice]
-    rows = _rows(labels, chosen, images, frame)
-    mixed, mix = _apply_mask(chosen, Unmixed(images, rows, draw.values["partner"], frame), draw)
-    values = draw.part("share")
-    evidence = Evidence(mix, frame, Tape(Plan()), rows, smoothing=chosen.smoothing, maps=maps, values=values)
-    return mixed, _share_targets(chosen, evidence)
-
-
-def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
-    rows = label_rows(labels, mixer.num_classes, dtype=frame.dtype).to(images.device)
-    if len(rows) != frame.batch:
-        raise ValueError(f"there must be one label per image, got {frame.batch} images and {len(rows)} labels")
-    return rows
-
-
-def _apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
-    placed = mixer.mask.where(draw.part("mask"), batch)
-    if not isinstance(placed, Paste | Composed):
-        raise ValueError(
-            f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
-        )
-    if isinstance(placed, Composed):
-        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows)
-    mix = Mix(batch.partner, placed.mask, placed.source)
-    return mix_images(batch.images, mix.mask, mix.partner, mix.source) if mixer.mask.mixes else batch.images, mix
-
-
-def _share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:
-    weights = mixer.share.weights(evidence)
-    if not isinstance(weights, Weights):
-        got = type(weights).__name__
-        raise ValueError(f"`weights` of the share {mixer.share.name} must return vitmix.Weights, got {got}")
-    evidence.tape.label_share = weights.partner
-    rows, mix = evidence.rows, evidence.mix
-    if mix.rows is None:
-        return mixer.share.targets(rows, mix.partner, weights, evidence.smoothing)
-    # What is pasted has labels of its own, like a partner in a second half of the batch.
-    partner = (torch.arange(len(rows), device=rows.device) + len(rows)).repeat(2)
-    twice = Weights(weights.own.repeat(2), weights.partner.repeat(2))
-    return mixer.share.targets(torch.cat([rows, mix.rows]), partner, twice, evidence.smoothing)[: len(rows)]
-
-
-def logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the gradient of the cross-entropy per pixel `(B, H, W)`, as the root mean square over channels."""
-    with torch.enable_grad():
-        images = images.detach().requires_grad_()
-        logits = logits_of(model(images))
-        (gradient,) = torch.autograd.grad(sample_cross_entropy(logits, rows).sum(), images)
-    return logits.detach(), gradient.square().mean(1).sqrt()
-
-
-def _channel_mean(tape: Tape, reader: Reader, size: Grid) -> Tensor:
-    """The channel mean `(B, rows, columns)` of the final patch tokens."""
-    assert tape.final is not None
-    return tape.final[:, reader.prefix :].mean(2).unflatten(1, reader.grids(size)[reader.patch_depth - 1])
 
 
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
@@ -521,53 +413,8 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
     return plan | Plan(final=mixer.needs.preview)
 
 
-def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
-    needs = mixer.needs
-    blocks = needs.guide_blocks
-    if not needs.guide:
-        return None
-    features = Plan(final=needs.guide_features)
-    if needs.guide_features and reader is not None and isinstance(reader.final_module, nn.LayerNorm):
-        raise ValueError(
-            f"the channel mean of this {reader.name}'s features is constant, because they are normalized; use "
-            "attention, or a convolutional guide, attach(model, guide=...)"
-        )
-    if reader is None or blocks is None:
-        return features
-    asking = next(part.name for part in mixer.parts if part.needs.guide_blocks is not None)
-    reader.need_attention(asking, "use a guide with attention, attach(model, guide=...)")
-    if blocks == "all":
-        blocks = tuple(range(reader.patch_depth))
-    return features | Plan(column_mean=frozenset(map(reader.resolve_patches, blocks)))
-
-
 def _union(plans: tuple[Plan | None, ...]) -> Plan:
     union = Plan()
     for plan in plans:
         union = union | plan if plan is not None else union
     return union
-
-
-def _fit_scores(scores: Tensor, grid: Grid) -> Tensor:
-    """Scores `(B, h, w)` of a block or a guide with another token grid, resampled by area."""
-    if (scores.shape[1], scores.shape[2]) == grid:
-        return scores
-    return nn.functional.interpolate(scores.unsqueeze(1), grid, mode="area").squeeze(1)
-
-
-class Evaluating:
-    """A context of evaluation mode. Afterwards every module gets its previous mode back, also frozen ones.
-
-    This is a class, because older versions of `torch.compile` cannot trace a generator.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modes = [(module, module.training) for module in model.modules()]
-
-    def __enter__(self) -> None:
-        for module, _ in self.modes:
-            module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for module, training in self.modes:
-            module.training = training

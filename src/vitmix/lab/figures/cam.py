@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._guide import Evaluating
 from vitmix._mix import Grid
-from vitmix._mixing import Evaluating
 from vitmix.attention.readers import logits_of, read_model
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitmix._mixing import Evaluating, logits_and_gradient
+from vitmix._guide import Evaluating, logits_and_gradient
 from vitmix.attention.readers import logits_of, read_model
 from vitmix.lab.plotting.grid import ImageGrid, Tile
 

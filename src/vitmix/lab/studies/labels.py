@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmix._guide import Evaluating
 from vitmix._mix import Mix, expand_mask, mix_images
 from vitmix._mixer import AnyMixer
-from vitmix._mixing import Evaluating
 from vitmix.lab.runs import Estimate, Row, Table
 from vitmix.parts.shares import AreaShare, Weights
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitmix._guide import Evaluating
 from vitmix._mixer import AnyMixer, Mixer
-from vitmix._mixing import Evaluating, MixedBatch, Mixing
+from vitmix._mixing import MixedBatch, Mixing
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import Plan, Recorder, Tape
 from vitmix.lab.runs import Row, Table

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from vitmix._mixing import Evaluating
+from vitmix._guide import Evaluating
 from vitmix.attention.readers import logits_of, read_model
 from vitmix.lab.figures.attention import block_attention
 from vitmix.lab.runs import Table
