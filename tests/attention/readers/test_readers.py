@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from test_families import CASES, pvt
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import dense
 import vitmix
 from support import close, same
+from test_families import CASES, pvt
 from vitmix.attention.readers import read_model
 from vitmix.lab.families import CLASSES, FAMILIES, SIZE
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
-from test_explore import data_url
 
 from explore_page import serving
+from test_explore import data_url
 
 pytest.importorskip("gradio", reason="needs gradio: pip install 'vitmix[app]'")
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from test_report import Page, without_script
 
 from support import ROOT
+from test_report import Page, without_script
 from training import one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.runs import Run

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import Page
 
+from test_report import Page
 from training import one_thread, train
 from vitmix.lab.cli import main as cli
 from vitmix.lab.report import svg, write_report

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_checkpoints import names, some
 
 import faults
+from test_checkpoints import names, some
 from training import one_thread, rows, tiny, train, train_until  # noqa: F401
 from vitmix.lab import reading, writing
 from vitmix.lab.cli import main as cli
