@@ -10,6 +10,7 @@ from torch.utils import _pytree
 import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
 from vitmix._mix import Frame
+from vitmix.parts.base import Guidance
 
 CLASSES = 10
 
@@ -93,9 +94,9 @@ def test_guide_of_other_classes_is_refused() -> None:
 def test_guide_that_is_not_asked_may_be_any() -> None:
     images, labels = tiny_batch(size=(32, 32))
     learner = vitmix.Learner(tiny_vit(dynamic_img_size=True), vitmix.smmix(CLASSES), guide=tiny_vit())
-    learner.eval()(images, labels)
+    assert learner.eval()(images, labels).targets.shape == (len(images), CLASSES)
     with vitmix.create("cutmix", CLASSES).attach(tiny_vit(img_size=32), guide=tiny_vit()) as mixing:
-        mixing.mix(images, labels)
+        assert mixing.mix(images, labels).guidance == Guidance()
 
 
 def test_head_of_other_classes_is_the_models_fault_without_a_guide() -> None:

@@ -103,4 +103,5 @@ def test_a_fresh_process_loads_checkpoints_of_timms_saver(tmp_path: Path) -> Non
     resumed = vitmix.Learner(tiny_vit(), mixer)
     resumed.mixing.load_state_dict(torch.load(tmp_path / "mixing.pt", weights_only=True))
     assert (resumed.step, resumed.mixing.seed) == (3, learner.mixing.seed)
-    assert all(map(torch.equal, resumed.added.parameters(), learner.added.parameters()))
+    added = list(zip(resumed.added.parameters(), learner.added.parameters(), strict=True))
+    assert added and all(torch.equal(one, other) for one, other in added)

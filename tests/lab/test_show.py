@@ -320,7 +320,7 @@ def test_many_methods_go_into_bands():
     assert sum(bool(axes.texts) and "red" in axes.texts[0].get_text() for axes in figure.axes) == 2  # in each section
 
 
-def test_spec_texts_fit_their_columns():
+def test_the_title_of_a_composition_is_its_text():
     result = result_of("mix(mask=block(share=0.3), share=aligned) + consistency")
     assert result.title.startswith("mix(") and vitmix.create(result.title, 12)
 

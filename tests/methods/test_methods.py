@@ -273,12 +273,17 @@ def test_bad_settings_of_parts(make, words: str) -> None:
 
 def test_parts_that_go_together() -> None:
     """Two of a kind at other places, and the consistency loss beside HTM."""
-    vitmix.Mixer(7, inner=(vitmix.VTM(1), vitmix.VTM(2), vitmix.HTM(1), vitmix.HTM(2)))
-    vitmix.Mixer(7, extra=(vitmix.ConsistencyLoss(),), inner=(vitmix.HTM(),))
-    vitmix.Mixer(7, share=vitmix.AlignedShare(), extra=(vitmix.RegionLoss(),), inner=(vitmix.VTM(),))
+    together = [
+        vitmix.Mixer(7, inner=(vitmix.VTM(1), vitmix.VTM(2), vitmix.HTM(1), vitmix.HTM(2))),
+        vitmix.Mixer(7, extra=(vitmix.ConsistencyLoss(),), inner=(vitmix.HTM(),)),
+        vitmix.Mixer(7, share=vitmix.AlignedShare(), extra=(vitmix.RegionLoss(),), inner=(vitmix.VTM(),)),
+    ]
+    assert [len(mixer.inner) + len(mixer.extra) for mixer in together] == [4, 2, 2]
+    assert all(vitmix.create(str(mixer), 7) == mixer for mixer in together)
     for score_at in ("block", "last"):
         for choose in ("salient", "random_samples", "random_tokens"):
-            vitmix.HTM(0, 0, 0, 0, choose=choose, score_at=score_at)
+            mixing = vitmix.HTM(0, 0, 0, 0, choose=choose, score_at=score_at)
+            assert (mixing.choose, mixing.score_at) == (choose, score_at)
 
 
 def test_a_switch_draws_by_its_weights_then_draws_of_its_choice() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pinned import FOLDER
-from support import ROOT
 from vitmix.lab.runs import (
     Analysis,
     Estimate,
@@ -28,7 +27,6 @@ from vitmix.lab.runs import (
 from vitmix.lab.runs.training import Epoch, parse_epochs
 
 OLD = FOLDER / "run_0.1"
-PUBLISHED = sorted(path.parent for path in (ROOT / "results").glob("*/runs/*/config.yaml"))
 KINDS: dict[str, type[Record]] = {
     "summary.json": Summary,
     "evaluation.json": Evaluation,
@@ -50,13 +48,12 @@ def _files(folder: Path) -> dict[Path, type[Record]]:
     return found | dict.fromkeys(sorted((folder / "analysis").glob("*.json")), Analysis)
 
 
-@pytest.mark.parametrize("folder", [OLD, *PUBLISHED[::7]], ids=lambda folder: folder.name)
-def test_files_are_written_back_as_they_were(folder: Path) -> None:
-    files = _files(folder)
-    assert files
+def test_files_are_written_back_as_they_were() -> None:
+    files = _files(OLD)
+    assert len(files) == 11
     for path, kind in files.items():
         assert kind.from_json(_json(path)).to_json() == _json(path), path
-    lines = (folder / "metrics.jsonl").read_text()
+    lines = (OLD / "metrics.jsonl").read_text()
     assert [epoch.to_json() for epoch in parse_epochs(lines)] == [json.loads(line) for line in lines.splitlines()]
 
 
