@@ -76,7 +76,7 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
     text = shown(EVIDENCE, plan, command="")
     gained = "+11.00 points (no interval, n = 1 seed)"
     assert gained in text and "1.30 times the step of the bare model" in text and "One seed" in text
-    assert "With fewer than 5,000 updates, take no mixing" in text
+    assert "With fewer than 5,000 updates, train without mixing" in text
     assert "Measured on 50,000 images; this data has 3,000." in text and "64 pixels; this model takes 224" in text
     changed = dataclasses.replace(EVIDENCE, series=(SHORT, series("long", 40_000, cutmix=gain(13.37), smmix=gain(2))))
     other = shown(changed, plan, command="")

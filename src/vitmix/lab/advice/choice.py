@@ -15,7 +15,7 @@ class Plan:
     """A training that is planned.
 
     Attributes:
-        refusal: why a method does not work with the model; None where it does.
+        refusal: why a method does not work with the model; None if it does.
     """
 
     images: int
@@ -30,7 +30,7 @@ class Plan:
 class Advice:
     """Attributes:
     chosen: the recommended method; None recommends no mixing.
-    series: the measurements that decide; None where there are none.
+    series: the measurements that decide; None if there are none.
     short: the training is much shorter than everything measured.
     refused: methods that gained more but do not work with the model, and why.
     """
@@ -64,7 +64,7 @@ def _gain(measured: Measured) -> float:
 
 
 def is_shown(measured: Measured, spread: float) -> bool:
-    """Whether a gain is more than chance: its interval is above zero, or it is far larger than seeds differ."""
+    """Whether a gain is more than chance: its interval is above zero, or it is far above the spread over seeds."""
     if measured.gain is None:
         return False
     if measured.gain.low is not None:
@@ -73,6 +73,6 @@ def is_shown(measured: Measured, spread: float) -> bool:
 
 
 def spread(series: list[Series]) -> float:
-    """The largest standard deviation of a gain over seeds; infinite where none is known."""
+    """The largest standard deviation of a gain over seeds; infinite if none is known."""
     found = [each.gain.std for one in series for each in one.methods if each.gain and each.gain.std is not None]
     return max(found, default=math.inf)

@@ -55,7 +55,7 @@ class Cost(Record):
     ratios: dict[str, float]
 
     def of(self, method: str) -> float | None:
-        """Of a switch, the mean of its methods; None where one was not measured."""
+        """For a switch, the mean over its methods; None if one was not measured."""
         parts = [{"none": 1.0, **self.ratios}.get(plain(part)) for part in method.split("|")]
         known = [each for each in parts if each is not None]
         return sum(known) / len(known) if len(known) == len(parts) else None
@@ -67,7 +67,7 @@ class Evidence(Record):
     cost: Cost
 
     def alike(self, *, start: str, built_in: bool) -> list[Series]:
-        """The series that start alike, on the same kind of images; short ones first."""
+        """The series with the same start and the same kind of images, shortest first."""
         found = [each for each in self.series if (each.start, each.built_in) == (start, built_in)]
         return sorted(found, key=lambda each: each.updates)
 

@@ -1,4 +1,4 @@
-"""The sentences of a recommendation. Every number in them is one of the evidence or of the plan."""
+"""The sentences of a recommendation. Every number comes from the evidence or the plan."""
 
 from .choice import MARGIN, SHORT, Advice, Plan, spread
 from .evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series
@@ -51,7 +51,9 @@ def when_not(plan: Plan, evidence: Evidence) -> list[str]:
     series = evidence.alike(start=plan.start, built_in=plan.built_in)
     shortest = series[0]
     early = min((at for each in shortest.methods for at, _ in each.course), default=0)
-    few = f"With fewer than {shortest.updates // SHORT:,} updates, take no mixing: nothing that short was measured."
+    few = (
+        f"With fewer than {shortest.updates // SHORT:,} updates, train without mixing: nothing that short was measured."
+    )
     return [few, *_course(shortest, early)]
 
 

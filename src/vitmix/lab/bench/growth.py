@@ -32,7 +32,7 @@ def attention_shape(model: nn.Module, image: Tensor) -> tuple[int, int, int]:
     """Heads, tokens and depth of a head in a model's first attention, for one image."""
     first = next((module for module in model.modules() if type(module) is Attention), None)
     if first is None:
-        raise ValueError("kernels and growth need a model with timm's Attention, and this has none")
+        raise ValueError("kernels and growth need a model with timm's Attention; this one has none")
     seen: list[torch.Size] = []
     handle = first.q_norm.register_forward_hook(lambda module, args, output: seen.append(output.shape))
     with torch.no_grad():

@@ -48,7 +48,7 @@ def statistics_from_matrix() -> Iterator[None]:
 
 
 def _head_mean(query: Tensor, key: Tensor) -> Tensor:
-    """The mean attention `(B, N, M)` of the heads; extra keys at the end may be VTM's, which are no queries."""
+    """The mean attention `(B, N, M)` of the heads; extra keys at the end may be VTM's, which are not queries."""
     maps = _running[0][:, :, : query.shape[2]] if _running else summaries.attention_maps(query, key)
     return maps.float().mean(1)
 

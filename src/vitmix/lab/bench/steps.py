@@ -34,10 +34,10 @@ def methods() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step trains and how.
+    """What a step trains, and how.
 
     Attributes:
-        easy: the part of the samples that HTM finds easy, by its threshold.
+        easy: the fraction of samples that HTM's threshold makes easy.
         graphs: compiles with CUDA graphs, which small models need.
     """
 
@@ -109,7 +109,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def whole_rounds(self, count: int) -> int:
-        """`count` steps, or up to four times as many, so that a switch takes its mixers as often as its odds say."""
+        """`count` steps, or up to four times as many, so that a switch uses its mixers in proportion to their odds."""
 
         def off(number: int) -> float:
             return max(abs(round(number * part) / number - part) for part in self.parts)
@@ -124,7 +124,7 @@ class Step:
             self(number % arms)
 
     def _turn(self) -> int:
-        """The mixers of a switch in turn, each as often as its odds say: few steps drawn at random say little."""
+        """The mixers of a switch in turn, in proportion to their odds: a few random draws would be too noisy."""
         due = [(sum(self.taken) + 1) * part - n for part, n in zip(self.parts, self.taken, strict=True)]
         choice = due.index(max(due))
         self.taken[choice] += 1
@@ -182,7 +182,7 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
 
 
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
-    """The mixer with hidden mixing that acts on a given part of the samples."""
+    """The mixer, with hidden mixing that acts on a given fraction of the samples."""
     learner = Learner(model, mixer, seed=0, step=0)
     eased: list[tuple[HiddenMixing, ...]] = []
     for choice in range(len(mixer.mixers)):

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 5.0  # between lines where there is no terminal
+SECONDS = 5.0  # between lines without a terminal
 
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A function that is told what is done, how many images of it and of how many: a bar on a terminal, else lines."""
+    """A progress callback, called with a text, the images done and the total: a bar on a terminal, otherwise lines."""
     from rich import progress as rich
 
     if not sys.stdout.isatty():

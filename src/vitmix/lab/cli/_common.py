@@ -11,7 +11,7 @@ from vitmix.lab.settings import Count, File, Name, Settings, option
 if TYPE_CHECKING:
     from vitmix.lab.evaluation import Subject
 
-UNTRAINED = "vit_tiny_patch16_224"  # the model of figures that need none
+UNTRAINED = "vit_tiny_patch16_224"  # for figures that need no trained model
 
 
 def check_method(_: str, text: str) -> None:

@@ -22,9 +22,9 @@ class Command:
 
     Attributes:
         line: its line in the overview, if not the docstring of the settings.
-        read: makes the settings of the given flags, where they are not all there is.
-        layered: flags stand over files and recipes, so each switch needs one to turn it off: `--no-compile`.
-        without, defaults: of a kind in a group: settings that it does not take, or takes another default of.
+        read: builds the settings from the given flags, if other sources count too.
+        layered: flags override files and recipes, so every switch also has an off form: `--no-compile`.
+        without, defaults: for a kind in a group: settings that it does not take, and other defaults.
     """
 
     settings: type[Settings]
@@ -122,7 +122,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def settings_from(found: argparse.Namespace) -> Any:
-    """The settings of the command, of what was given."""
+    """The settings of the command, from what was given."""
     settings: type[Settings] = found.command.settings
     given: dict[str, Any] = {name: value for name, value in vars(found).items() if name in kinds_of(settings)}
     for each in fields(settings):
@@ -142,7 +142,7 @@ def flag(name: str) -> str:
 
 
 def note(text: str) -> None:
-    """Tells about an earlier spelling, beside the output."""
+    """Prints a note about an earlier spelling to stderr."""
     print(f"vitmix: note: {text}", file=sys.stderr)
 
 

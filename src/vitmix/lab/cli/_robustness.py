@@ -78,7 +78,7 @@ def run_suite(
     cells: str | None,
     output: str | None,
 ) -> int:
-    """`own`: a run's best weights are measured on its own data, so that the result belongs into its folder."""
+    """`own`: a run's best weights are measured on its own data, so the result belongs in its folder."""
     from vitmix.lab.evaluation.describe import describe_suite
     from vitmix.lab.evaluation.robustness import Suite
     from vitmix.lab.runs import Run

@@ -119,18 +119,18 @@ def _text(found: "Analysis") -> str:
 
 
 def _own(settings: Analyze, question: "Question", facts: "Analysis") -> Path | None:
-    """The run in whose folder the studies belong: of its best weights, studied with the defaults.
+    """The run whose folder the studies belong in: its best weights, studied with the defaults.
 
-    A folder of masks is no other data: it says where the objects of the same images are.
+    A folder of masks does not count as other data: it says where the objects of the same images are.
     """
     other = settings.data or settings.split or settings.size or settings.method
     default = all(getattr(settings, name) == usual(Analyze, name) for name in ("images", "batch", "seed"))
-    best = Path(facts.weights).stem == "best"  # a file of a run can be named by itself
+    best = Path(facts.weights).stem == "best"  # a weights file of a run can be named directly
     return question.run if default and best and not other else None
 
 
 def _known(place: Path, name: str, facts: "Analysis") -> "Analysis | None":
-    """A study that an earlier command made of the same weights in the same way, if the run is over."""
+    """The study that an earlier command made of the same weights in the same way, if the run is finished."""
     from vitmix.lab.runs import Run
 
     run = Run(place)

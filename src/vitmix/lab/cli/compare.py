@@ -126,7 +126,7 @@ def run(settings: Compare) -> int:
 
 
 def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "Matrix":
-    """These rows of the matrix, behind its baseline where that is done; `asked` is a baseline that was named."""
+    """These rows of the matrix, after its baseline if that is finished; `asked` is the baseline given as a flag."""
     from vitmix.lab.comparison.runner import is_done
 
     chosen, baseline = matrix.only(rows), matrix.reference

@@ -130,7 +130,7 @@ def _held_out(run: "Subject") -> list["NamedImage"]:
 
 
 def _read(texts: tuple[str, ...], side: int, models: list["NamedModel"]) -> list["NamedImage"]:
-    """The named images, or built-in ones; one that lies in a folder named like a class shows that class."""
+    """The named images, or built-in ones. The folder of an image names its class, if it is a class of the model."""
     from vitmix.lab.figures.images import BUILT_IN, read_image
 
     texts = texts or tuple(BUILT_IN)

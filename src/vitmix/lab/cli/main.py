@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore  names of files need not be valid UTF-8
     try:
         code = _main(arguments)
-    except KeyboardInterrupt:  # whoever pressed the keys knows; a training run that has begun saves its state before
+    except KeyboardInterrupt:  # Ctrl-C needs no message; a training run that has begun saves its state first
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         code = CLOSED_PIPE
@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # every process comes here; another node may have other files
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per node: another node may have other files
             with suppress(BrokenPipeError):
                 print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT

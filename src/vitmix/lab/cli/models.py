@@ -41,7 +41,7 @@ def run(settings: Models) -> int:
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
     if settings.why:
         print("\n" + "\n".join(reasons))
-    if not settings.markdown:  # which goes into a page as it is
+    if not settings.markdown:  # pasted into a page as it is
         print("\n'vitmix models NAME' explains one model.")
     return 0
 
@@ -64,7 +64,7 @@ def _explain(name: str) -> int:
     kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
     print(f"{name}: {kind}, {millions:.1f} million parameters, images of {size[0]} x {size[1]} pixels")
     print(f"Families of this class: {'; '.join(kin) or 'none that is tested'}")
-    with suppress(ValueError):  # which the methods that need a reader will tell
+    with suppress(ValueError):  # the methods that need a reader will say so
         print(_tokens(read_model(model), size))
     methods, refused = fitting_methods(model, size)
     print(f"Methods: {', '.join(methods)}")

@@ -103,7 +103,7 @@ def _model(config: "TrainConfig", classes: int) -> "nn.Module":
 
 
 def _epochs(settings: Suggest, config: "TrainConfig", images: int, rate: float | None) -> int:
-    """What is planned or, with hours, as much of the recipe's length as fits; from scratch up to 300."""
+    """The planned epochs or, with hours, as many of the recipe's as fit; from scratch, at most 300."""
     if settings.epochs is not None or rate is None or settings.hours is None:
         return config.epochs
     most = config.epochs if config.recipe == "finetune" else MOST_EPOCHS

@@ -55,7 +55,7 @@ def _train(settings: config.TrainConfig) -> int:
             trainer.evaluate_best()
         return code
     except processes.Refused:
-        if torch.distributed.get_rank() == 0:  # it speaks for all
+        if torch.distributed.get_rank() == 0:  # one process prints for all
             raise
         return 2
     except Exception as error:
@@ -67,7 +67,7 @@ def _train(settings: config.TrainConfig) -> int:
             return 2 if wrong_input else 1
         if wrong_input or not isinstance(error, (ValueError, OSError)):
             raise
-        if isinstance(error, OSError) and error.filename:  # a file that cannot be read says it all
+        if isinstance(error, OSError) and error.filename:  # the file that cannot be read is the whole story
             then = "rerun the command to resume from the newest complete checkpoint, if there is one"
             print(f"vitmix: error: {error.strerror}: {error.filename}; {then}", file=sys.stderr)
         else:

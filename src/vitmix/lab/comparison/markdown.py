@@ -8,7 +8,7 @@ from vitmix.lab.runs import Estimate
 from .rows import Comparison, Row, mean_and_deviation, plain_difference, seed_values, verdict, warning
 from .tables import Difference, SeedTable, differences
 
-UNLIKE = "Not all runs were measured on the same images in the same way: such rows do not compare, and are not tested."
+UNLIKE = "Not all runs were measured on the same images in the same way; such rows are not compared or tested."
 
 
 def count_tests(found: Sequence[Difference]) -> int:
@@ -16,7 +16,7 @@ def count_tests(found: Sequence[Difference]) -> int:
 
 
 def plain_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> dict[str, Any]:
-    """As JSON holds it, unscaled."""
+    """As JSON, unscaled."""
     found = differences(comparison, tables)
     shown = [
         {"title": table.title, "rows": [_plain_row(table, row) for row in table.rows(comparison)]} for table in tables
@@ -34,13 +34,13 @@ def _plain_row(table: SeedTable, row: Row) -> dict[str, Any]:
 
 
 def markdown_table(*rows: Iterable[Any]) -> str:
-    """Rows of cells, of which the first is the head."""
+    """Rows of cells; the first row is the header."""
     head, *rest = ([str(cell).replace("|", "\\|") for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
 
 
 def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
-    """The tables as paragraphs of a README; nothing where there is no table."""
+    """The tables as paragraphs of a README; empty without tables."""
     if not tables:
         return []
     parts = [
@@ -70,7 +70,7 @@ def _section(table: SeedTable, comparison: Comparison) -> list[str]:
 
 
 def _difference_section(found: Sequence[Difference], comparison: Comparison) -> list[str]:
-    """All that is tested is an accuracy, so differences are in points of a hundred."""
+    """Everything tested is an accuracy, so differences are in percentage points."""
     measures = list(dict.fromkeys(each.of for each in found))
     lines = []
     for row in comparison.rows:

@@ -114,7 +114,7 @@ class Matrix:
         return self.baseline or (named or list(self.rows))[0]
 
     def only(self, rows: Sequence[str]) -> "Matrix":
-        """The matrix of these rows, in the order given, with the same baseline where that is among them."""
+        """The matrix of these rows, in the given order, with the same baseline if it is among them."""
         for row in rows:
             check_choice("row", row, self.rows)
         baseline = self.reference if self.reference in rows else None
@@ -139,7 +139,7 @@ class Matrix:
         return [dataclasses.replace(each, published=published.get(each.name)) for each in found]
 
     def plain(self) -> dict[str, Any]:
-        """As YAML holds it."""
+        """As YAML data."""
         values = {name: getattr(self, name) for name in KEYS}
         values |= {"seeds": list(self.seeds), "settings": dict(self.settings)}
         values |= {name: {label: dict(each) for label, each in values[name].items()} for name in AXES}
@@ -158,7 +158,7 @@ def _training(row: str, column: tuple[str, str], seed: int, settings: Settings, 
 
 
 def _slug(text: str, most: int = 40) -> str:
-    """A text as part of a folder's name; what is cut off a long one leaves a checksum behind."""
+    """A text as part of a folder name; a long one is cut and gets a checksum."""
     slug = re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_") or "_"
     return slug if len(slug) <= most else f"{slug[: most - 7]}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
@@ -167,7 +167,7 @@ def _slug(text: str, most: int = 40) -> str:
 
 
 def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
-    """A matrix from what YAML holds."""
+    """A matrix from YAML data."""
     known = (*KEYS, "sweep")
     for key in content:
         if key not in known:
@@ -224,13 +224,13 @@ def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
 
 
 def _check_settings(settings: Settings, source: str) -> None:
-    """Refuses unknown names and wrong kinds of values while it is known where they stand."""
+    """Refuses unknown names and wrong values here, where the error can say in which file they are."""
     for name, value in settings.items():
         checked_setting(name, value, source)
 
 
 def list_matrices() -> dict[str, Matrix]:
-    """The ready matrices by name."""
+    """The built-in matrices by name."""
     return {name: read_matrix(name) for name in _ready()}
 
 
@@ -239,7 +239,7 @@ def _ready() -> list[str]:
 
 
 def read_matrix(what: str) -> Matrix:
-    """The matrix in a YAML file or a published comparison, or a ready one by its name."""
+    """The matrix in a YAML file or a published comparison, or a built-in one by name."""
     ready, published = _FOLDER / f"{what}.yaml", Path(what) / FILE
     if published.is_file() or Path(what).name == FILE:
         about = read_published(published if published.is_file() else Path(what)).about
@@ -252,7 +252,7 @@ def read_matrix(what: str) -> Matrix:
 
 
 def usual_output(what: str) -> Path:
-    """Where a comparison is kept unless a folder is named: a published one is read where it is."""
+    """The default folder of a comparison; a published one is read in place."""
     if what and (Path(what) / FILE).is_file():
         return Path(what)
     return Path("comparisons") / Path(what or "methods").stem
@@ -268,10 +268,10 @@ def changed(
     settings: Settings | None = None,
     baseline: str | None = None,
 ) -> Matrix:
-    """A matrix with what the command line names instead of its own; without a matrix, made only of that.
+    """A matrix with the values that the command line replaces; without a matrix, made of those alone.
 
-    Settings are for every run, so those that rows, models or data set themselves are refused: under their names
-    something else would be trained.
+    Settings are for every run, so those that rows, models or data set themselves are refused:
+    otherwise a row would train something other than its name says.
     """
     _check_settings(settings or {}, "--set")
     plain: dict[str, Any] = {} if matrix is None else matrix.plain()

@@ -24,7 +24,7 @@ class Overview:
         self._live = self._console.is_terminal
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         status = (TextColumn("{task.fields[status]}", markup=False), TimeRemainingColumn())
-        # No thread of its own: the runs are tied to the one that starts them.
+        # No extra thread: the runs end with the thread that starts them.
         self._progress = Progress(
             *columns, *status, console=self._console, auto_refresh=False, transient=True, disable=not self._live
         )
@@ -44,7 +44,7 @@ class Overview:
         self._console.print(text, markup=False)
 
     def update(self, working: Sequence[Training]) -> None:
-        """Shows where the runs are, as their folders say, if the last time is long enough ago."""
+        """Shows the progress that the run folders report, if the last update is long enough ago."""
         now = time.monotonic()
         if now - self._shown < (TERMINAL_SECONDS if self._live else LINE_SECONDS):
             return
@@ -77,7 +77,7 @@ class Overview:
 
 
 def labels_of(trainings: Sequence[Training]) -> dict[str, str]:
-    """Short texts by the runs' names: row and seed, with model and data where there are several."""
+    """A short label for each run: row and seed, with model and data if there are several."""
     several = [name for name in ("model", "data") if len({getattr(training, name) for training in trainings}) > 1]
     return {
         each.name: ", ".join([each.row, *(getattr(each, name) for name in several), f"seed {each.seed}"])

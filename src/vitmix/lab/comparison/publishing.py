@@ -106,7 +106,7 @@ def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
 
 
 def readme(matrix: Matrix, comparison: Comparison) -> str:
-    """The tables as Markdown, with what a reader must know to trust and to repeat them."""
+    """The tables as Markdown, with what a reader needs to check and repeat them."""
     runs = every_run(comparison.rows)
     places = {json.dumps(run.summary.environment, sort_keys=True) for run in runs if run.summary}
     spent = duration(sum(WHOLE_TIME.read(run) or 0 for run in runs))
@@ -128,7 +128,7 @@ def readme(matrix: Matrix, comparison: Comparison) -> str:
 
 
 def _command(runs: Sequence[Run]) -> str:
-    """What trains and measures all of it again, where it was measured in the usual way."""
+    """The command that repeats everything that was measured with the default settings."""
     measured = {part for run in runs if run.robustness for part in usual_parts(run.robustness)}
     suite = tuple(part for part in PARTS if part in measured)
     evaluations = Evaluations(suite, any(run.analyses for run in runs))

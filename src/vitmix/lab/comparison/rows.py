@@ -25,10 +25,10 @@ DIFFERENCE = ("mean", "std", "n", "low", "high", "p")
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Group):
-    """A row of the matrix on one model and one data set: its finished runs.
+    """The finished runs of one row of the matrix, on one model and one dataset.
 
     Attributes:
-        names: of the row, and of model and data where there are several.
+        names: of the row, and of model and data if there are several.
         planned: how many runs there will be.
         column: the labels of model and data; rows are compared within one.
     """
@@ -59,7 +59,7 @@ class Comparison:
 
     Attributes:
         measure: names the quantity that rows are compared by.
-        axes: of model and data, those that a table must name in each row, since there is more than one.
+        axes: those of model and data that have several values, so that a table must name them in each row.
     """
 
     rows: tuple[Row, ...]
@@ -76,9 +76,9 @@ class Comparison:
         return all(len(row.runs) == row.planned for row in self.rows)
 
     def pairs(self, row: Row, read: Read, alike: Alike = lambda own, other: True) -> list[tuple[float, float]]:
-        """A number of a row's runs and of the baseline's on the same model and data with the same seeds.
+        """A number of a row's runs and of the baseline's, on the same model and data and with the same seeds.
 
-        Only of runs that are alike and have it. Nothing for the baseline itself.
+        Only for comparable runs that have the number; empty for the baseline itself.
         """
         fitting = [each for each in self.rows if each.row == self.baseline != row.row and each.column == row.column]
         others = fitting[0].by_seed if fitting else {}
@@ -87,7 +87,7 @@ class Comparison:
         return [(own, other) for own, other in values if own is not None and other is not None]
 
     def difference(self, row: Row, read: Read | None = None, alike: Alike = lambda own, other: True) -> Estimate | None:
-        """A row less the baseline, paired by seed: in the compared quantity, or in another number."""
+        """A row minus the baseline, paired by seed: in the compared quantity, or in another number."""
         pairs = self.pairs(row, read or self.quantity.read, alike)
         return Estimate.paired([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
 
@@ -103,7 +103,7 @@ class Comparison:
 
 
 def verdict(difference: Estimate) -> str:
-    """`better` and `worse` only where the interval excludes zero."""
+    """`better` and `worse` only if the interval excludes zero."""
     if difference.n < 2:
         return "one seed, no test"
     if difference.low is None or difference.high is None:
@@ -181,7 +181,7 @@ def text(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """How to read the numbers."""
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, selected on the same images"
     said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
@@ -201,7 +201,7 @@ def warning(tests: int) -> str:
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:
-    """As JSON holds it; accuracies and differences are fractions."""
+    """As JSON; accuracies and differences are fractions."""
     rows = []
     for row in comparison.rows:
         difference = comparison.difference(row)
@@ -237,7 +237,7 @@ def plain_difference(found: Estimate) -> dict[str, Any]:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a spreadsheet shows it: a text that it would compute is marked as text."""
+    """A value for a spreadsheet: a text that it would take for a formula is marked as text."""
     if not isinstance(value, str):
         return value
     value = value.replace("\r", "\n")  # which the csv module would not quote

@@ -1,4 +1,4 @@
-"""What was measured of finished runs besides their accuracy, as tables with a line for each row of the comparison.
+"""What was measured on finished runs besides accuracy, as tables with a line for each row of the comparison.
 
 All of them are made of the runs' records, whichever parts of the suite and studies there are.
 """
@@ -23,7 +23,7 @@ Names = tuple[str, ...]
 
 
 class Conditions(NamedTuple):
-    """On how many images a run was measured, and how: numbers compare where both are the same."""
+    """On how many images a run was measured, and how: numbers can be compared if both are the same."""
 
     images: int
     how: str
@@ -39,7 +39,7 @@ class SeedTable:
     conditions: Callable[[Run], Conditions | None]
 
     def rows(self, comparison: Comparison) -> list[Row]:
-        """The rows that the table has numbers of."""
+        """The rows for which the table has numbers."""
         return [row for row in comparison.rows if any(map(self.conditions, row.runs.values()))]
 
     def conditions_of(self, rows: Sequence[Row]) -> list[Conditions]:
@@ -47,12 +47,12 @@ class SeedTable:
         return [each for each in found if each is not None]
 
     def images(self, rows: Sequence[Row]) -> list[int]:
-        """On how many images was measured; one number where all are the same."""
+        """The number of images measured on; a single number if all runs agree."""
         return sorted({each.images for each in self.conditions_of(rows)})
 
 
 class Difference(NamedTuple):
-    """A row's distance from the baseline in the mean of a table."""
+    """The difference of a row from the baseline in the mean of a table."""
 
     row: Row
     of: str
@@ -77,7 +77,7 @@ def read_tables(runs: Sequence[Run]) -> tuple[list[SeedTable], list[str]]:
 
 
 def _columns(reads: Mapping[str, Read], shown: Shown, averaged: Sequence[Read] = ()) -> dict[str, Quantity]:
-    """With the mean of some, if any, for runs that have them all."""
+    """The columns, and the mean of some of them for runs that have all of these."""
 
     def mean(run: Run) -> float | None:
         values = [value for each in averaged if (value := each(run)) is not None]
@@ -93,7 +93,7 @@ def _columns(reads: Mapping[str, Read], shown: Shown, averaged: Sequence[Read] =
 def _changed_images(runs: Sequence[Run]) -> list[SeedTable]:
     """A table for each kind of change, by its strength, and one for what else a part of the suite measured."""
     every = {name: each for run in runs for name, each in measured(run).items()}
-    # The error under a corruption says in one number what its severities say.
+    # The corruption error summarizes the severities in one number.
     found = courses(each for each in every.values() if each.of.severity is None)
     others: dict[str, list[str]] = {}
     for each in every.values():
@@ -112,7 +112,7 @@ def _course(course: Course, names: Mapping[float, str]) -> SeedTable:
 
 
 def _measured(title: str, note: str, names: Mapping[str, str], averaged: Sequence[str] = ()) -> SeedTable:
-    """Of measurements by their labels; the mean is over the averaged ones."""
+    """A table of measurements by label; its mean is over the `averaged` ones."""
     reads = {label: measurement(name).read for label, name in names.items()}
     columns = _columns(reads, POINTS, [measurement(name).read for name in averaged])
     return SeedTable(title, note, columns, lambda run: _conditions(run, [*names.values()]))
@@ -155,7 +155,7 @@ def _study(studies: Studies) -> list[SeedTable]:
                 for other in (rows if turned else columns)
             }
             percent = set(each if turned else like.columns) <= set(like.percent)
-            # Accuracies under several names have a mean, which can be tested.
+            # Several accuracies have a mean, which can be tested.
             averaged = list(reads.values()) if percent and turned else []
             quantities = _columns(reads, POINTS if percent else lambda value: f"{value:.3g}", averaged)
             found.append(SeedTable(", ".join((like.title, *each)), note, quantities, conditions))
