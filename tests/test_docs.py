@@ -34,7 +34,9 @@ SHORT = {
 
 
 # Lightning's advice on loaders, and what it uses of torch
-@pytest.mark.filterwarnings("ignore:.*(no `val_dataloader`|does not have many workers|is smaller than the logging)")
+@pytest.mark.filterwarnings(
+    "ignore:.*(no `val_dataloader`|does not have many workers|is smaller than the logging|`srun` command)"
+)
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*is deprecated:FutureWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, registry_kept: None) -> None:

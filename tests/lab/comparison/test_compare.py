@@ -51,7 +51,7 @@ def test_too_little_for_a_test() -> None:
     assert verdict(Estimate.paired([0.9], [0.1])) == "one seed, no test"
     alike = Estimate.paired([0.5, 0.7], [0.4, 0.6])
     assert alike.p is None and verdict(alike) == "seeds do not differ, no test"
-    with pytest.raises(ValueError, match="as many on either side"):
+    with pytest.raises(ValueError, match="equally many"):
         Estimate.paired([0.5], [])
 
 

@@ -210,5 +210,5 @@ def test_paired_differences() -> None:
     assert found.interval == pytest.approx((7 / 3 - 1.4342, 7 / 3 + 1.4342), abs=1e-3)
     assert Estimate.paired([1.0], [0.5]) == Estimate(0.5, None, 1)
     assert Estimate.paired([1.0, 2.0], [0.0, 1.0]).interval is None  # no spread, no test
-    with pytest.raises(ValueError, match="as many on either side"):
+    with pytest.raises(ValueError, match="equally many"):
         Estimate.paired([1.0], [])

@@ -1,3 +1,3 @@
-"""Runs as one page to look at: `write_report`."""
+"""An HTML page about runs: `write_report`."""
 
 from .page import write_report as write_report

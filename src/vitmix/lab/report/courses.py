@@ -1,6 +1,6 @@
 """Measurements along the strength of a change: a chart of the report, a table of a comparison.
 
-A change with fields of its own in `Facts` is named here; any other is shown by its part, `kind` and `strength`.
+A change that has its own fields in `Facts` is named here; any other is shown by part, `kind` and `strength`.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ class Course(NamedTuple):
     unit: str = ""
 
     def label(self, strength: float) -> str:
-        """A strength as the head of a column."""
+        """A strength as a column header."""
         shown = f"{round(self.scale * strength, 9):g}"
         return f"{shown} {self.unit}" if self.unit else f"{self.x_name.partition(',')[0]} = {shown}"
 
 
 def course_of(of: Facts) -> tuple[Course, float] | None:
-    """The course that a measurement is on and the strength of the change; None if it is on none."""
+    """The course of a measurement and the strength of its change; None if it has no course."""
     if of.sigma is not None:
         return Course(of.part, "Gaussian noise", "σ", NOISE), of.sigma
     if of.share is not None:

@@ -19,7 +19,7 @@ LOSSES = {"ce": "cross-entropy", "bce": "binary cross-entropy"}
 
 
 class Column(NamedTuple):
-    """A column of metrics.jsonl; `most` is what its values cannot exceed."""
+    """A column of metrics.jsonl; `most` is an upper bound of its values."""
 
     title: str
     shown: Callable[[float], str]
@@ -70,7 +70,7 @@ def different_losses(groups: Sequence[Group]) -> str:
     for config in (group.first.config for group in groups):
         try:
             methods.setdefault(training_loss(config), []).append(config.method)
-        except ValueError:  # a method of another version, of which nothing can be said
+        except ValueError:  # a method of another version, which cannot be parsed
             continue
     if len(methods) < 2:
         return ""
@@ -79,7 +79,7 @@ def different_losses(groups: Sequence[Group]) -> str:
 
 
 def training_loss(config: TrainConfig) -> str:
-    """The losses that are added up, such as `cross-entropy + region + consistency`; of a switch, each sum of them."""
+    """The sum of losses, such as `cross-entropy + region + consistency`; for a switch, each of its sums."""
     return " or ".join(dict.fromkeys(map(_sum, build_mixer(config, 2).mixers)))
 
 

@@ -1,4 +1,4 @@
-"""Runs on a page: which ones, and which of them are one configuration."""
+"""The runs of a page, grouped by configuration."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from vitmix.lab.training.config import FIELDS, TrainConfig
 
 from .html import Html, html
 
-UNTELLING = ("recipe", "model_args")  # a name for other settings, and a long one
+UNTELLING = ("recipe", "model_args")  # shorter names of settings
 NOT_STARTED = "has no evaluated epoch yet; wait until its first epoch is finished"
 Settings = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ class Group:
         return html.key(self.number, self.name)
 
     def having(self, condition: Callable[[Run], Any]) -> Self:
-        """The group with only the runs that fulfil the condition."""
+        """The group with only the runs that meet the condition."""
         return dataclasses.replace(self, runs={number: run for number, run in self.runs.items() if condition(run)})
 
     def label(self, run: Run) -> str:
@@ -44,7 +44,7 @@ class Group:
 
 
 def having(groups: Iterable[Group], condition: Callable[[Run], Any]) -> list[Group]:
-    """The groups with only the runs that fulfil the condition; groups without such a run are left out."""
+    """The groups with only the runs that meet the condition; empty groups are left out."""
     return [found for group in groups if (found := group.having(condition)).runs]
 
 
@@ -62,7 +62,7 @@ def several(groups: Iterable[Group]) -> bool:
 
 
 def advice(run: Run, command: str, does: str = "measures it") -> str:
-    """Which command repairs what a run lacks; none for a published run, which has no weights."""
+    """The command that adds what a run lacks; empty for a published run, which has no weights."""
     return f"; 'vitmix {command.format(run.path)}' {does}" if run.path.exists() else ""
 
 
@@ -77,7 +77,7 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs in these places, and a message for each that was left out.
 
     A place is a run folder, a folder of run folders, or a published comparison. A run without an evaluated epoch is
-    left out where it was found in a folder and refused where it is named itself.
+    left out if it was found in a folder, and an error if it was named.
     """
     found: dict[Path, Run] = {}
     for place in places:
@@ -93,7 +93,7 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _runs_in(place: Path) -> list[Run] | None:
-    """The runs of a published comparison or a folder of run folders; None where a place is neither."""
+    """The runs of a published comparison or a folder of run folders; None if a place is neither."""
     published = place / FILE if place.is_dir() else place
     if published.name.endswith(FILE) and published.is_file():
         return list(read_published(published).runs.values())
@@ -102,7 +102,7 @@ def _runs_in(place: Path) -> list[Run] | None:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs with the same configuration but for the seed, in the order given; named by what distinguishes them."""
+    """Groups of runs that differ only in the seed, in the given order, named by what distinguishes them."""
     members: dict[str, dict[int, Run]] = {}
     for number, run in enumerate(runs):
         key = json.dumps(deciding(run.config), sort_keys=True, default=list)
@@ -114,7 +114,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """A different name for each configuration: its method, and as few settings as distinguish them.
 
-    Settings at their defaults are not named; where no setting helps, the folder is.
+    Settings at their defaults are not named; if no setting distinguishes them, the folder does.
     """
     usual, every = defaults(), [deciding(run.config) for run in runs]
     names = differing(every)

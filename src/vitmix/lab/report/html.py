@@ -10,7 +10,7 @@ from markupsafe import Markup
 COLORS, DASHES = 8, 4  # in style.css
 _FOLDER = files("vitmix.lab.report") / "templates"
 Html = str
-"""What macros return, which is safe, or a text, which they escape, unless it is a `Cell`."""
+"""Safe HTML from a macro, a text that macros escape, or a `Cell`."""
 
 
 def look(number: int) -> str:
@@ -20,7 +20,7 @@ def look(number: int) -> str:
 
 
 def _load(name: str) -> str:
-    """A template without its line breaks and indentation, which are there for its readers."""
+    """A template without its line breaks and indentation."""
     return "".join(line.strip() for line in (_FOLDER / name).read_text(encoding="utf-8").splitlines())
 
 
@@ -35,7 +35,7 @@ html: Any = templates().get_template("blocks.html.j2").module
 
 
 class Cell(str):
-    """A text, as a README and a terminal show it, with HTML of its own."""
+    """A text for READMEs and terminals, with its own HTML."""
 
     markup: str
 

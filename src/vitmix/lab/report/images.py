@@ -1,4 +1,4 @@
-"""The sections with images: mixed ones with their targets, where models look, and figures that `vitmix figure` left."""
+"""The sections with images: mixed images with targets, where models look, and stored figures of `vitmix figure`."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ def examples(groups: Sequence[Group], count: int) -> list[Html]:
 
 
 def gallery(groups: Sequence[Group], count: int) -> list[Html]:
-    """The strips of each configuration; none without examples."""
+    """The strips of each configuration; empty without examples."""
     parts: list[Html] = []
     for group in groups[: MOST_GROUPS if count else 0]:
         found = group.first.examples
@@ -47,7 +47,7 @@ def gallery(groups: Sequence[Group], count: int) -> list[Html]:
 
 
 def figures(groups: Sequence[Group]) -> list[Html]:
-    """Each figure once, however many of the runs it shows; those that are too much for a page are named."""
+    """Each figure once, even if it shows several runs; figures that are too large for the page are named."""
     found: dict[bytes, StoredFigure] = {}
     for run in every_run(groups):
         for kept in stored_figures(run.path):

@@ -19,7 +19,7 @@ def measured(run: Run) -> Mapping[str, Measurement]:
 
 
 def robustness(groups: Sequence[Group]) -> list[Html]:
-    """Tables of all measurements and a chart for each course; nothing where no run was measured."""
+    """Tables of all measurements and a chart for each course; empty if no run was measured."""
     seen = having(groups, measured)
     if not seen:
         return []
@@ -27,7 +27,7 @@ def robustness(groups: Sequence[Group]) -> list[Html]:
     kinds: dict[str, list[str]] = {}
     for name, each in every.items():
         kinds.setdefault(_kind(each.of), []).append(name)
-    charts: dict[bool, list[Html]] = {}  # by whether they are of severities
+    charts: dict[bool, list[Html]] = {}  # by whether they have severities
     for course, names in courses(every.values()).items():
         of_severities = every[next(reversed(names.values()))].of.severity is not None
         charts.setdefault(of_severities, []).append(_chart(seen, course, names))
@@ -53,7 +53,7 @@ def robustness(groups: Sequence[Group]) -> list[Html]:
 
 
 def _kind(of: Facts) -> str:
-    """Which measurements stand in one table."""
+    """The measurements of one table."""
     if of.severity is not None:
         return "severities"
     if of.corruption is not None:
@@ -103,7 +103,7 @@ def _reservations(groups: Sequence[Group]) -> Iterator[str]:
         for each in run.robustness.measurements:
             protocol = run.robustness.parts[each.of.protocol]
             settings = protocol.settings
-            # What succeeded within one bound counts within those after it.
+            # An attack that succeeds within one bound also counts for larger ones.
             bounds = f" {settings['attack_limit']} {settings['epsilons']}" if each.of.attack is not None else ""
             sets.setdefault(each.of.protocol, set()).add(protocol.data + bounds)
             references |= {str(settings["reference"])} if each.name == "mCE" else set()

@@ -24,7 +24,7 @@ def evaluation_of(run: Run) -> Evaluation:
 
 
 def classes(groups: Sequence[Group]) -> list[Html]:
-    """A table for each data set that runs were evaluated on: classes of different ones do not compare."""
+    """A table for each dataset that runs were evaluated on, because their classes differ."""
     parts: list[Html] = [
         html.note(f"{run.path} is not evaluated: {run.problems[EVALUATION]}{advice(run, 'eval {}')}")
         for run in every_run(groups)

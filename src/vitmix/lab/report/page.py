@@ -22,7 +22,7 @@ from .summaries import cost, results, runs, settings
 
 
 class Section(NamedTuple):
-    """A part of the page; one without content is left out."""
+    """A section of the page; without content it is left out."""
 
     anchor: str
     title: str
@@ -35,7 +35,7 @@ def write_report(
     """Writes the page of these runs, or of those in these folders; returns its size in bytes.
 
     Args:
-        examples: mixed images for each method that a run switches between, as far as they are stored; 0 for none.
+        examples: largest number of stored mixed images for each method of a run; 0 for none.
     """
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"cannot write the page to {output}; name a file in a folder that exists")

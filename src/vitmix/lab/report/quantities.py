@@ -19,32 +19,32 @@ COUNT: Shown = lambda value: f"{value:,.0f}"  # noqa: E731
 
 
 def cell(value: float, text: str, place: str = "", **about: Any) -> Cell:
-    """A number as a text, and in HTML with its exact value, its place and what it is about: run, group, of."""
+    """A number as text, and as HTML with its exact value, its source and what it describes: run, group, of."""
     return Cell(text, html.number(value, text, place, **about))
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a run; `place` says where it is, as FILE:PLACE in the run's folder."""
+    """A number of a run; `place` is its source, as FILE:PLACE in the run's folder."""
 
     place: str
     read: Read
     shown: Shown
 
     def of(self, group: Group) -> dict[int, float]:
-        """The numbers of the group's runs that have one, by the runs' numbers on the page."""
+        """The values of the group's runs that have one, by the index of the run on the page."""
         return {number: value for number, run in group.runs.items() if (value := self.read(run)) is not None}
 
     def values(self, group: Group) -> list[float]:
         return list(self.of(group).values())
 
     def number(self, number: int, run: Run) -> Html:
-        """The number of one run, which has this number on the page."""
+        """The value of one run, given by its index on the page."""
         value = self.read(run)
         return NONE if value is None else cell(value, self.shown(value), self.place, run=number)
 
     def spread(self, group: Group) -> Html:
-        """Mean ± sample standard deviation over the group's runs; the number itself where one run has it."""
+        """Mean ± sample standard deviation over the group's runs; the value itself if only one run has it."""
         found = self.of(group)
         if len(found) < 2:
             return self.number(one := next(iter(found)), group.runs[one]) if found else NONE
@@ -63,7 +63,7 @@ class Quantity:
 
 
 def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
-    """The value over the group's runs; where one run has it, with its interval.
+    """The value over the group's runs; with its interval if only one run has it.
 
     Args:
         quantity: the value, low and high of an estimate by these words.
@@ -76,7 +76,7 @@ def with_interval(group: Group, quantity: Callable[[str], Quantity]) -> Html:
 
 
 def counts(groups: Iterable[Group], quantities: Sequence[Quantity]) -> Html:
-    """The smallest and the largest of counts that are mostly the same."""
+    """The range of counts that are mostly equal."""
     every: dict[float, Html] = {}
     for group in groups:
         for quantity in quantities:
@@ -110,7 +110,7 @@ def summarized(name: str, shown: Shown = duration) -> Quantity:
 
 
 def evaluated(name: str, shown: Shown = PERCENT, read: Callable[[Evaluation], float | None] | None = None) -> Quantity:
-    """A number of the evaluation: the field of this name, or what `read` returns."""
+    """A number of the evaluation: the field of this name, or the result of `read`."""
 
     def found(run: Run) -> float | None:
         if run.evaluation is None:

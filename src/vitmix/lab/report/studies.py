@@ -15,7 +15,7 @@ from .svg import Line, Points, line_chart
 
 ALONG = ("block", "epoch")  # keys of tables whose rows are points of a curve
 SHORT, LONG = 12, 24  # rows; a longer table is folded away, sooner where charts show the same
-Studies = Mapping[Path, Analysis]  # one study of each run that has it, by the run's folder
+Studies = Mapping[Path, Analysis]  # a study by run folder, for the runs that have it
 
 
 def read_studies(runs: Sequence[Run]) -> tuple[dict[str, dict[Path, Analysis]], list[str]]:
@@ -53,7 +53,7 @@ def studies(groups: Sequence[Group]) -> list[Html]:
 
 
 def _conditions(found: Iterable[tuple[Path, Analysis]]) -> Html:
-    """On what studies were measured; a warning where the runs differ in it."""
+    """How studies were measured; a warning if this differs between runs."""
     every = {str(path): measured_how(study) for path, study in found}
     if len(set(every.values())) == 1:
         return html.paragraph(f"{next(iter(every.values()))}.")
@@ -62,14 +62,14 @@ def _conditions(found: Iterable[tuple[Path, Analysis]]) -> Html:
 
 
 def measured_how(study: Analysis) -> str:
-    """Numbers compare where this is the same."""
+    """Numbers can be compared if this is the same."""
     which = f"weights of the {'last' if study.weights.endswith('last.safetensors') else 'best'} epoch"
     methods = "" if study.methods is None else f", methods {', '.join(study.methods)}"
     return f"{study.data}: {study.images} images, batch {study.batch}, seed {study.seed}{methods}, {which}"
 
 
 def _quantity(found: Studies, like: Stored, names: tuple[str, ...], column: str, part: str) -> Quantity:
-    """A number of a study: of a row of a table, by the row's names, in a column."""
+    """A number of a study: table, names of the row, and column."""
 
     def read(run: Run) -> float | None:
         estimate = _row(found, run, like.title, names).get(column)
@@ -113,7 +113,7 @@ def _charts(
 ) -> Iterator[Html]:
     """Curves along the blocks or epochs: a chart for each column and each of the other names, a line for each run.
 
-    Label rules are compared with each other, as in TL-Align's figure 4: charts for each run, a line for each rule.
+    Label rules are compared as in TL-Align's figure 4: a chart for each run, a line for each rule.
     """
     tables = [
         (group, run, table)

@@ -1,4 +1,4 @@
-"""Tables of configurations and runs: results, with what a reader must know to compare them; cost; settings."""
+"""Tables of configurations and runs: results and how to compare them; cost; settings."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def results(groups: Sequence[Group]) -> list[Html]:
 
 def _best_epoch(runs: Sequence[Run]) -> str:
     scores = " or ".join(dict.fromkeys(run.config.best for run in runs))
-    # The split that a configuration asks for does not always exist, so only an evaluation knows which one it was.
+    # The configured split does not always exist, so only an evaluation knows which one was used.
     data = {run.evaluation.data for run in runs if run.evaluation}
     where = data.pop() if len(data) == 1 else "the images of its evaluation"
     return f"The best epoch is that of the best {scores} on {where}."

@@ -34,7 +34,7 @@ def band(group: int, low: Points, high: Points) -> Line:
 
 
 def course_lines(groups: Iterable[Group], points: Callable[[Run], Points]) -> list[Line]:
-    """Curves of the runs; of a group of several also their mean, where all of them have a point."""
+    """Curves of the runs and, for a group of several, their mean where all of them have a point."""
     lines: list[Line] = []
     for group in groups:
         kind = "seed" if len(group.runs) > 1 else "mean"
@@ -97,13 +97,13 @@ def line_chart(
 
     Args:
         shown: writes a value of a curve.
-        x_range: from the least to the largest x by default.
+        x_range: range of the x-axis (default: that of the data).
         percent: whether the y-axis is in percent.
     """
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     x_range = x_range or (min(xs), max(xs))
     x_ticks = ticks(*x_range) if x_range[0] < x_range[1] else [x_range[0]]
-    if all(float(x).is_integer() for x in xs):  # there is no epoch and no block one and a half
+    if all(float(x).is_integer() for x in xs):  # epochs and blocks are whole numbers
         x_ticks = [tick for tick in x_ticks if float(tick).is_integer()]
     y_ticks = ticks(min(ys), max(ys))
     axes = Axes(x_range, (y_ticks[0], y_ticks[-1]), x_ticks, y_ticks, (False, percent))
@@ -131,4 +131,4 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _label(tick: float, percent: bool) -> str:
-    return f"{100 * tick:,.6g} %" if percent else f"{tick:,.6g}"  # ticks are round, so these are all of their digits
+    return f"{100 * tick:,.6g} %" if percent else f"{tick:,.6g}"  # enough digits, because ticks are round

@@ -3,12 +3,12 @@
     run = Run.open("runs/mine")          # ValueError where there is no run
     run.config                           # TrainConfig
     run.epochs, run.best_epoch           # list of Epoch(number, values); run.best_epoch.get("accuracy")
-    run.score(run.best_epoch, "accuracy")  # of the weights that were kept, which may be the averaged ones
+    run.score(run.best_epoch, "accuracy")  # for the weights that were kept, possibly the EMA weights
     run.summary                          # Summary: seconds, peak_memory, text, ...; None while it trains
     run.evaluation                       # Evaluation: accuracy, ece, bins, mistakes(), recall(label), ...
     run.robustness                       # RobustnessResults: measurements with typed facts, as each.of.sigma
     run.analyses["labels"].tables        # Table: keys, rows of (names, {column: Estimate}), text()
-    run.left_out                         # what was asked for and does not apply to these weights
+    run.left_out                         # what was requested but does not apply to these weights
     run.problems                         # {"evaluation.json": why it is None}
     run.belongs(sha256)                  # whether a result is about the best weights; run.checksum() is theirs
     run.write_evaluation(record, sha256) # and the like: the formats of files are the records' to_json

@@ -17,9 +17,9 @@ class Table(Record):
     """Rows of estimates under names.
 
     Attributes:
-        keys: what the names in front of each row are names of.
+        keys: what the names at the start of each row stand for.
         rows: pairs of those names and the estimates by column.
-        notes: what a reader must know to read the numbers.
+        notes: how to read the numbers.
         percent: columns that are shown in percent.
         example: one pair as numbers, for a figure.
     """
@@ -97,8 +97,8 @@ class Analysis(Record):
     """A study of one model: its tables, and how they were measured.
 
     Attributes:
-        images: how many were looked at, in batches of `batch`, chosen and mixed with `seed`.
-        methods: those that were asked for; None where the study chose them.
+        images: how many were used, in batches of `batch`, chosen and mixed with `seed`.
+        methods: the requested ones; None if the study chose them.
         masks: the name of a folder of object masks, if one was given.
     """
 
@@ -118,7 +118,7 @@ class Analysis(Record):
     tables: tuple[Table, ...]
 
     def text(self) -> str:
-        """The tables for people."""
+        """The tables as text."""
         return "\n\n".join(table.text() for table in self.tables)
 
     def table(self, title: str) -> Table | None:
@@ -127,7 +127,7 @@ class Analysis(Record):
 
 @dataclass(frozen=True)
 class LeftOut(Record):
-    """.left_out: parts of the suite and studies that were asked for and do not apply to these weights."""
+    """.left_out: requested parts of the suite and studies that do not apply to these weights."""
 
     weights_sha256: str
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""An estimate: a number, how many values it comes from, and its 95 % interval where it has one."""
+"""An estimate: a number, how many values it comes from, and its 95 % interval if it has one."""
 
 import math
 import statistics
@@ -22,7 +22,7 @@ Interval = tuple[float, float]
 class Estimate(Record):
     """A mean (or a statistic) of `n` values, their sample standard deviation, and the 95 % interval of the mean.
 
-    What does not exist is None: a correlation has no deviation, and one value has no interval. `p` is that of the
+    Missing numbers are None: a correlation has no deviation, and one value has no interval. `p` is that of the
     paired t-test against zero.
     """
 
@@ -40,15 +40,15 @@ class Estimate(Record):
 
     @classmethod
     def normal(cls, mean: float, std: float | None, n: int, *, effect: float, couples: int) -> Self:
-        """With the interval of a normal distribution of the mean, for values that come in couples.
+        """An estimate with a normal interval of the mean, for values that come in dependent groups (couples).
 
         Args:
-            effect: how many times the variance of independent values their mean has.
+            effect: the design effect: the variance of the mean over that of independent values.
             couples: how many independent groups of values there are.
         """
         if std is None or couples < 2:
             return cls(mean, std, n)
-        # As of the couples' means, where all couples are of one size.
+        # The interval of the couples' means if all couples have the same size.
         margin = QUANTILE * std / n * math.sqrt(effect * (n - 1) * couples / (couples - 1))
         return cls(mean, std, n, mean - margin, mean + margin)
 
@@ -56,18 +56,16 @@ class Estimate(Record):
     def paired(cls, values: Sequence[float], reference: Sequence[float]) -> Self:
         """The mean of `values` minus `reference`, paired in their order, with interval and p of the paired t-test.
 
-        Interval and p are None where there is no test: one pair, or differences that are all alike.
+        Interval and p are None if there is no test: a single pair, or equal differences.
         """
         if len(values) != len(reference) or not values:
-            raise ValueError(
-                f"paired values must be as many on either side, at least one, got {len(values)}, {len(reference)}"
-            )
+            raise ValueError(f"paired values must be equally many, at least one, got {len(values)}, {len(reference)}")
         differences = [one - other for one, other in zip(values, reference, strict=True)]
         n, mean = len(differences), statistics.fmean(differences)
         if n < 2:
             return cls(mean, None, n)
         std = statistics.stdev(differences)
-        if std <= 1e-12 * max(1.0, abs(mean)):  # rounding, or nothing at all
+        if std <= 1e-12 * max(1.0, abs(mean)):  # equal up to rounding
             return cls(mean, std, n)
         from scipy import stats  # whose import takes a second
 
@@ -81,7 +79,7 @@ class Estimate(Record):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def text(self, factor: float = 1, form: str = ".4g") -> str:
-        """The number, with ± half of its interval, or with an interval that is not symmetric in brackets."""
+        """The number with ± half of its interval; an asymmetric interval is in brackets."""
         shown = f"{factor * self.mean:{form}}"
         if self.low is None or self.high is None:
             return shown
@@ -92,7 +90,7 @@ class Estimate(Record):
 
 
 def wilson(right: float, n: float) -> Interval:
-    """Wilson's score interval of a proportion; unlike the normal one it holds at 0 and 1 and for small n."""
+    """Wilson's score interval of a proportion; unlike the normal interval, it is valid at 0 and 1 and for small n."""
     if not 0 <= right <= n or n < 1:
         raise ValueError(f"an interval needs 0 <= right <= n and n of at least 1, got {right} of {n}")
     square = QUANTILE**2
@@ -105,8 +103,8 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int, *, seed: in
     """The percentile interval of a statistic over images.
 
     Args:
-        statistic: from how often each of the n images occurs in each resample, `(resamples, n)`, to `(resamples,)`.
-            The same images are resampled in all that it looks at, so correlations between conditions are kept.
+        statistic: from the counts `(resamples, n)` of each image in each resample to values `(resamples,)`. All
+            conditions use the same resampled images, so correlations between them are kept.
     """
     generator = np.random.default_rng(seed)
     found: list[np.ndarray] = []
@@ -120,8 +118,8 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int, *, seed: in
 def reflected(value: float, percentiles: Interval) -> Interval:
     """The basic bootstrap interval of a statistic, from the percentile one; it always contains the value.
 
-    A statistic that scatter makes larger, such as a sum of absolute values, is biased upwards again in each resample,
-    so the percentile interval is off by twice this bias. Where the value lies outside the percentiles, it is an end.
+    Noise increases some statistics, such as a sum of absolute values. Resampling adds this bias a second time, so the
+    percentile interval is off by twice the bias. A value outside the interval extends it.
     """
     low, high = percentiles
     return min(value, 2 * value - high), max(value, 2 * value - low)

@@ -10,7 +10,7 @@ from .records import Record, absent
 
 @dataclass(frozen=True)
 class Bin(Record):
-    """Images of similar confidence: how many, their mean confidence and their accuracy, both 0 if there are none."""
+    """Images of similar confidence: their number, mean confidence and accuracy (both 0 without images)."""
 
     count: int
     confidence: float
@@ -25,7 +25,7 @@ class Evaluation(Record):
         n: images that could be read.
         loss: mean cross-entropy.
         ece: the expected calibration error, of `bins`.
-        confusion: (label, predicted, images) of every pair that occurs, right ones included.
+        confusion: (label, predicted, images) for every pair that occurs, correct ones included.
         flops: floating-point operations of one image's forward pass, two for each multiply-add.
         images_per_second: of the model alone, on batches of `batch`: the median of `passes_timed`.
         seconds: of the evaluation.
@@ -78,7 +78,7 @@ class Evaluation(Record):
         return sum(self.counts.get(label, {}).values())
 
     def recall(self, label: int) -> float | None:
-        """The part of a class's images that is recognized; None if it has no image."""
+        """The recall of a class; None if it has no image."""
         total = self.images_of(label)
         return self.counts[label].get(label, 0) / total if total else None
 

@@ -1,4 +1,4 @@
-"""Images that a run shows of itself: examples.json, with each image as a small file within a data URI."""
+"""Example images of a run: examples.json, with each image as a data URI."""
 
 import re
 from collections.abc import Iterator
@@ -8,8 +8,9 @@ from .records import Record, absent
 
 SOURCES = {"own": "original image", "partner": "partner", "taken": "image whose tokens were taken"}
 ROLES = (*SOURCES, "other", "rest")
-"""Of a source: the image itself, the one mixed into it, the one (as mixed) whose tokens HTM took. Of a part of a target
-also a class of none of them (`other`), and what smoothing spreads over all classes (`rest`)."""
+"""The role of a source image: the original, its partner, or the mixed image whose tokens HTM took.
+
+Parts of a target have two more: a class of none of them (`other`), and what smoothing spreads over all classes (`rest`)."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Part(Record):
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A mixed image, the images by role that it is made of, and its target in the same order."""
+    """A mixed image, its source images by role, and its target in the same order."""
 
     method: str
     mixed: str
@@ -47,7 +48,7 @@ class Strips(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Examples(Record):
-    """What a run's best weights were shown with; `problems` say what could not be drawn, and why."""
+    """The examples of a run's best weights; `problems` says what could not be drawn, and why."""
 
     weights_sha256: str | None = absent()
     mixed: tuple[Example, ...]
@@ -55,7 +56,7 @@ class Examples(Record):
     problems: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Any other address, or style, could lead a reader of a page elsewhere."""
+        """Any other address, or a style, could make a page load something else."""
         if not all(
             re.fullmatch(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/=]*", each) for each in self._images()
         ):

@@ -29,18 +29,18 @@ Found = TypeVar("Found", bound=Record)
 
 
 class Run:
-    """The files of one training run, as they were when each of them was first asked for.
+    """The files of one training run; each is read once, when it is first used.
 
     config.yaml         the resolved configuration
     metrics.jsonl       one row per epoch
     checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
-    summary.json        written at the end: the results in short
+    summary.json written at the end: a summary of the results
     train.log           what the run printed, where a comparison ran it
     evaluation.json, robustness.json, analysis/  measurements of the best weights
     examples.json       mixed training images, and where the best weights look
 
-    A file that is missing, unreadable or about other weights is None here; `problems` says why, by file.
+    A file that is missing, unreadable or about other weights is None; `problems` says why, by file name.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,7 +54,7 @@ class Run:
         """The run in a folder, which must be one."""
         run = cls(path)
         if not run.exists:
-            raise ValueError(f"{run.path} is not a run folder: it holds no {CONFIG}")
+            raise ValueError(f"{run.path} is not a run folder: it has no {CONFIG}")
         return run
 
     @property
@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def epochs(self) -> list[Epoch]:
-        """The finished epochs; what follows a damaged row is left out."""
+        """The finished epochs, up to the first damaged row."""
         try:
             return parse_epochs(read_bytes(self.path / METRICS, MOST_JSON).decode(errors="replace"))
         except FileNotFoundError:
@@ -77,17 +77,17 @@ class Run:
 
     @cached_property
     def best_epoch(self) -> Epoch | None:
-        """The epoch whose weights were kept as the best, as far as the run has got."""
+        """The epoch whose weights are the best so far."""
         return best_epoch(self.epochs, self.config.best)
 
     def score(self, epoch: Epoch | None, name: str) -> float | None:
-        """A score of an epoch; of the best one that of the weights that were kept, which may be the averaged ones."""
+        """A score of an epoch; for the best epoch, the score of the kept weights, which may be the EMA weights."""
         kept = epoch is self.best_epoch and name in SCORES and self.config.best.startswith(EMA)
         return None if epoch is None else epoch.get(f"{EMA}{name}" if kept else name)
 
     @cached_property
     def summary(self) -> Summary | None:
-        """What a finished run says; None while it is running."""
+        """The summary of a finished run; None while it is running."""
         return self._read(SUMMARY, Summary)
 
     # What was measured of its weights
@@ -127,12 +127,12 @@ class Run:
         return frozenset(() if found is None else found.names)
 
     def belongs(self, sha256: str | None, *which: str) -> bool:
-        """Whether a result is about the run's weights, of which it has the checksum.
+        """Whether a result with this checksum is about the run's weights.
 
-        Every result belongs to a published folder, which comes without weights.
+        A published folder has no weights, so every result belongs to it.
 
         Args:
-            which: `"best"`, `"last"`, or both; the best weights if none are named.
+            which: `"best"`, `"last"`, or both (default: best).
         """
         known = {own for each in which or ("best",) if (own := self.checksum(each)) is not None}
         return not known or sha256 in known
@@ -171,7 +171,7 @@ class Run:
         write_file(self.path / CONFIG, to_yaml(replace(config, resume=None)).encode())
 
     def write_epochs(self, epochs: Sequence[Epoch]) -> None:
-        """Stores all epochs, so that what a full disk kept out is made up for."""
+        """Stores all epochs, including those that a full disk refused before."""
         rows = (json.dumps(each.to_json(), allow_nan=False) + "\n" for each in epochs)
         write_file(self.path / METRICS, "".join(rows).encode())
 
@@ -179,13 +179,13 @@ class Run:
         self._write(SUMMARY, summary, indent=1)
 
     def write_evaluation(self, evaluation: Evaluation, sha256: str | None) -> Evaluation:
-        """Stores the evaluation of the best weights, of which this is the checksum."""
+        """Stores the evaluation of the best weights, which have this checksum."""
         evaluation = replace(evaluation, weights_sha256=sha256)
         self._write(EVALUATION, evaluation)
         return evaluation
 
     def write_robustness(self, results: RobustnessResults) -> Path:
-        """Stores what a suite measured, beside the parts that are there of the same weights."""
+        """Stores the results of a suite, and keeps stored parts that belong to the same weights."""
         before = Run(self.path).robustness  # as it is now
         return self._write(ROBUSTNESS, results.added_to(before))
 
@@ -201,13 +201,13 @@ class Run:
 
 
 def checksum(path: Path) -> str:
-    """What identifies a file of weights."""
+    """The checksum of a weights file."""
     state = path.stat()
     return _checksum(path, state.st_ino, state.st_mtime_ns, state.st_size)
 
 
 @cache
 def _checksum(path: Path, *state: int) -> str:
-    """Once for each file as it is: a comparison that waits for another looks several times a second."""
+    """Cached until the file changes: a waiting comparison asks several times a second."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Which process trains in a run folder. Whether a run may start there is decided before anything is written."""
+"""Locks on run folders. Whether a run may start in a folder is decided before anything is written."""
 
 import errno
 import itertools
@@ -18,14 +18,14 @@ except ImportError:  # Windows has none; two runs in one folder are then not not
     fcntl = None
 
 MOST_NAME = 120  # characters of a run folder's default name
-# The kernel gives a process any lock that it has, and takes it away when any file of that name is closed.
+# The kernel grants a process a lock it already has, and drops it when any handle of that file is closed.
 _held: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
 
 
 def run_for(config: TrainConfig) -> Run:
     """The run that the configuration names, or one in runs/ with a readable name.
 
-    The name ends in a number where a run with other settings has it already, so the same command finds its run again.
+    If a run with other settings has the name, a number is added, so the same command finds its run again.
     """
     if config.output is not None:
         return Run(config.output)
@@ -46,7 +46,7 @@ def default_name(config: TrainConfig) -> str:
 
 
 def _is_free(run: Run, config: TrainConfig) -> bool:
-    """Whether the folder is to be made, or holds a run that this configuration continues."""
+    """Whether the folder is new, or holds a run that this configuration continues."""
     if not run.exists:
         return not run.path.exists() or (run.path.is_dir() and not any(map(_visible, run.path.iterdir())))
     try:
@@ -56,7 +56,7 @@ def _is_free(run: Run, config: TrainConfig) -> bool:
 
 
 def check_folder(run: Run, config: TrainConfig) -> None:
-    """Refuses a folder that holds something else, without touching it."""
+    """Refuses a folder with other content, without changing it."""
     path = run.path
     try:
         str(path).encode()
@@ -92,7 +92,7 @@ class FolderLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Makes the folder this process's, and removes what a killed training had not finished writing."""
+        """Locks the folder for this process, and removes unfinished files of a killed training."""
         if self.held_here:
             raise ValueError(f"this process is already training in {self.folder}; give another --output")
         try:
@@ -137,7 +137,7 @@ class FolderLock:
         if self._handle is not None:
             handle, self._handle = self._handle, None
             _held.pop(_identity(handle), None)
-            with suppress(OSError):  # nothing was written to it, and the lock is gone whatever closing says
+            with suppress(OSError):  # nothing was written to it, and the lock is released even if closing fails
                 os.close(handle)
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs in one file, for a repository: what their folders say, without weights.
+"""Runs in one file, for a repository: the contents of their folders without weights.
 
 The file is compressed JSON lines. The first line describes the whole. Each other line is a file of a run:
 {"run": NAME, "file": NAME, "content": ...}. Lines of the same file are neighbors, so that they compress well. Numbers
@@ -28,7 +28,8 @@ from .training import Epoch
 
 FILE = "comparison.jsonl.gz"
 DIGITS = 8
-NEWER = ("reset_head", "freeze", "lora", "balance")  # which older files lack: publishing those again changes nothing
+# Settings that older files lack, so that publishing those again changes nothing.
+NEWER = ("reset_head", "freeze", "lora", "balance")
 MOST = 2**28  # bytes of the lines together
 
 
@@ -83,7 +84,7 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
 
 
 def _files(name: str, run: Run) -> dict[str, Any]:
-    """The contents of a run's files, with nothing of where the run was."""
+    """The contents of a run's files, without the paths of the machine it ran on."""
     config = dataclasses.replace(run.config, output=None, resume=None)
     found: dict[str, Any] = {CONFIG: _settings(config), METRICS: [epoch.to_json() for epoch in run.epochs]}
     measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
@@ -99,7 +100,7 @@ def _files(name: str, run: Run) -> dict[str, Any]:
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """All settings, without newer ones that have their default and are not the recipe's to set."""
+    """All settings, except newer ones at their default that the recipe does not set."""
     usual, recipe = TrainConfig(), {} if config.recipe is None else read_recipe(config.recipe).settings
     left_out = {name for name in NEWER if getattr(config, name) == getattr(usual, name) and name not in recipe}
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in left_out}
@@ -116,7 +117,7 @@ def _rounded(value: Any) -> Any:
 
 
 def read_published(path: Path) -> Published:
-    """The runs in a file; ValueError if it is something else."""
+    """The runs in a file; ValueError for any other file."""
     try:
         with open_regular(path) as file, gzip.open(file) as unpacked:
             text = unpacked.read(MOST + 1)

@@ -1,7 +1,7 @@
 """Records: frozen dataclasses that are read from JSON by their type hints and written back under the same keys.
 
 A record is read as a whole or refused with an error. Fields with a default may be missing; a value of another type
-is an error, so whoever holds a record need not check it again. Unknown keys are ignored.
+is an error, so a record needs no further checks. Unknown keys are ignored.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _SIMPLE = {
 
 
 def absent() -> Any:
-    """A field that is None where the file does not have it, and is not written then."""
+    """A field that is None if the file lacks it; None is not written."""
     return field(default=None, metadata={"omit": True})
 
 
@@ -45,7 +45,7 @@ class Record:
         return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON holds it."""
+        """The record as JSON data."""
         values = {each: getattr(self, each.name) for each in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
         return {
             each.name: _plain(value)
@@ -62,7 +62,7 @@ class Record:
 def parse(kind: Any, value: Any, name: str) -> Any:
     """A JSON value as a value of the annotated type; `name` says which one it is, for the error."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # with None
+    if origin is types.UnionType:  # a union with None
         return None if value is None else parse(next(each for each in inner if each is not types.NoneType), value, name)
     if origin is tuple:
         several = inner[-1] is Ellipsis

@@ -1,4 +1,4 @@
-"""What `vitmix eval --suite` writes: robustness.json, which grows by parts of the suite."""
+"""What `vitmix eval --suite` writes: robustness.json, to which each part of the suite is added."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from .estimates import Estimate
 from .records import Record, absent
 
 NORMS = ("linf", "l2")
-"""What bounds an attack: `linf` the largest change of a value, `l2` the root of the sum of squared changes."""
+"""The norm that bounds an attack: `linf`, the largest change of a value, or `l2`, the Euclidean length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,12 @@ class Facts(Record):
 
     Attributes:
         sigma: the standard deviation of noise on pixels in 0..1.
-        share: the part of the patches that was dropped, in this `order` on this `grid`.
+        share: the fraction of dropped patches, in this `order` on this `grid`.
         corruption, severity: of ImageNet-C.
-        attack: `none` for the attacked images as they are; its bound is `epsilon` in `norm`.
+        attack: `none` for the same images without attack; its bound is `epsilon` in `norm`.
         alpha, steps: of PGD.
-        kind, strength: of a change that has no fields above.
-        metric: what the number is, where it is not an accuracy.
+        kind, strength: for a change without fields above.
+        metric: the name of the number, if it is not an accuracy.
     """
 
     part: str
@@ -54,7 +54,7 @@ class Facts(Record):
 
     @property
     def protocol(self) -> str:
-        """The key of `RobustnessResults.parts` that says how this was measured: the part, of attacks with the norm."""
+        """The key of its protocol in `RobustnessResults.parts`: the part and, for attacks, the norm."""
         return self.part if self.norm in (None, "linf") else f"{self.part} {self.norm}"
 
 
@@ -81,7 +81,7 @@ class Measurement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(Record):
-    """How a part of the suite was measured. `settings` are those of the suite as JSON holds them."""
+    """How a part of the suite was measured. `settings` are those of the suite, as JSON data."""
 
     data: str
     settings: dict[str, Any]
@@ -120,7 +120,7 @@ class RobustnessResults(Record):
         return {each.name: each for each in self.measurements}
 
     def added_to(self, before: "RobustnessResults | None") -> "RobustnessResults":
-        """With the parts of an earlier measurement of the same weights that were not measured again."""
+        """These results, with earlier parts of the same weights that were not measured again."""
         if before is None or before.weights_sha256 != self.weights_sha256:
             return self
         rest = (each for each in before.measurements if each.of.protocol not in self.parts)

@@ -9,7 +9,7 @@ from vitmix.lab.reading import is_count, is_number, parse_json
 
 from .records import Record
 
-SCORES = ("accuracy", "accuracy5", "eval_loss")  # of the model; `ema_` before them: of the averaged weights
+SCORES = ("accuracy", "accuracy5", "eval_loss")  # of the model; with the prefix `ema_`, of the EMA weights
 EMA = "ema_"
 
 
@@ -32,7 +32,7 @@ class Epoch(Record):
         return cls(numbers.pop("epoch"), numbers)
 
     def to_json(self) -> dict[str, Any]:
-        """What is not finite is left out: JSON cannot hold it."""
+        """Non-finite values are left out, because JSON cannot hold them."""
         return {"epoch": self.number, **{name: each for name, each in self.values.items() if math.isfinite(each)}}
 
     def get(self, name: str) -> float | None:
@@ -40,7 +40,7 @@ class Epoch(Record):
 
 
 def parse_epochs(text: str) -> list[Epoch]:
-    """The rows of metrics.jsonl up to the first one that is damaged, as the last one is while it is being written."""
+    """The rows of metrics.jsonl up to the first damaged one, which may be the last row while it is being written."""
     found: list[Epoch] = []
     for line in text.splitlines():
         try:
@@ -55,7 +55,7 @@ def is_better(score: str, new: float, old: float) -> bool:
 
 
 def best_epoch(epochs: Sequence[Epoch], score: str) -> Epoch | None:
-    """The first of the epochs with the best score, which is the one whose weights were kept."""
+    """The first epoch with the best score; its weights were kept."""
     best = None
     for epoch in epochs:
         value, least = epoch.get(score), None if best is None else best.get(score)
@@ -66,12 +66,12 @@ def best_epoch(epochs: Sequence[Epoch], score: str) -> Epoch | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Record):
-    """A finished run in short; `text` is what a person reads.
+    """A summary of a finished run; `text` is for people.
 
     Attributes:
         best: number and scores of the epoch whose weights were kept.
-        seconds: of everything; `training_seconds` without evaluation and checkpoints.
-        peak_memory: bytes that tensors on the GPU took at most.
+        seconds: total time; `training_seconds` excludes evaluation and checkpoints.
+        peak_memory: peak bytes of tensors on the GPU.
     """
 
     text: str
