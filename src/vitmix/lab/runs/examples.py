@@ -10,7 +10,8 @@ SOURCES = {"own": "original image", "partner": "partner", "taken": "image whose 
 ROLES = (*SOURCES, "other", "rest")
 """The role of a source image: the original, its partner, or the mixed image whose tokens HTM took.
 
-Parts of a target have two more: a class of none of them (`other`), and what smoothing spreads over all classes (`rest`)."""
+Parts of a target have two more: a class of none of them (`other`), and what smoothing spreads over all classes
+(`rest`)."""
 
 
 @dataclass(frozen=True)
