@@ -1,4 +1,4 @@
-"""Data sets, augmentation and loaders. Names are imported when first used: settings must not wait for torch."""
+"""Data sets, augmentation and loaders. Names are imported on first use, so that settings do not import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Arrays in a `.npz` file that anyone may have written: none takes more memory than its bytes can fill."""
+"""Arrays in an untrusted `.npz` file: none takes more memory than its stored bytes can fill."""
 
 import math
 import os
@@ -64,7 +64,7 @@ class Archive:
                 return np.lib.format.read_array(file, allow_pickle=False)
         except MemoryError:
             raise ValueError(f"{self}: array {name!r} does not fit into memory") from None
-        except Exception as problem:  # of numpy, zipfile or zlib, depending on what is damaged
+        except Exception as problem:  # from numpy, zipfile or zlib, depending on what is damaged
             raise ValueError(f"{self}: array {name!r} cannot be read: {problem}") from None
 
     def _check_length(self, file: IO[bytes], entry: zipfile.ZipInfo) -> None:
@@ -76,7 +76,7 @@ class Archive:
         stored = min(entry.compress_size, self.path.stat().st_size)
         most = stored * MOST_COMPRESSED.get(entry.compress_type, 0)
         if min(shape, default=0) < 0 or claimed > min(most, entry.file_size, _memory()):
-            raise ValueError(f"it claims {claimed:,} bytes, and {stored:,} are stored")
+            raise ValueError(f"it claims {claimed:,} bytes, but {stored:,} are stored")
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> list[np.ndarray]:

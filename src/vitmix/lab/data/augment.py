@@ -1,4 +1,4 @@
-"""Augmentation of single images with timm's transforms, as the papers train: a function of a few integers."""
+"""Augmentation of single images with timm's transforms, as in the papers: a function of a few integers."""
 
 import math
 import random
@@ -85,8 +85,9 @@ def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tup
 def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:
     """The activation map `(H, W)` of the image that `augment` makes with the same numbers.
 
-    The map's transform has the same steps as the image's and draws the same numbers, but only moves. So the two move
-    together, and the image is the same with and without a map. Seeds the global generators, as `augment` does.
+    The map's transform has the steps of the image's and draws the same numbers, but applies only the geometric ones. So
+    both move together, and the image is the same with and without a map. Seeds the global generators, as `augment`
+    does.
 
     Args:
         activation: `(h, w)` over the whole image, on a grid of any size.
@@ -97,7 +98,7 @@ def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, s
 
 
 def centered_map(activation: Tensor, size: Size, augmentation: Augmentation) -> Tensor:
-    """The map `(H, W)` of the center of the image, which is trained on where `scale` is `None`."""
+    """The map `(H, W)` of the center of the image, which is used for training if `scale` is `None`."""
     return _map_tensor(_center(augmentation.sides, 1.0, augmentation.interpolation)(_map_image(activation, size)))
 
 
@@ -143,7 +144,7 @@ def _prepare(image: Image.Image) -> Image.Image:
 
 
 def _fit_sides(image: Image.Image) -> Image.Image:
-    """An image neither too long nor too small to be augmented."""
+    """The image, cut or enlarged if it is too long or too small to be augmented."""
     width, height = image.size
     shorter = min(width, height)
     if shorter * MAX_ASPECT < max(width, height):

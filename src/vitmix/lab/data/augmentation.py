@@ -40,7 +40,7 @@ class Augmentation(AugmentationSettings):
     Args:
         size: side of the model's input, or (height, width).
         mean, std: of pixels in 0..1, by channel (default: ImageNet's).
-        crop_pct: for evaluation: the part of the shorter side that the center crop shows.
+        crop_pct: in evaluation, the fraction of the shorter side that the center crop shows.
     """
 
     size: int | tuple[int, int] = 224
@@ -99,10 +99,10 @@ class Augmentation(AugmentationSettings):
 
     @property
     def is_random(self) -> bool:
-        """Whether training images differ from those of evaluation at random."""
+        """Whether training images are changed at random."""
         return bool(self.scale or self.padding or self.hflip or self.auto_augment or self.color_jitter or self.erasing)
 
     @property
     def fill(self) -> tuple[int, ...]:
-        """The color outside the image that rotation and the like bring in: the mean color."""
+        """The fill color for rotation and similar operations: the mean color."""
         return tuple(min(255, round(255 * channel)) for channel in self.mean)

@@ -15,7 +15,7 @@ from .batch_colors import BLENDS, apply_tables
 from .batch_draws import CROP, CUBIC, FIRST_BLEND, FIRST_TABLE, FLIP, LAYERS, MATRIX, PER_LAYER, BatchSettings
 
 Rows = Tensor | slice
-Operation = Callable[[Tensor, Rows], Tensor]  # of the images of some rows, and these rows
+Operation = Callable[[Tensor, Rows], Tensor]  # from images and the rows to change
 
 
 def augment_batch(images: Tensor, numbers: Tensor, noise: Tensor | None, settings: BatchSettings) -> Tensor:
@@ -37,7 +37,7 @@ def augment_batch(images: Tensor, numbers: Tensor, noise: Tensor | None, setting
 
 
 def augment_maps(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tensor:
-    """Activation maps `(B, H, W)`, moved as `augment_batch` moves their images, zero where those are filled.
+    """Activation maps `(B, H, W)`, moved like their images in `augment_batch`, zero where the images are filled.
 
     Args:
         maps: `(B, h, w)`, each over its whole image, on a grid of any size.
@@ -83,7 +83,7 @@ def apply_operation(images: Tensor, columns: Tensor, settings: BatchSettings) ->
 
 
 def _move(images: Tensor, columns: Tensor, settings: BatchSettings, *, fill: tuple[int, ...], levels: bool) -> Tensor:
-    """All operations that move things."""
+    """All geometric operations."""
 
     def affine(own: Tensor, rows: Rows) -> Tensor:
         cubic = _cubic(columns[rows, 8], settings.augmentation)

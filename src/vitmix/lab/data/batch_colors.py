@@ -1,7 +1,7 @@
 """Pillow's color operations on a whole batch at once, each sample with its own argument.
 
-Images and compilation are as in `vitmix.lab.data.batch_geometry`. As in Pillow, operations that treat each pixel alone
-are tables of 256 levels, one per sample and channel: however many there are, one look-up applies them.
+Images and compilation are as in `vitmix.lab.data.batch_geometry`. As in Pillow, operations on single pixels are tables
+of 256 levels, one per sample and channel, so one look-up applies all of them.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,7 @@ from .policy import timm_policy
 
 LEVEL_END = 10.0  # timm's magnitudes run from 0 to 10
 
-# What the device does, by number. Every operation that moves things is a matrix.
+# What the device does, by number. Every geometric operation is a matrix.
 OPERATIONS = ("Nothing", "Matrix", *BLENDS, *TABLES)
 NOTHING, MATRIX, FIRST_BLEND = 0, 1, 2
 FIRST_TABLE = FIRST_BLEND + len(BLENDS)
@@ -38,7 +38,7 @@ PER_BOX = 2 * ATTEMPTS + 2
 
 
 def operation_code(name: str) -> int | None:
-    """The number of one of timm's operations; None if it is not done in batch."""
+    """The number of one of timm's operations; None if there is no batch version."""
     if name in FARTHEST:
         return MATRIX
     plain = name.removesuffix("Increasing")
@@ -71,7 +71,7 @@ class BatchSettings:
 
 
 def batch_settings(augmentation: Augmentation, source: Size, *, dense: bool) -> BatchSettings:
-    """Checks that an augmentation can be done in batch, and gathers what that takes."""
+    """Checks that an augmentation can be applied to whole batches, and collects its settings."""
     try:
         return BatchSettings(augmentation, source, _batch_policy(augmentation), dense)
     except ValueError as problem:
@@ -105,7 +105,7 @@ def uniforms_per_sample(settings: BatchSettings) -> int:
 def draw(uniform: Tensor, settings: BatchSettings) -> Tensor:
     """`(N, columns)` float32: everything random about N samples, from `(N, uniforms_per_sample)` in [0, 1).
 
-    On the host and in float64, for many batches at once: these are a hundred small operations.
+    Computed on the host in float64, for many batches at once, because it takes a hundred small operations.
     """
     augmentation = settings.augmentation
     used = 0
@@ -230,7 +230,7 @@ def operation_argument(name: str, level: Tensor, sign: Tensor) -> Tensor:
 def operation_matrix(name: str, argument: Tensor, sides: Size) -> Tensor:
     """`(N, 6)`: where each pixel of the result comes from, as `Image.transform` takes it.
 
-    That is the same place for operations that move nothing.
+    The identity for operations that move nothing.
     """
     height, width = sides
     one, none = torch.ones_like(argument), torch.zeros_like(argument)

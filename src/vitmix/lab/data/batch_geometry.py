@@ -4,7 +4,7 @@ Images are float tensors `(B, 3, H, W)` of whole numbers in 0..255; results are 
 waits for the device, indexes by a condition or has a shape that depends on values, so all of it can be compiled.
 
 `cubic` chooses bicubic or bilinear interpolation for all samples, or per sample where it is a `(B,)` tensor.
-With `levels=False`, values are any numbers, such as those of an activation map, and are not rounded.
+With `levels=False`, values may be any numbers, such as an activation map, and are not rounded.
 """
 
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def _between(values: list[Tensor], part: Tensor, cubic: Cubic) -> Tensor:
 
 
 def _cubic_between(values: list[Tensor], part: Tensor) -> Tensor:
-    """Keys' filter with a = -1, which `Image.transform` uses. Of differences, so that a plain area stays unchanged."""
+    """Keys' filter with a = -1, which `Image.transform` uses. From differences, so that constants stay."""
     before, first, second, after = values
     slope = second - before
     bend = 2 * (before - first) + second - after

@@ -1,4 +1,4 @@
-"""Class names and numbers: what labels stand for."""
+"""Class names and numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,11 @@ import numpy as np
 
 from vitmix.lab.reading import read_json
 
-MOST_UNSEEN_CLASSES = 100_000  # a label may be this large in data of fewer images; every smaller number gets a name
+MOST_UNSEEN_CLASSES = 100_000  # the largest label allowed even with fewer images; every smaller number gets a name
 
 
 def count_classes(labels: np.ndarray, description: str) -> int:
-    """How many classes labels from 0 stand for; refuses labels that would name millions of unseen classes."""
+    """The number of classes for labels from 0; refuses labels that would imply millions of unseen classes."""
     count = 1 + int(labels.max(initial=-1))
     most = max(MOST_UNSEEN_CLASSES, len(labels))
     if count > most:
@@ -23,7 +23,7 @@ def count_classes(labels: np.ndarray, description: str) -> int:
 
 
 def numbered(count: int) -> list[str]:
-    """The names of classes without names."""
+    """Names for classes that have none: their numbers."""
     return [str(label) for label in range(count)]
 
 
@@ -51,7 +51,7 @@ def class_names(folder: Path, count: int) -> list[str]:
 
 
 def match_names(names: Sequence[str], known: Sequence[str], *, description: str, whose: str) -> list[int]:
-    """The place of each class name among the known ones."""
+    """The index of each class name among the known ones."""
     if list(names) == list(known[: len(names)]):
         return list(range(len(names)))  # names need not be unique then
     number = {name: place for place, name in enumerate(known)}

@@ -1,4 +1,4 @@
-"""From the bytes of a file to an RGB image, within bounds: a tiny file can unpack to any size."""
+"""From the bytes of a file to an RGB image, within limits, because a tiny file can unpack to any size."""
 
 import io
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 MAX_PIXELS = 89_478_485  # of one image; Pillow warns above this
-MAX_BYTES = 2**30  # of the file of one image: as many pixels, uncompressed, in 16 bits
+MAX_BYTES = 2**30  # of one image file: that many pixels, uncompressed, in 16 bits
 
 
 def decode(content: bytes) -> Image.Image:
@@ -35,7 +35,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[np.ndarray]:
-    """The values of some rows at a time: as numbers, a large image takes several times its memory."""
+    """The values of a few rows at a time, because a large image as numbers takes several times its memory."""
     for top in range(0, image.height, 256):
         yield np.asarray(image.crop((0, top, image.width, min(top + 256, image.height))))
 

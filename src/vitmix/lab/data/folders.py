@@ -59,7 +59,7 @@ def _open(folder: Path, classes: list[str], split: str) -> FileImages:
 def image_files(folder: Path, root: Path, description: str, others: Counter[str] | None = None) -> list[str]:
     """The image files below a folder, links followed, as sorted paths relative to `root`.
 
-    Skips folders that were read already, to which a link may lead back, and anything named like an image that is not a
+    Skips folders that were already read (a link may lead back to them), and anything named like an image that is not a
     regular file, such as a pipe. The log says how many. Files of other kinds are counted in `others`, by suffix.
     """
     files: list[str] = []

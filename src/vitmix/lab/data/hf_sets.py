@@ -60,13 +60,13 @@ def hf_splits(argument: str) -> Openers:
 
 
 def hf_path(argument: str) -> str:
-    """The folder that an argument names; empty for OWNER/NAME on the hub."""
+    """The folder in an argument; empty for OWNER/NAME on the hub."""
     place, _ = parse_settings(argument, "hfds", SETTINGS)
     return place if os.path.isabs(place) or os.path.exists(place) else ""
 
 
 def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
-    """The splits by our names."""
+    """The splits by their usual names."""
     try:
         import datasets
     except ImportError:
@@ -77,7 +77,7 @@ def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
         else:
             with nullcontext() if os.path.exists(place) else downloads():
                 found = datasets.load_dataset(place, config)
-    except Exception as problem:  # of the hub, the file system, or the data's own reader
+    except Exception as problem:  # from the hub, the file system or the data's reader
         raise ValueError(
             f"hfds: {place!r} is neither a dataset folder nor available from the hub ({reason_of(problem)[:300]})"
         ) from None

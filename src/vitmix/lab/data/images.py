@@ -1,4 +1,4 @@
-"""Sets of labeled images, however they are stored.
+"""Sets of labeled images in any storage.
 
 An unreadable image never stops a run: `ImageSet.broken` names it, and the next readable image replaces it. The
 replacement depends on the index alone, so every worker and every resumed run makes the same choice.
@@ -29,16 +29,16 @@ class BrokenImage(Exception):
 
 
 class NothingReadable(ValueError):
-    """Not a single image of a set could be read."""
+    """No image of a set could be read."""
 
 
 class ImageSet(Dataset, ABC):
     """Images (PIL, RGB) with labels. `labels` is known without reading an image.
 
     Attributes:
-        rows: the stored place of each image; a subset has some of them.
+        rows: the stored position of each image; a subset has some of them.
         broken: the unreadable images found so far, as index → "name: reason".
-        skipped: how many files beside the images are none, by the end of their names.
+        skipped: number of other files beside the images, by suffix.
     """
 
     def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str) -> None:
@@ -81,7 +81,7 @@ class ImageSet(Dataset, ABC):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """Image and label; raises `BrokenImage` where the image cannot be read."""
+        """Image and label; raises `BrokenImage` if the image cannot be read."""
         if not 0 <= index < len(self):
             raise IndexError(f"index must be in 0..{len(self) - 1}, got {index}")
         if index in self.broken:
@@ -119,7 +119,7 @@ class ImageSet(Dataset, ABC):
                 broken[index] = str(problem)
 
     def nothing_readable(self) -> NothingReadable:
-        """The error to raise where every image is broken."""
+        """The error if every image is broken."""
         return NothingReadable(
             f"none of the {len(self)} images of {self.description} could be read; the first error: "
             f"{self.broken[min(self.broken)]}; get the files again"
@@ -136,8 +136,8 @@ class ImageSet(Dataset, ABC):
 def _as_bytes(names: Iterable[str]) -> np.ndarray:
     """Names as one block of bytes instead of a million Python strings.
 
-    A forked worker that merely looks at a Python object copies its memory page, so that every worker ends up with a
-    copy of a long list.
+    Reading a Python object in a forked worker copies its memory page, so every worker would end up with a copy of a
+    long list.
     """
     return np.array([os.fsencode(name) for name in names])
 
@@ -169,7 +169,7 @@ class ArrayImages(ImageSet):
 
     Args:
         broken: images that could not be decoded when the array was filled.
-        names: what to call the image at each stored place; its number by default.
+        names: name of the image at each stored position (default: its number).
         boxes: `(N, 4)` the object of each image as left, top, right, bottom, the last row and column included.
     """
 

@@ -1,7 +1,8 @@
 """Batches of images read and augmented one by one, here or in worker processes.
 
-The order of an epoch is a function of (seed, epoch), an image's augmentation one of (seed, epoch, index, repeat). So
-the number of workers changes nothing, and an epoch entered at batch k continues as if it had run from its start.
+The order of an epoch is a function of (seed, epoch), the augmentation of an image is a function of (seed, epoch, index,
+repeat). So the number of workers changes nothing, and an epoch that is resumed at batch k continues as if it had run
+from its start.
 """
 
 import itertools
@@ -26,13 +27,13 @@ from .workers import WorkerLost as WorkerLost
 
 @dataclass
 class Batch:
-    """Images `(B, 3, H, W)` float32, normalized, with their labels and places in the data set.
+    """Images `(B, 3, H, W)` float32, normalized, with their labels and indices in the dataset.
 
     Args:
         erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty if there is none; `None`
             when the images are erased already.
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
-        broken: the unreadable images met on the way: a worker's own list of them would stay in the worker.
+        broken: the unreadable images found while loading it, because a worker's own list would stay in the worker.
     """
 
     images: Tensor
@@ -49,7 +50,7 @@ class Batch:
         return self._each(lambda values: values[rows])
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on a device, without waiting where it comes from pinned memory."""
+        """The same batch on a device; a copy from pinned memory does not wait."""
         return self._each(lambda values: values.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
@@ -69,7 +70,7 @@ def _train_batch(
 ) -> Batch:
     """The augmented samples of these keys; empty if not a single image is readable.
 
-    That is an error, raised in the main process: from a worker, it would come with its whole traceback.
+    The main process then raises the error, because a worker's error would come with its whole traceback.
     """
     samples, labels, indices, moved = [], [], [], []
     known = len(images.broken)
@@ -99,12 +100,12 @@ def _train_batch(
 
 
 def pooled(maps: Tensor, grid: Grid | None) -> Tensor:
-    """Maps on a grid, by area."""
+    """Maps resampled to a grid by area."""
     return maps if grid is None else resample_mask(maps, grid, rule="area")
 
 
 def read_batch(images: ImageSet, augmentation: Augmentation, rows: list[int]) -> Batch:
-    """The readable ones of these samples for evaluation, as pixels: a replacement would count another sample twice."""
+    """The readable samples among these, as pixels, for evaluation: a replacement would count another sample twice."""
     broken: dict[int, str] = {}
     readable = images.readable_ones(rows, broken)
     found = [(eval_pixels(image, augmentation), label, index) for index, image, label in readable]
@@ -120,7 +121,7 @@ def _eval_batch(images: ImageSet, augmentation: Augmentation, rows: list[int]) -
 
 
 class Epochs(ABC):
-    """A loader for training, whose epochs follow a plan."""
+    """A training loader with epochs that follow a plan."""
 
     plan: EpochPlan
 
@@ -146,8 +147,8 @@ class TrainLoader(Fetcher[Batch], Epochs):
         batch: samples per batch and process.
         workers: processes that read and augment; 0 does it in this process.
         balance: shows every class equally often.
-        repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. An epoch
-            is not longer for it; it shows a part of the images.
+        repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. The
+            length of an epoch does not change; it shows part of the images.
         maps: `(N, h, w)` activation map of each image's label over the whole image, to be augmented with it; see
             `vitmix.lab.maps`. The images' random choices do not depend on them.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
@@ -183,7 +184,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
 
 
 class EvalLoader(Fetcher[Batch]):
-    """Batches that show every readable sample exactly once over all ranks, so ranks may differ in number and size.
+    """Batches with every readable sample exactly once over all ranks; their number and size may differ between ranks.
 
     Args:
         start: how many of this rank's first samples to skip, for an evaluation that is resumed.

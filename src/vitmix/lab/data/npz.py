@@ -25,7 +25,7 @@ from .splits import SPLIT_NAMES, Openers
 
 
 def npz_splits(location: str) -> Openers:
-    """For each split that is stored at this place, a function that reads it."""
+    """For each stored split, a function that reads it."""
     place = Path(location)
     if place.is_file():
         parts = {"train": [place]}
@@ -34,7 +34,7 @@ def npz_splits(location: str) -> Openers:
     else:
         raise ValueError(f"npz: {location!r} does not exist; give a folder with train.npz, or one .npz file")
     if not parts:
-        raise ValueError(f"npz: no train.npz, train_0.npz, val.npz or test.npz in {location!r}; name the files so")
+        raise ValueError(f"npz: no train.npz, train_0.npz, val.npz or test.npz in {location!r}; use one of these names")
     # The classes are those of the training labels: a list of names may be longer than what is stored here.
     known = parts.get("train") or next(iter(parts.values()))
     count = count_classes(np.concatenate([_read_labels(path) for path in known]), f"npz:{location}")
@@ -100,7 +100,7 @@ def _labels(archive: Archive) -> np.ndarray:
 
 
 def _joined_boxes(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The boxes of all parts, unchecked; None where a part has none or they do not fit together."""
+    """The boxes of all parts, unchecked; None if a part has none or they do not fit together."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or len({(part.dtype, part.shape[1:]) for part in found}) > 1:
         return None
@@ -127,7 +127,7 @@ def _decode(archive: Archive) -> tuple[np.ndarray, dict[int, str]]:
 
 
 def _row(archive: Archive, name: str) -> np.ndarray:
-    """An array of bytes, or of places among them."""
+    """An array of bytes, or of offsets into them."""
     found = archive.read(name)
     if found.ndim != 1 or found.dtype.kind not in "iub":
         raise ValueError(f"{archive}: {name} must be (N,) integers, got {found.dtype} {found.shape}")
@@ -141,7 +141,7 @@ def _decode_strips(archive: Archive) -> np.ndarray:
         try:
             strip = decode(data[offset[number] : offset[number + 1]].tobytes())
             return np.asarray(strip.convert("RGB")).reshape(-1, strip.width, strip.width, 3)
-        except Exception as problem:  # a strip holds hundreds of images: without it the data is not what it claims
+        except Exception as problem:  # a strip holds hundreds of images, so the data would be incomplete without it
             raise ValueError(f"{archive}: strip {number} cannot be read ({problem}); get the file again") from None
 
     with ThreadPoolExecutor() as threads:

@@ -41,7 +41,7 @@ class EpochPlan:
     def samples(self) -> int:
         """Samples of each rank, before the last incomplete batch is dropped.
 
-        With repeats, an epoch shows only part of the images, so it is as long as without.
+        With repeats, an epoch shows only part of the images, so its length does not change.
         """
         rounded = self.length // ROUND * ROUND if self.repeats > 1 else self.length
         return (rounded or self.length) // self.world
@@ -51,7 +51,7 @@ class EpochPlan:
         return self.samples // self.batch
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Index and repeat number of each sample of this rank.
+        """Index and repeat number of each sample on this rank.
 
         The copies of an image follow each other, so that they go to different ranks, each augmented differently. A
         global batch holds the same samples for any number of ranks.
@@ -77,7 +77,7 @@ class EpochPlan:
 def balanced_order(labels: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
     """As many samples as there are labels, each class equally often, and how often each came before in this order.
 
-    Within a class, images come equally often too. Counts differ by one where they must.
+    Within a class, images come equally often too. Counts differ by at most one.
     """
     classes = np.unique(labels)
     share, rest = divmod(len(labels), len(classes))
@@ -97,7 +97,7 @@ def _shuffled(values: np.ndarray, generator: torch.Generator) -> np.ndarray:
 
 
 def _earlier(values: np.ndarray) -> np.ndarray:
-    """For each value, how often it occurs before."""
+    """For each value, how often it occurred before."""
     places = np.argsort(values, kind="stable")
     ranked = values[places]
     starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -108,7 +108,7 @@ def _earlier(values: np.ndarray) -> np.ndarray:
 
 
 def rows_of_rank(length: int, batch: int, rank: int, world: int, start: int = 0) -> list[list[int]]:
-    """The batches that a rank evaluates, after `start` samples: all ranks together show each sample once."""
+    """The batches that a rank evaluates, after `start` samples; all ranks together have each sample once."""
     check_count("batch", batch)
     check_rank(rank, world)
     rows = range(rank, length, world)[start:]

@@ -12,7 +12,7 @@ from .augmentation import Augmentation
 
 Policy = RandAugment | AugMixAugment | AutoAugment
 
-# The operations that move things; all others leave an activation map as it is.
+# The geometric operations; all others leave an activation map unchanged.
 GEOMETRIC = (
     *(timm_augment.rotate, timm_augment.shear_x, timm_augment.shear_y),
     *(timm_augment.translate_x_abs, timm_augment.translate_x_rel),
@@ -51,8 +51,8 @@ def map_policy(augmentation: Augmentation) -> Policy:
     policy = timm_policy(augmentation)
     if isinstance(policy, AugMixAugment):
         raise ValueError(
-            f"auto_augment {augmentation.auto_augment!r} blends images that were moved differently, which no single "
-            "activation map follows; use RandAugment, such as 'rand-m9-mstd0.5-inc1', or give no maps"
+            f"auto_augment {augmentation.auto_augment!r} blends differently moved images, so that no single "
+            "activation map fits; use RandAugment, such as 'rand-m9-mstd0.5-inc1', or give no maps"
         )
     for operation in _operations(policy):
         operation.kwargs["fillcolor"] = 0
@@ -77,7 +77,7 @@ def _draw_as_blur(image: Image.Image, *arguments: Any, **settings: Any) -> Image
 
 
 def _posterize(image: Image.Image, bits_to_keep: int, **settings: Any) -> Image.Image:
-    """timm's posterize, but zero bits, which magnitude 10 asks for and newer Pillow refuses, give a black image."""
+    """timm's posterize, except that zero bits (magnitude 10, which newer Pillow refuses) give a black image."""
     if bits_to_keep == 0:
         return Image.new(image.mode, image.size)
     return timm_augment.posterize(image, bits_to_keep, **settings)

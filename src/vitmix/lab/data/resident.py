@@ -1,4 +1,4 @@
-"""Small images at full speed: the whole data set in device memory, augmented there in batch.
+"""Small images at full speed: the whole dataset in device memory, augmented there in batches.
 
 The random numbers of a batch are a function of (seed, epoch, batch number, rank). They are drawn on the host for
 several batches at once and copied asynchronously; the device does the rest.
@@ -57,7 +57,7 @@ class ResidentLoader(Epochs):
         self.device = torch.device(device)
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
         arrays = in_memory(images)
-        self._readable = np.arange(len(arrays))  # of each sample its index, or that of the next readable one
+        self._readable = np.arange(len(arrays))  # the index of each sample, or of the next readable one
         for row in arrays.broken:
             self._readable[row] = arrays.readable(row)[2]
         pixels = torch.from_numpy(arrays.pixels)
@@ -82,7 +82,7 @@ class ResidentLoader(Epochs):
         order = torch.from_numpy(self._readable[self.plan.order(number)[0]])
         order = _move(order[: self.plan.batches * size], self.device)
         per_chunk = max(1, CHUNK // size)
-        # Whole chunks wherever the epoch is entered: vectorized functions may round differently by place.
+        # Always whole chunks, because vectorized functions may round differently by position.
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             batches = range(first, min(first + per_chunk, self.plan.batches))
             rows = order[first * size : (first + per_chunk) * size]
@@ -98,7 +98,7 @@ class ResidentLoader(Epochs):
                     yield self._batch(rows[part], numbers[part], self._noise(number, range(batch, batch + 1)))
 
     def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
-        """Several batches at once: a call takes the host longer than the GPU. Always of one length, to compile once."""
+        """Several batches at once, because a call takes the host longer than the GPU; of one length, to compile once."""
         noise = self._noise(epoch, batches)
         noise = None if noise is None else _filled(noise, length)
         return self._batch(_filled(rows, length), _filled(numbers, length), noise)
@@ -115,7 +115,7 @@ class ResidentLoader(Epochs):
         return generator_for(stream, self.plan.seed, epoch, batch, self.plan.rank)
 
     def _noise(self, epoch: int, batches: range) -> Tensor | None:
-        """The content of erased boxes, unless that is left to the training step."""
+        """The content of erased boxes, unless the training step erases them."""
         if not self.augmentation.erasing or self.augmentation.erase_after_mixing:
             return None
         seeds = [self._generator(NOISE, epoch, batch).initial_seed() for batch in batches]
@@ -161,7 +161,7 @@ class ResidentEvalLoader:
 
 
 def _filled(values: Tensor, length: int) -> Tensor:
-    """This many rows, the missing ones copies of the first."""
+    """This many rows; copies of the first one fill up."""
     return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 

@@ -1,7 +1,7 @@
 """Shapes: an image classification data set that is computed, not stored.
 
 One colored object on a textured background; the class is the object's shape. Color, texture, area and rotation have
-the same distribution for every class, so only the outline tells the label. The true object mask of every image is
+the same distribution for every class, so only the outline reveals the label. The true object mask of every image is
 known, so the error of a label rule can be measured.
 
 A sample is a pure function of (seed, split, index): `draw_scenes` hashes these numbers into a scene, `render_scenes`

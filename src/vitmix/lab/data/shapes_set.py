@@ -12,12 +12,12 @@ from .splits import Openers, parse_settings
 
 SETTINGS = {"size": 32, "length": 10_000, "test_length": 2_000, "seed": 0}
 MOST = {"size": 4096, "length": 10**7, "test_length": 10**7, "seed": 2**63 - 1}
-MOST_BYTES = 2**31  # kept in memory; larger sets render each image when it is asked for
+MOST_BYTES = 2**31  # kept in memory; larger sets render each image on request
 RUN = 1000  # images rendered at once
 
 
 class ShapesImages(ArrayImages):
-    """The built-in data in memory, which knows where its objects are."""
+    """The built-in data in memory, with the positions of its objects."""
 
     def __init__(self, dataset: Shapes, pixels: np.ndarray, labels: np.ndarray, description: str) -> None:
         super().__init__(pixels, labels, Shapes.classes, description)

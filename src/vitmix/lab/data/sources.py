@@ -7,7 +7,7 @@
     hfds:PLACE                                  a data set of Hugging Face, see `vitmix.lab.data.hf_sets`
     wds:PATTERN                                 WebDataset shards, see `vitmix.lab.data.tar_sets`
 
-A data set without a validation split is validated on its test split. With `?holdout=0.1`, a tenth of the training
+A dataset without a validation split is validated on its test split. With `?holdout=0.1`, a tenth of the training
 images of each class is held out for validation instead, and the test split stays untouched. Data without any split is
 always divided this way.
 
@@ -111,7 +111,7 @@ def _parse(spec: str) -> tuple[str, str, float | None]:
         if os.path.isdir(text):
             likely = "npz" if any(Path(text).glob("*.npz")) else "imagefolder"
             raise ValueError(
-                f"unknown kind of data {kind!r}, but there is such a folder; did you mean {likely}:{spec}?"
+                f"unknown kind of data {kind!r}, but a folder of this name exists; did you mean {likely}:{spec}?"
             )
         raise unknown_name("kind of data", kind, SOURCES)
     if not argument and SOURCES[kind].form:
@@ -129,7 +129,7 @@ def _divided(images: ImageSet, fraction: float, *, held_out: bool) -> ImageSet:
 
 
 def held_out_mask(labels: np.ndarray, fraction: float) -> np.ndarray:
-    """True for this fraction of each class: at least one image, and never all of them."""
+    """True for this fraction of each class: at least one image, but never all of them."""
     mask = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -1,4 +1,4 @@
-"""What every kind of data shares: the names of splits, and settings in parentheses."""
+"""Common to all kinds of data: the names of splits, and settings in parentheses."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -57,7 +57,7 @@ def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
         missing = problem
     existed = os.path.isdir(root)
     try:
-        if name == "ImageNet":  # which is not to be downloaded
+        if name == "ImageNet":  # no download for this dataset
             raise missing
         return kind(root, **arguments, download=True)
     except Exception as problem:  # no network, a moved address, a changed file
@@ -96,7 +96,7 @@ def _class_names(dataset: Any, labels: np.ndarray) -> list[str]:
 
 
 def _pixels(dataset: Any) -> np.ndarray | None:
-    """`(N, H, W, 3)` uint8 where torchvision keeps the pixels in memory anyway."""
+    """`(N, H, W, 3)` uint8 if torchvision keeps the pixels in memory anyway."""
     pixels = np.asarray(getattr(dataset, "data", None))
     if pixels.dtype != np.uint8:
         return None

@@ -1,4 +1,4 @@
-"""torch's DataLoader with workers that ignore signals. If one is lost, that is an error, or the rest is read here."""
+"""torch's DataLoader with workers that ignore signals. After a lost worker, the main process can read the rest."""
 
 import atexit
 import itertools
@@ -24,7 +24,7 @@ _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class WorkerLost(RuntimeError):
-    """A worker process ended, as when the kernel runs out of memory; the text says which one and how."""
+    """A worker process ended, for example because memory ran out; the text says which one and how."""
 
 
 class _Fetch(Dataset[Any]):
@@ -51,7 +51,7 @@ class Fetcher(Generic[Fetched]):
         persistent: keeps the workers for the next iteration.
 
     Attributes:
-        when_lost: called when a worker process is gone, which is an error without it. If it returns, the remaining
+        when_lost: called when a worker process is lost; without it, that is an error. If it returns, the remaining
             batches are fetched in this process.
     """
 
@@ -153,19 +153,19 @@ def _held_signals() -> Iterator[None]:
 def end_workers(iterator: Any) -> None:
     """Ends the workers of torch's iterator at once.
 
-    Torch does so when the iterator is deleted. After an error that is up to the garbage collector, which takes the
-    queues first, and then torch waits five seconds for every worker.
+    Torch does so when the iterator is deleted. After an error, the garbage collector decides when, and it collects the
+    queues first, after which torch waits five seconds for every worker.
     """
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
         for worker in iterator._workers:
-            if worker.is_alive():  # busy, and ignoring the signal with which torch would end it
+            if worker.is_alive():  # busy, and ignores the signal that torch sends
                 worker.kill()
 
 
 @atexit.register
 def _end_all_workers() -> None:
-    # Else Python would wait for them, having sent the signal that they ignore.
+    # Otherwise Python would send a signal that they ignore, and wait.
     for iterator in list(_iterators):
         end_workers(iterator)
 
@@ -177,7 +177,7 @@ def _unchanged(fetched: Any) -> Any:
 def _start_worker(number: int) -> None:
     """Protects a worker from Ctrl-C and from signals to the process group or to every process of a job.
 
-    The main process answers those, and may need a last batch to end cleanly, at the same update as other ranks. It
+    The main process handles those, and may need a last batch to stop at the same update as the other ranks. It
     ends its workers itself, and a worker whose parent is gone ends within seconds.
     """
     log.disabled = True  # the main process learns of every unreadable image and reports it once
