@@ -418,7 +418,7 @@ _names = (
 
 
 def _read_name(name: str) -> tuple[str, str, str, int, bool, str]:
-    """Returns kind, depth, tokenizer, image side, whether positions are sines, and the data set in a name."""
+    """Returns kind, depth, tokenizer, image side, whether positions are sines, and the dataset in a name."""
     parts = re.fullmatch(r"(cct|cvt|vit_lite)_(\d+)_(\d+(?:x\d)?)_(\d+)(_sine)?(?:_(c100|fl))?", name)
     assert parts is not None, name
     kind, depth, tokenizer, side, sine, data = parts.groups()

@@ -290,7 +290,7 @@ def test_a_folder_without_its_kind(tmp_path, monkeypatch):
     (tmp_path / "arrays").mkdir()
     np.savez(tmp_path / "arrays" / "train.npz", x=np.zeros(1))
     for spec, hint in (
-        ("img", "unknown kind of data 'img', but there is such a folder; did you mean imagefolder:img?"),
+        ("img", "unknown kind of data 'img', but a folder of this name exists; did you mean imagefolder:img?"),
         ("img?holdout=0.2", "did you mean imagefolder:img?holdout=0.2?"),
         ("arrays", "did you mean npz:arrays?"),
         ("nowhere", "unknown kind of data 'nowhere', known: "),

@@ -270,7 +270,7 @@ def changed(
 ) -> Matrix:
     """A matrix with the values that the command line replaces; without a matrix, made of those alone.
 
-    Settings are for every run, so those that rows, models or data set themselves are refused:
+    Settings are for every run, so those that rows, models or dataset themselves are refused:
     otherwise a row would train something other than its name says.
     """
     _check_settings(settings or {}, "--set")

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, from a folder or from the hub: `hfds:PLACE` or `hfds:PLACE(label=fine_label)`.
+"""Datasets of Hugging Face, from a folder or from the hub: `hfds:PLACE` or `hfds:PLACE(label=fine_label)`.
 
 A folder is what `save_to_disk` wrote, or anything that `load_dataset` reads: parquet files, a folder of images. Other
 places are names on the hub. Settings in parentheses: `image` and `label` name the columns where there are several, and
@@ -47,7 +47,7 @@ class ArrowImages(ImageSet):
 
 
 def hf_splits(argument: str) -> Openers:
-    """For each split of the data set, a function that opens it."""
+    """For each split of the dataset, a function that opens it."""
     place, settings = parse_settings(argument, "hfds", SETTINGS)
     parts = _load(place, settings.get("config"))
     first = parts.get("train") or next(iter(parts.values()))

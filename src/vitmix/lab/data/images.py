@@ -225,7 +225,7 @@ class ArrayImages(ImageSet):
 
 
 class DatasetImages(ImageSet):
-    """The images of a data set that yields (PIL image, label), such as torchvision's."""
+    """The images of a dataset that yields (PIL image, label), such as torchvision's."""
 
     def __init__(
         self, dataset: Dataset, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str

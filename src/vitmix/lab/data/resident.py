@@ -98,7 +98,7 @@ class ResidentLoader(Epochs):
                     yield self._batch(rows[part], numbers[part], self._noise(number, range(batch, batch + 1)))
 
     def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
-        """Several batches at once, because a call takes the host longer than the GPU; of one length, to compile once."""
+        """Several batches at once, because a call costs the host more than the GPU; of one length, to compile once."""
         noise = self._noise(epoch, batches)
         noise = None if noise is None else _filled(noise, length)
         return self._batch(_filled(rows, length), _filled(numbers, length), noise)

@@ -1,4 +1,4 @@
-"""Shapes: an image classification data set that is computed, not stored.
+"""Shapes: an image classification dataset that is computed, not stored.
 
 One colored object on a textured background; the class is the object's shape. Color, texture, area and rotation have
 the same distribution for every class, so only the outline reveals the label. The true object mask of every image is
@@ -298,10 +298,10 @@ def shapes_batch(
 
 
 class Shapes(Dataset[tuple[Any, int]]):
-    """Pairs of a PIL image and a label, as torchvision's data sets give them.
+    """Pairs of a PIL image and a label, as torchvision's datasets give them.
 
     Args:
-        length: Samples in this split. A longer data set starts with the samples of a shorter one.
+        length: Samples in this split. A longer dataset starts with the samples of a shorter one.
         transform: Called with the PIL image.
     """
 

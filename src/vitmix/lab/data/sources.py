@@ -2,9 +2,9 @@
 
     shapes, shapes(size=32, length=10000)       the built-in data
     imagefolder:DIR                             DIR/train/<class>/<image> and DIR/val, or DIR/<class>/<image>
-    torchvision:NAME:ROOT                       a data set of torchvision, downloaded where that is possible
+    torchvision:NAME:ROOT                       a dataset of torchvision, downloaded where that is possible
     npz:DIR                                     arrays, see `vitmix.lab.data.npz`
-    hfds:PLACE                                  a data set of Hugging Face, see `vitmix.lab.data.hf_sets`
+    hfds:PLACE                                  a dataset of Hugging Face, see `vitmix.lab.data.hf_sets`
     wds:PATTERN                                 WebDataset shards, see `vitmix.lab.data.tar_sets`
 
 A dataset without a validation split is validated on its test split. With `?holdout=0.1`, a tenth of the training

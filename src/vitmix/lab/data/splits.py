@@ -16,7 +16,7 @@ SPLIT_NAMES = {"train": ("train", "training"), "val": ("val", "validation", "val
 
 
 def by_split(parts: Mapping[str, Found]) -> dict[str, Found]:
-    """The parts of a data set that have a split's usual name, by split."""
+    """The parts of a dataset that have a split's usual name, by split."""
     found = {split: [parts[name] for name in names if name in parts] for split, names in SPLIT_NAMES.items()}
     return {split: each[0] for split, each in found.items() if each}
 

@@ -1,4 +1,4 @@
-"""Data sets of torchvision under one interface: each names its splits, labels and classes differently."""
+"""Datasets of torchvision under one interface: each names its splits, labels and classes differently."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def torchvision_splits(argument: str) -> Openers:
     """For each split of `NAME:ROOT`, a function that opens it."""
     name, _, root = argument.partition(":")
     if name not in SETS:
-        raise unknown_name("torchvision data set", name, SETS)
+        raise unknown_name("torchvision dataset", name, SETS)
     if not root:
         raise ValueError(f"torchvision:{name} names no folder; write torchvision:{name}:ROOT, for example :data")
     return {split: lambda split=split: _open(name, root, split) for split in SETS[name]}

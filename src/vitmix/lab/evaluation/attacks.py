@@ -1,8 +1,8 @@
-"""Attacks: small changes of the pixels that make the model err, bounded in the largest or in the Euclidean norm.
+"""Attacks: small changes of the pixels that cause errors, bounded in the L-infinity or the L2 norm.
 
-Each is a change of a condition once its bound is given. Epsilon and steps are in pixels of 0..1. An image that is
-misread as it is stays as it is, and one that is misread on the way is left there: an attack succeeds when it has found
-one misread image within the bound, and none is undone.
+With its bound, each is the change of a condition. Epsilon and steps are for pixels in 0..1. An image that is already
+misclassified does not change, and one that becomes misclassified changes no further: an attack has succeeded once it
+finds one misclassified image within the bound.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from vitmix.lab.runs import NORMS
 
 from .extras import NotPossible, need
 
-TINY = 1e-12  # lengths below it count as none
-START = 0x50474453  # keeps these random numbers apart from others made from the same seed
+TINY = 1e-12  # lengths below it count as zero
+START = 0x50474453  # separates these random numbers from others made from the same seed
 
 
 def fgsm(
@@ -52,7 +52,7 @@ def pgd(
     """Steps of size alpha along the gradient (its sign), each brought back to within epsilon (Madry et al. 2018).
 
     Args:
-        indices: the images' places in the data set, for a `random_start`; without them it starts at the images.
+        indices: the images' places in the dataset, for a `random_start`; without them, PGD starts at the images.
     """
     check_not_negative("epsilon", epsilon)
     check_not_negative("alpha", alpha)
@@ -81,12 +81,12 @@ def within(pixels: Tensor, changed: Tensor, *, epsilon: float, norm: str = "linf
     change = changed - pixels
     length = change.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     shorter = change * (epsilon / length.clamp_min(TINY)).clamp_max(1)
-    # Cutting to 0..1 moves every value towards the pixels, which lie there.
+    # Clipping to 0..1 moves every value towards the pixels, which are in that range.
     return (pixels + shorter).clamp(0, 1)
 
 
 def random_start(pixels: Tensor, indices: Tensor, *, epsilon: float, seed: int = 0, norm: str = "linf") -> Tensor:
-    """Uniform changes within epsilon; an image's depends on its place and the seed alone."""
+    """Uniform changes within epsilon; each depends only on the index of the image and the seed."""
     check_choice("norm", norm, NORMS)
     shape, drawn = pixels.shape[1:], []
     for index in indices.tolist():
@@ -113,7 +113,7 @@ def auto_attack(
     check_not_negative("epsilon", epsilon)
     check_choice("norm", norm, NORMS)
     if epsilon == 0:
-        return pixels  # its step sizes are shares of epsilon
+        return pixels  # its step sizes are fractions of epsilon
     with torch.no_grad():
         classes = classifier(pixels[:1]).shape[1]
     check_auto_attack(classes)
@@ -137,14 +137,14 @@ def _direction(gradient: Tensor, norm: str) -> Tensor:
     check_choice("norm", norm, NORMS)
     if norm == "linf":
         return gradient.sign()
-    # Divided by the largest value first: squares of small gradients would be lost.
+    # Divided by the largest value first, because squares of small gradients would underflow.
     largest = gradient.flatten(1).abs().amax(1).view(-1, 1, 1, 1)
     scaled = torch.where(largest > 0, gradient / largest, 0)
     return torch.nn.functional.normalize(scaled.flatten(1), eps=TINY).view_as(gradient)
 
 
 def _gradient(classifier: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss's gradient with respect to the pixels, and which of them are read right."""
+    """The gradient of the loss with respect to the pixels, and which images are classified correctly."""
     with torch.enable_grad():
         pixels = pixels.detach().requires_grad_()
         logits = classifier(pixels)

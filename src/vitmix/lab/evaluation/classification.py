@@ -18,25 +18,25 @@ from .subject import Running, Subject, open_subject
 
 @dataclass(frozen=True)
 class Known:
-    """Outcomes of a model on some images in their order, and how they were computed."""
+    """Outcomes of a model on some images, in order, and how they were computed."""
 
     running: Running
     outcomes: list[Outcomes]
 
     def fits(self, running: Running) -> bool:
-        """Whether computing them again would give the same bits; workers do not matter."""
+        """Whether computing them again would give identical bits; the number of workers does not matter."""
         own, other = ((each.device.type, each.precision, each.batch) for each in (self.running, running))
         return bool(self.outcomes) and own == other
 
 
 def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known | None = None) -> Evaluation:
-    """Everything that `vitmix eval` says about a model on these images; `known` are the model's outcomes on them."""
+    """Everything that `vitmix eval` reports about a model on these images; `known` are the model's outcomes on them."""
     fitted, remarks = subject.fit_labels(images)
     augmentation = subject.augmentation
     model = subject.model.to(running.device)
     torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
     start = time.perf_counter()
-    if known is not None and known.fits(running) and fitted is images:  # else labels have other numbers
+    if known is not None and known.fits(running) and fitted is images:  # otherwise labels have other numbers
         found = Outcomes.joined(known.outcomes)
     else:
         loader = EvalLoader(fitted, augmentation, batch=running.batch, workers=running.workers)
@@ -76,7 +76,7 @@ def evaluate_run(folder: Path, images: ImageSet | None = None, known: Known | No
     """Evaluates a run's best weights on the split that it was evaluated on, and stores the result in its folder.
 
     Args:
-        images: that split, where it is open: what of it cannot be read is known then, and not told again.
+        images: that split, if it is already open; its unreadable images are then known and not reported again.
         known: the outcomes of the best weights on it.
     """
     subject = open_subject(folder)
@@ -93,5 +93,5 @@ def store(subject: Subject, evaluation: Evaluation) -> Evaluation:
 
     assert subject.run is not None
     run = Run(subject.run)
-    run.write_examples(make_examples(subject), subject.sha256)  # first: where there is an evaluation, both are there
+    run.write_examples(make_examples(subject), subject.sha256)  # first: an evaluation implies its examples
     return run.write_evaluation(evaluation, subject.sha256)

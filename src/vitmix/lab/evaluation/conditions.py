@@ -1,8 +1,8 @@
-"""Conditions: a model's answers on changed images, one file for each, so that a stopped suite resumes when rerun.
+"""Conditions: a model's predictions on changed images, one file for each, so that a stopped suite resumes when rerun.
 
-A file is named by a checksum over the weights, the images, the preprocessing and the condition's settings: what was
-measured on anything else is never taken. It is rewritten every few seconds under another name and renamed, so it is
-always whole.
+A file is named by a checksum over the weights, the images, the preprocessing and the condition's settings: results of
+anything else are never used. It is rewritten every few seconds under another name and renamed, so it is always
+complete.
 """
 
 import base64
@@ -34,20 +34,20 @@ from .predictions import Outcomes, check_finite, logits_over
 from .shifts import NpyImages
 from .subject import Running, Subject
 
-FORMAT = 2  # of the files; raised when the same settings would give other answers
+FORMAT = 2  # of the files; raised when the same settings would give other predictions
 SAVE_SECONDS = 10.0
-SAMPLED = 64  # images read for the checksum of a data set that has neither files nor an array
+SAMPLED = 64  # images read for the checksum of a dataset that has neither files nor an array
 
 Change = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From pixels in 0..1, labels and places in the data set to pixels."""
+"""From pixels in 0..1, labels and indices in the dataset to pixels."""
 Progress = Callable[[str, int, int], None]
-"""Hears a condition's name, how many of its images are done, and how many there are."""
+"""Called with a condition's name, the number of finished images and their total."""
 
 
 class PixelClassifier(nn.Module):
     """A classifier of pixels in 0..1: the model in evaluation mode with its normalization inside.
 
-    So attacks see what was trained, and measure their steps in pixels.
+    So attacks see the trained model, with steps in pixels.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PixelClassifier(nn.Module):
         self.mean, self.std = (per_channel(values, device) for values in (augmentation.mean, augmentation.std))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        # The gradients of sure answers are too small for fp16, and an attack without them would not succeed.
+        # The gradients of confident predictions are too small for fp16, and an attack needs them.
         dtype = None if pixels.requires_grad and self.autocast is torch.float16 else self.autocast
         with torch.autocast(pixels.device.type, dtype=dtype, enabled=dtype is not None):
             logits = logits_of(self.model((pixels - self.mean) / self.std))
@@ -72,9 +72,9 @@ class Condition:
 
     Attributes:
         of: what is measured.
-        settings: what decides the answers besides weights, images and preprocessing.
-        cropped: the images were cropped already and are taken whole.
-        outputs: the only classes among which the model chooses; all if None.
+        settings: what determines the predictions besides weights, images and preprocessing.
+        cropped: the images are already cropped and are used whole.
+        outputs: the classes among which the model chooses (default: all).
     """
 
     name: str
@@ -88,7 +88,7 @@ class Condition:
 
 @dataclass
 class Answers:
-    """For each image: 1 right, 0 wrong, -1 unreadable; and the confidence in the answer."""
+    """For each image: 1 correct, 0 wrong, -1 unreadable; and the confidence of the prediction."""
 
     right: np.ndarray
     confidence: np.ndarray
@@ -103,7 +103,7 @@ class Answers:
         return self.right >= 0
 
     def count(self, name: str) -> tuple[int, int]:
-        """(right answers, images)"""
+        """(correct predictions, images)"""
         n = int(self.readable.sum())
         if n == 0:
             raise ValueError(f"none of the images of {name!r} could be read; get the files again")
@@ -120,7 +120,7 @@ class Answers:
 
     @classmethod
     def parse(cls, text: str | bytes, images: int) -> "Answers":
-        """What a file holds; nothing yet where it is damaged."""
+        """The stored content; empty if the file is damaged."""
         found = cls.none_yet(images)
         try:
             values = parse_json(text)
@@ -138,7 +138,7 @@ class Answers:
 
 @dataclass
 class Examiner:
-    """Asks one model about conditions, and keeps its answers in a folder if there is one."""
+    """Runs one model on conditions, and stores its predictions in a folder if one is given."""
 
     subject: Subject
     running: Running
@@ -148,7 +148,7 @@ class Examiner:
 
     @cached_property
     def augmentation(self) -> Augmentation:
-        """The subject's, as far as pixels; the classifier normalizes."""
+        """The subject's augmentation without normalization, which the classifier does."""
         own = self.subject.augmentation
         return dataclasses.replace(own, mean=(0.0,) * 3, std=(1.0,) * 3, auto_augment=None, color_jitter=0.0)
 
@@ -159,14 +159,14 @@ class Examiner:
         return PixelClassifier(self.subject.model, self.subject.augmentation, running.device, running.autocast)
 
     def answers(self, condition: Condition) -> Answers:
-        """The model's answers: those that were kept, and the missing ones computed now."""
+        """The model's predictions: the stored ones, and the missing ones computed now."""
         images, place = condition.images, None
         found = Answers.none_yet(len(images))
         if self.folder is not None:
             place = self.folder / f"{self.key(condition)}.json"
             if place.is_file():
                 found = Answers.parse(place.read_bytes(), len(images))
-            for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found out by the stopped process
+            for row in np.flatnonzero(~found.readable[: found.done]).tolist():  # found before the stop
                 images.broken.setdefault(row, f"{images.name(row)}: could not be read")
         if found.done < len(images):
             self._ask(condition, found, place)
@@ -177,7 +177,9 @@ class Examiner:
     def _ask(self, condition: Condition, found: Answers, place: Path | None) -> None:
         start, batch, total = found.done, self.running.batch, len(condition.images)
         augmentation = dataclasses.replace(self.augmentation, crop_pct=1.0) if condition.cropped else self.augmentation
-        workers = 0 if isinstance(condition.images, ArrayImages) else self.running.workers  # no need in memory
+        workers = (
+            0 if isinstance(condition.images, ArrayImages) else self.running.workers
+        )  # not needed for data in memory
         loader = EvalLoader(condition.images, augmentation, batch=batch, workers=workers, start=start)
         saved = time.monotonic()
         for each, logits in logits_over(loader, lambda each: self._classify(condition, each), self.running.device):
@@ -208,26 +210,26 @@ class Examiner:
         return self.classifier(pixels)
 
     def key(self, condition: Condition) -> str:
-        """The checksum of everything that decides a condition's answers."""
+        """The checksum of everything that determines a condition's predictions."""
         own = self.subject.augmentation
         images = getattr(condition.images, "original", condition.images)  # of generated corruptions
         if id(images) not in self._checksums:
-            self._checksums[id(images)] = (images, data_checksum(images))  # kept, so that no other gets its id
+            self._checksums[id(images)] = (images, data_checksum(images))  # so that no other gets its id
         parts = [FORMAT, self._weights, self._checksums[id(images)][1], dict(condition.settings), condition.outputs]
-        # The crop of cropped images too: those that are corrupted here were cropped before.
+        # Also the crop of cropped images, because images that are corrupted here were cropped before.
         parts += [own.sides, own.mean, own.std, own.interpolation, own.crop_pct]
         parts += [condition.cropped, self.running.precision]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
     def _weights(self) -> list[Any]:
-        # Not the weights alone: models of one state can differ in what they compute.
+        # Not only the weights: models with equal state can compute different things.
         settings = {name: repr(value) for name, value in self.subject.settings.items()}
         return [self.subject.config.model, settings, weights_checksum(self.subject.model)]
 
 
 def data_checksum(images: ImageSet) -> str:
-    """Of labels and images; for files, names, sizes and times stand for the content."""
+    """The checksum of labels and images; for files, names, sizes and times represent the content."""
     digest = hashlib.sha256(images.labels.tobytes())
     if isinstance(images, ArrayImages):
         digest.update(np.ascontiguousarray(images.pixels).data)

@@ -1,7 +1,7 @@
-"""ImageNet-C (Hendrycks and Dietterich 2019): its corruptions of any images, and errors relative to a reference's.
+"""ImageNet-C (Hendrycks and Dietterich 2019): its corruptions for any images, and errors relative to a reference.
 
 Generated corruptions act on the pixels that the model would see, after scaling and cropping, as ImageNet-C was made;
-ImageNet-C was also stored as JPEG afterwards, which this is not.
+unlike ImageNet-C, they are not stored as JPEG afterwards.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from .extras import NotPossible, need, version_of
 
 DETERMINISTIC = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
 DETERMINISTIC += ("gaussian_blur", "saturate")
-OWN = ("frost", "elastic_transform")  # made here, as in ImageNet-C; the package's differ
+OWN = ("frost", "elastic_transform")  # our own, as in ImageNet-C; those of the package differ
 LEAST_SIDE = 32  # pixels, of the package
 
 # AlexNet's errors, the mean over severities, as published with ImageNet-C.
@@ -61,7 +61,7 @@ def corruption(name: str, severity: int) -> Corrupt:
 
 
 def maker(name: str) -> str:
-    """With its version, what decides on the pixels of a corruption."""
+    """The package and its version, which determine the pixels of a corruption."""
     return f"vitmix {__version__}" if name in OWN else version_of("imagecorruptions")
 
 
@@ -70,7 +70,7 @@ def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndar
     if name in DETERMINISTIC:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it worked around
             return package.corrupt(pixels, severity=severity, corruption_name=name)
-    # Two of them draw from generators of their own.
+    # Two of them have their own generators.
     settings: dict[str, Any] = {"seed": seed % 2**32} if name in ("glass_blur", "impulse_noise") else {}
     with global_generators_kept(), contextlib.redirect_stdout(io.StringIO()):
         seed_global_generators(seed)
@@ -116,8 +116,8 @@ ELASTIC = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02)
 def _elastic(pixels: np.ndarray, severity: int) -> np.ndarray:
     """ImageNet-C's: the image is sheared with a triangle whose corners move, then pixels move with their neighbors.
 
-    The package leaves the shearing out. Images of other sides look the same: a smoothed displacement is as long as
-    the one before it over the width of the smoothing, hence the square.
+    The package leaves the shearing out. Displacements scale with the side of the image: smoothing divides them by its
+    width, hence the square.
     """
     sides = np.array(pixels.shape[:2])
     scale = sides.min() / 224
@@ -141,7 +141,7 @@ def _sampled(pixels: np.ndarray, places: np.ndarray, *, mode: str) -> np.ndarray
 
 
 class CorruptedImages(ImageSet):
-    """Images as the model would see them, each changed by `corrupt`."""
+    """Images as the model sees them, each changed by `corrupt`."""
 
     def __init__(self, original: ImageSet, augmentation: Augmentation, corrupt: Corrupt, *, seed: int = 0) -> None:
         super().__init__(original.labels, original.classes, f"{original.description}, corrupted")
@@ -156,7 +156,7 @@ class CorruptedImages(ImageSet):
         return self.original.name(index)
 
     def subset(self, rows: np.ndarray, description: str) -> NoReturn:
-        raise NotImplementedError("corruptions depend on an image's place; take the subset first")
+        raise NotImplementedError("corruptions depend on the index of an image; take the subset first")
 
 
 def check_sides(augmentation: Augmentation) -> None:
@@ -168,7 +168,7 @@ def check_sides(augmentation: Augmentation) -> None:
 
 
 Errors = Mapping[str, Sequence[float]]
-"""Of each corruption: an error for each severity, or one, the mean."""
+"""For each corruption: an error per severity, or their mean."""
 
 
 def divisors(reference: Errors | None, names: Sequence[str], severities: int) -> dict[str, float]:

@@ -18,12 +18,12 @@ def count_parameters(model: nn.Module) -> int:
 def count_flops(model: nn.Module, size: tuple[int, int]) -> int:
     """Floating-point operations of one image's forward pass: two for each multiply-add.
 
-    Papers often print multiply-adds under the name of FLOPs: half of this number.
+    Papers often report multiply-adds as FLOPs, which is half of this number.
     """
     like = next(model.parameters())
     image = torch.zeros(1, 3, *size, device=like.device, dtype=like.dtype)
     model.eval()
-    # The counter does not know every fused attention; written out, they all are matrix products.
+    # The counter does not know every fused attention; unfused attention is plain matrix products.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops()

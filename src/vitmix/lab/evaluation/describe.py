@@ -1,4 +1,4 @@
-"""Evaluations as text for people."""
+"""Evaluations as text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,19 +9,19 @@ NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
 
 
 def scores(evaluation: Evaluation) -> dict[str, float]:
-    """The numbers of an evaluation that are worth a line, by their names in `NAMES`."""
+    """The main numbers of an evaluation, by their names in `NAMES`."""
     names = ("accuracy", "accuracy5", "loss", "ece")
     informative = [name for name in names if name != "accuracy5" or evaluation.top5_informative]
     return {name: getattr(evaluation, name) for name in informative}
 
 
 def head(weights: str, model: str, data: str, remarks: Iterable[str]) -> list[str]:
-    """Which weights were measured, on what, and what there is to say about that."""
+    """Which weights were measured on which data, and notes."""
     return [f"Model  {weights} ({model})", f"Data   {data}", *remarks]
 
 
 def describe(evaluation: Evaluation) -> str:
-    """An evaluation in short."""
+    """A summary of an evaluation."""
     found, flops, size = evaluation, evaluation.flops, evaluation.size
     shown = {
         NAMES.get(name, name): f"{100 * value:.2f} %" if name in PERCENT else f"{value:.4f}"
@@ -44,7 +44,7 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def describe_suite(results: RobustnessResults) -> str:
-    """What one `vitmix eval --suite` found, in short."""
+    """A summary of one `vitmix eval --suite`."""
     protocol = next(iter(results.parts.values()))  # the same for all parts of one command
     lines = [
         *head(results.weights, results.model, protocol.data, protocol.remarks),
@@ -57,7 +57,7 @@ def describe_suite(results: RobustnessResults) -> str:
 
 
 def pixels_text(value: float) -> str:
-    """A bound or step in pixels of 0..1 as people write it: as a short decimal, or else as `8/255` or `0.5/255`."""
+    """A bound or step for pixels in 0..1: a short decimal, otherwise `8/255` or `0.5/255`."""
     short, of_255 = f"{value:g}", f"{value * 255:g}"
     return f"{of_255}/255" if float(short) != value and abs(float(of_255) - value * 255) < 1e-9 else short
 

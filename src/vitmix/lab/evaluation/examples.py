@@ -1,6 +1,6 @@
 """A run's examples: mixed training images with their targets, and where its best weights look.
 
-They are made again from the run's configuration, data and seed.
+They are recomputed from the run's configuration, data and seed.
 """
 
 import base64
@@ -31,19 +31,19 @@ from vitmix.lab.training import prepare
 from .subject import Subject
 
 COUNT = 8  # examples of each method
-BATCH = 16  # images mixed with one another here; a training run's batch would take its time on a CPU
-TRIES = 64  # batches looked at until every method of a switch was drawn
+BATCH = 16  # images mixed with each other here; a whole training batch would be slow on a CPU
+TRIES = 64  # batches to try until every method of a switch is drawn
 MIXED_SIDE, SOURCE_SIDE, TILE_SIDE = 256, 96, 112  # pixels, at most: a page of many configurations must stay small
 EXACT_SIDE = 64  # pixels up to which an image is stored exactly
 MOST_CLASSES = 4  # of a target
 HELD_OUT = 4  # images, which make two pairs
 MOST_BLOCKS = 6
-SEED = 0  # of the mixing of held-out images: the same for every run
+SEED = 0  # for mixing held-out images: the same for every run
 Problems = (ValueError, OSError, RuntimeError)
 
 
 def make_examples(subject: Subject) -> Examples:
-    """Everything that can be shown of a run, and a message for what cannot."""
+    """All examples of a run, and a message for each that cannot be made."""
     device = next(subject.model.parameters()).device
     subject.model.cpu()  # a few images, in float32
     problems: list[str] = []
@@ -66,8 +66,8 @@ def _sentence(error: Exception) -> str:
 
 @torch.no_grad()
 def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
-    """As many examples for each method that the subject's run switches between."""
-    # Dropout would make attention, and targets that follow it, random.
+    """`count` examples for each method of the run's switch."""
+    # With dropout, attention and the targets that depend on it would be random.
     config = dataclasses.replace(subject.config, drop=0.0, drop_path=0.0, resident=False, pretrained=False)
     images, _, outputs = prepare.open_data(config)
     model, _ = prepare.build_model(config, outputs, initial_weights=False)
@@ -112,7 +112,7 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
 
 
 def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, int]]]:
-    """The mixed images, with the tokens that HTM took as if they were pixels, and by role the rows each is made of."""
+    """The mixed images, with tokens taken by HTM shown as pixels, and the batch index of each source by role."""
     looks = batch.images
     mixed = (batch.images != images).flatten(1).any(1)
     sources = [{"own": row} for row in range(len(images))]
@@ -130,7 +130,7 @@ def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, 
 
 
 def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str], least: float = 0.02) -> tuple[Part, ...]:
-    """The classes of the sources in their order, then other ones by their size, then the rest (smoothing, mostly)."""
+    """The classes of the sources in order, then other classes by size, then the rest (mostly smoothing)."""
     roles: dict[int, str] = {}
     for role, label in labels:
         roles.setdefault(label, role)
@@ -148,7 +148,7 @@ def _image(image: Tensor, augmentation: Augmentation, side: int) -> str:
 
 
 def data_uri(pixels: np.ndarray, side: int) -> str:
-    """Pixels `(H, W, 3)` in 0..1 as a file no larger than `side`; exact where there are few of them."""
+    """Pixels `(H, W, 3)` in 0..1 as a file no larger than `side`; lossless for small images."""
     image = Image.fromarray((pixels * 255).round().astype(np.uint8))
     image.thumbnail((side, side))
     file = io.BytesIO()

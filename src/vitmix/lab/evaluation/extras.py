@@ -8,11 +8,11 @@ PACKAGES = {"pyautoattack": "pyautoattack", "imagecorruptions": "imagecorruption
 
 
 class NotPossible(ValueError):
-    """What the model, its images or the installed packages do not allow: no mistake in what was asked for."""
+    """Raised if the model, its images or the installed packages do not allow a measurement."""
 
 
 def version_of(module: str) -> str:
-    """With the package's name, for cells whose answers it decides."""
+    """The package with its version, for stored predictions that depend on it."""
     return f"{PACKAGES[module]} {version(PACKAGES[module])}"
 
 

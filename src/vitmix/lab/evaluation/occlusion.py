@@ -1,4 +1,4 @@
-"""Changes of pixels without regard to the answer: noise, and patches dropped at random or by saliency."""
+"""Changes of pixels that ignore the prediction: noise, and patches dropped at random or by saliency."""
 
 from collections.abc import Callable
 
@@ -14,14 +14,14 @@ from vitmix.attention.tap import AttentionTap
 
 from .conditions import PixelClassifier
 
-NOISE, ORDER = 0x4E4F4953, 0x4F524452  # keep these random numbers apart from others made from the same seed
-GRID = (14, 14)  # of dropped patches where a model shows no tokens: Naseer et al. 2021
+NOISE, ORDER = 0x4E4F4953, 0x4F524452  # separate these random numbers from others made from the same seed
+GRID = (14, 14)  # for models without tokens, as in Naseer et al. 2021
 
 
 def gaussian_noise(pixels: Tensor, labels: Tensor, indices: Tensor, *, sigma: float, seed: int = 0) -> Tensor:
-    """Pixels `(B, 3, H, W)` in 0..1 with noise of the given spread, cut to 0..1.
+    """Pixels `(B, 3, H, W)` in 0..1 with Gaussian noise, clipped to 0..1.
 
-    An image's noise depends on its place and the seed alone, and is the same for every sigma up to scale.
+    The noise depends only on the index of the image and the seed; sigma only scales it.
     """
     check_not_negative("sigma", sigma)
     shape = pixels.shape[1:]
@@ -30,7 +30,7 @@ def gaussian_noise(pixels: Tensor, labels: Tensor, indices: Tensor, *, sigma: fl
 
 
 def drop_patches(pixels: Tensor, rank: Tensor, *, share: float, grid: Grid) -> Tensor:
-    """Pixels with a share of the patches zero: those of lowest rank `(B, n)`, so that larger shares contain smaller."""
+    """Pixels with a fraction of the patches set to zero: those of lowest rank `(B, n)`, so that the sets are nested."""
     check_fraction("share", share)
     count = round(share * grid[0] * grid[1])
     kept = (rank >= count).view(-1, 1, *grid).to(pixels)
@@ -38,10 +38,10 @@ def drop_patches(pixels: Tensor, rank: Tensor, *, share: float, grid: Grid) -> T
 
 
 class PatchOrder:
-    """In which order an image's patches are dropped, as ranks `(B, n)` on `grid`.
+    """The order in which patches are dropped, as ranks `(B, n)` on `grid`.
 
-    Salient are the patches that the class token of the last block looks at, or, without one, those that the patches of
-    the last block look at, on the image as it is.
+    Saliency is the attention of the class token in the last block or, without one, the attention that a patch receives
+    there, on the unchanged image.
     """
 
     def __init__(self, classifier: PixelClassifier, size: Grid, *, order: str, seed: int = 0) -> None:
@@ -69,7 +69,7 @@ class PatchOrder:
 
 
 def grid_of(classifier: PixelClassifier, size: Grid) -> Grid:
-    """The grid on which patches are dropped: that of the model's last tokens, where it shows any."""
+    """The grid on which patches are dropped: that of the model's final tokens, if it has any."""
     try:
         return saliency_of(classifier, size)[1]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The parts of the robustness suite: for each, its conditions and how their answers are summarized."""
+"""The parts of the robustness suite: for each, its conditions and how their predictions are summarized."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ from .occlusion import PatchOrder, gaussian_noise, grid_of, saliency_of
 from .shifts import is_cifar_c, stored_corruptions
 from .summaries import Answered, Summary, accuracies, calibrated, corruption_errors, worst_so_far
 
-CHOICE = 0x43484F49  # keeps these random numbers apart from others made from the same seed
+CHOICE = 0x43484F49  # separates these random numbers from others made from the same seed
 
 
 class Series(NamedTuple):
@@ -39,11 +39,11 @@ class Series(NamedTuple):
 class Builder:
     """Makes the conditions of each part, by the method of its name.
 
-    What cannot be measured is refused here, with `NotPossible` where it is no error.
+    Raises an error for what cannot be measured; `NotPossible` if it only does not apply.
 
     Args:
-        images: of the model's classes; None where only folders are measured.
-        remarks: gets what there is to say.
+        images: of the model's classes; None if only folders are measured.
+        remarks: notes are added to it.
     """
 
     def __init__(self, settings: Robustness, examiner: Examiner, images: ImageSet | None, remarks: list[str]) -> None:
@@ -53,9 +53,9 @@ class Builder:
             self.attacked = chosen(images, min(settings.attack_limit, len(self.images)), settings.seed)
 
     def _condition(self, of: Facts, images: ImageSet, change: Change | None = None, **deciding: Any) -> Condition:
-        """A condition whose answers depend on the seed, on what is measured, and on what else is `deciding`.
+        """A condition with predictions that depend on the seed, on what is measured, and on what is `deciding`.
 
-        Kept answers are found again by these settings, so they stay what they were in version 0.1.
+        Stored predictions are found by these settings, so these stay as in version 0.1.
         """
         facts = {key: value for key, value in of.to_json().items() if key != "part"}
         return Condition(name_of(of), images, of, {"seed": self.settings.seed, **facts, **deciding}, change)
@@ -94,7 +94,7 @@ class Builder:
     def corruptions(self) -> list[Series]:
         settings, stored = self.settings, self.settings.folders.get("c")
         reference = self._reference()
-        divisors(reference, settings.corruptions, len(settings.severities))  # a wrong reference should show now
+        divisors(reference, settings.corruptions, len(settings.severities))  # report a wrong reference now
         kinds = list(itertools.product(settings.corruptions, settings.severities))
         if stored is not None:
             cropped, found = not is_cifar_c(Path(stored)), stored_corruptions(Path(stored), kinds, self.subject)
@@ -112,12 +112,12 @@ class Builder:
         return [Series(conditions, partial(self._corruption_summary, reference))]
 
     def _reference(self) -> Errors | None:
-        """The errors that are given; for ImageNet's classes AlexNet's, which belong to ImageNet's images alone."""
+        """The given errors; for ImageNet's classes, those of AlexNet, which are for ImageNet's images."""
         settings = self.settings
         if settings.reference is not None:
             return read_reference(settings.reference)
         if set(settings.corruptions) - set(COMMON) or len(settings.severities) != len(SEVERITIES):
-            return None  # AlexNet's are known for these alone, as the mean over all severities
+            return None  # AlexNet's are known only for these, as the mean over all severities
         if "c" not in settings.folders:
             classes = self.subject.classes or tuple(self.images.classes)
         elif is_cifar_c(Path(settings.folders["c"])):
@@ -148,7 +148,7 @@ class Builder:
     def attacks(self) -> list[Series]:
         settings, norm = self.settings, self.settings.norm
         untouched = Facts(part="attacks", attack="none", norm=norm)
-        # The same answers as the clean ones where those are of the same images.
+        # Equal to the clean predictions if those are on the same images.
         clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": settings.seed, "part": "clean"})
         found = [Series([clean]), self._attack(fgsm, {"attack": "fgsm"})]
         for alpha in settings.alphas:
@@ -159,7 +159,7 @@ class Builder:
     def autoattack(self) -> list[Series]:
         check_auto_attack(self.subject.settings["num_classes"])
         attack = partial(auto_attack, seed=self.settings.seed)
-        # Its random numbers are drawn for a batch as a whole.
+        # Its random numbers are drawn for whole batches.
         deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
         return [self._attack(attack, {"attack": "autoattack"}, part="autoattack", **deciding)]
 
@@ -176,7 +176,7 @@ class Builder:
 
 
 def name_of(of: Facts) -> str:
-    """What a measurement is called, for people and in robustness.json."""
+    """The name of a measurement, in texts and in robustness.json."""
     if of.sigma is not None:
         return f"noise sigma={of.sigma:g}"
     if of.share is not None:
@@ -194,7 +194,7 @@ def name_of(of: Facts) -> str:
 
 
 def chosen(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
-    """At most so many images at random, in their order; a smaller choice is part of a larger one."""
+    """At most `limit` random images, in order; a smaller choice is part of a larger one."""
     if limit is None or limit >= len(images):
         return images
     order = torch.randperm(len(images), generator=generator_for(CHOICE, seed)).numpy()

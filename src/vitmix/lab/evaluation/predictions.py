@@ -25,7 +25,7 @@ def logits_over(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch on the device and its logits `(B, K)` float32, of the images that have a label.
 
-    This is the only loop that evaluates: training, `vitmix eval` and its suites differ in `classify` and in what they
+    This is the only evaluation loop: training, `vitmix eval` and its suites differ in `classify` and in what they
     count. The model must be in evaluation mode. Nothing here waits for the device.
     """
     for batch in batches:
@@ -58,13 +58,13 @@ class Outcomes:
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
         confidence = logits.softmax(1).amax(1)
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-        # A confidence of NaN is found later, on the host: to look here would wait for the device.
+        # NaN is found later, on the host, because checking here would wait for the device.
         confidence = torch.where(logits.isfinite().all(1), confidence, torch.nan)
         return cls(labels, ranked[:, 0], confidence, losses, (ranked == labels.unsqueeze(1)).any(1))
 
     @classmethod
     def joined(cls, parts: Sequence["Outcomes"]) -> "Outcomes":
-        """Those of all batches, on the host; the device is waited for here."""
+        """The outcomes of all batches, on the host; this waits for the device."""
         if not parts:
             raise NothingReadable("none of the images to evaluate on could be read; get the files again")
         found = cls(*(torch.cat(each).cpu() for each in zip(*(vars(part).values() for part in parts), strict=True)))
@@ -79,7 +79,7 @@ class Outcomes:
         return self.predicted == self.labels
 
     def confusion(self) -> tuple[tuple[int, int, int], ...]:
-        """(label, predicted, images) of every pair that occurs, right ones included, in order."""
+        """(label, predicted, images) for every pair that occurs, correct ones included, in order."""
         pairs, counts = torch.stack([self.labels, self.predicted]).unique(dim=1, return_counts=True)
         return tuple(zip(*pairs.tolist(), counts.tolist(), strict=True))
 

@@ -20,9 +20,9 @@ from .subject import Running, Subject
 
 
 class Suite:
-    """A whole evaluation: what can be refused is refused when it is made, before anything is measured.
+    """A whole evaluation. Wrong input is refused when it is created, before anything is measured.
 
-    `remarks` say what there is to say besides the numbers.
+    `remarks` are notes on the numbers.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Suite:
             yield from series.summary(found)
 
     def results(self, measurements: Iterable[Measurement], *, seconds: float) -> RobustnessResults:
-        """Everything that `vitmix eval --suite` says."""
+        """Everything that `vitmix eval --suite` reports."""
         rows, settings = tuple(measurements), dataclasses.asdict(self.settings)
         settings["folders"] = {key: str(folder) for key, folder in self.settings.folders.items()}
         errors: dict[str, tuple[float, ...]] = {}

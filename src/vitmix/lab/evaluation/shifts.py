@@ -1,5 +1,8 @@
-"""Downloaded test sets: ImageNet's others, with class folders by WordNet id, which are matched to the classes of a
-model; and CIFAR-10-C and CIFAR-100-C as published, `<corruption>.npy` with all severities in a row and `labels.npy`."""
+"""Downloaded test sets: ImageNet's variants, CIFAR-10-C and CIFAR-100-C.
+
+ImageNet's have class folders by WordNet id, which are matched to the classes of a model. CIFAR's are as published:
+`labels.npy` and `<corruption>.npy` with all severities in a row.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from vitmix.lab.suite import COMMON, EXTRA, SEVERITIES, SHIFTS
 
 from .subject import Subject
 
-# Test sets whose folders cover some of ImageNet's classes only: the model chooses among those, as published.
+# Test sets with some of ImageNet's classes: the model chooses among those, as published.
 SUBSETS = {"a": "imagenet_a_synsets.txt", "r": "imagenet_r_synsets.txt"}
 LABELS = "labels.npy"  # of CIFAR
 Kind = tuple[str, int]
@@ -27,7 +30,7 @@ Kind = tuple[str, int]
 
 @dataclass(frozen=True)
 class FolderImages:
-    """Images in class folders, labeled by the model's outputs; `outputs` are those of the set, if not all.
+    """Images in class folders, labeled by the model's outputs; `outputs` are those of the test set, if not all.
 
     `left_out` counts the class folders that the model does not know.
     """
@@ -44,7 +47,7 @@ def synsets(file: str = "imagenet_synsets.txt") -> tuple[str, ...]:
 
 
 def class_numbers(subject: Subject) -> dict[str, int]:
-    """The output of each class folder's name that the model knows."""
+    """The model's output for each class folder that it knows."""
     if subject.classes is not None:
         return {name: number for number, name in enumerate(subject.classes)}
     outputs = subject.settings["num_classes"]
@@ -68,7 +71,7 @@ def open_class_folders(
     """Images of the class folders that the model knows.
 
     Args:
-        allowed: the classes of the set; other folders are not meant to be there.
+        allowed: the classes of the test set; other folders are an error.
         numbered: folders may be ImageNet's class numbers instead of WordNet ids.
     """
     if not root.is_dir():
@@ -92,7 +95,7 @@ def open_class_folders(
             f"{str(root)!r} has images of {classes} classes that the model knows, at least two are needed to measure "
             f"{name}; class folders are WordNet ids such as n01440764, or the classes of the model's training data"
         )
-    # All classes of the set, were some folders missing: the choice must not get easier for that.
+    # All classes of the test set, even if folders are missing: that must not make the task easier.
     outputs = None if allowed is None else tuple(sorted(numbers[each] for each in allowed if each in numbers))
     names = [""] * (max(numbers.values()) + 1)
     for each, number in numbers.items():
@@ -102,7 +105,7 @@ def open_class_folders(
 
 
 def stored_corruptions(root: Path, kinds: Iterable[Kind], subject: Subject) -> Mapping[Kind, ImageSet]:
-    """The images of a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the same ones for every kind."""
+    """The images of a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the same images for every corruption."""
     return _cifar_c(root, kinds, subject) if is_cifar_c(root) else _imagenet_c(root, kinds, subject)
 
 
@@ -125,7 +128,7 @@ def _imagenet_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kin
 
 
 def _corruption_folders(root: Path) -> dict[str, Path]:
-    """Folders by corruption, whether or not the archives kept their group's folder, as blur/glass_blur."""
+    """Folders by corruption, with or without the folder of the group, such as blur/glass_blur."""
     if not root.is_dir():
         raise ValueError(f"there is no folder {str(root)!r}; give ImageNet-C's, with <corruption>/<severity>/<class>")
     places = [*root.iterdir(), *root.glob("*/*")]
@@ -143,7 +146,7 @@ def _is_number(name: str) -> bool:
 
 
 class NpyImages(ImageSet):
-    """Some `rows` of a file of images `(N, H, W, 3)` uint8, read when they are asked for."""
+    """Some `rows` of a file of images `(N, H, W, 3)` uint8, read on request."""
 
     def __init__(self, place: Path, rows: np.ndarray, labels: np.ndarray, classes: list[str], description: str) -> None:
         super().__init__(labels, classes, description)

@@ -1,4 +1,4 @@
-"""What is evaluated: a run, a weights file or a timm model, as a model with its preprocessing."""
+"""The subject of an evaluation: a run, a weights file or a timm model, as a model with its preprocessing."""
 
 import copy
 import dataclasses
@@ -52,12 +52,12 @@ class Subject:
     """A classifier in evaluation mode, on the CPU until `evaluate` moves it.
 
     Attributes:
-        config: what decided the model and its preprocessing; for a run, its configuration.
+        config: determines the model and its preprocessing; for a run, its configuration.
         settings: what `timm.create_model` takes besides the name.
-        classes: the names of the outputs, where they are known.
+        classes: the names of the outputs, if known.
         run: the run folder that it comes from, if any.
         trained: whether its weights were trained, not random.
-        sha256: of the weights file, taken before it was read: a training run may replace it at any time.
+        sha256: of the weights file, computed before it is read, because a training run may replace it at any time.
     """
 
     model: nn.Module
@@ -75,7 +75,7 @@ class Subject:
         return prepare.build_augmentation(self.config, self.model)
 
     def fit_labels(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
-        """The images with labels that are the numbers of this model's outputs, and what there is to say about that."""
+        """The images with labels as indices of this model's outputs, and notes about the matching."""
         outputs = self.settings["num_classes"]
         if self.classes is not None and tuple(images.classes) != self.classes[: len(images.classes)]:
             numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
@@ -94,17 +94,17 @@ class Subject:
         return images, []
 
     def evaluation_images(self, *, data: str | None = None, split: str | None = None) -> ImageSet:
-        """The images that a run was evaluated on, unless others are named."""
+        """The images that a run was evaluated on (default), or those of `data`."""
         if data is None and self.run is None:
             raise ValueError(f"{self.weights} is not a run folder, so it names no data; give --data, such as shapes")
         own = self.config.eval_split if self.run is not None else "test"
         place = data or self.config.data, split or own
-        if place not in self._opened:  # a large folder takes minutes to look through
+        if place not in self._opened:  # scanning a large folder takes minutes
             self._opened[place] = open_images(*place)  # pyright: ignore[reportArgumentType]
         return self._opened[place]
 
     def give_images(self, images: ImageSet) -> None:
-        """Makes these the images that the run was evaluated on, where they are open."""
+        """Uses these open images as those that the run was evaluated on."""
         self._opened[self.config.data, self.config.eval_split] = images
 
     def running(self, images: ImageSet | None, *, cpu: bool = False) -> Running:
@@ -158,7 +158,7 @@ def open_subject(
     if place.suffix == ".onnx":
         raise ValueError(ONNX.format(what))
     if model is None and place.stem in ("best", "last") and Run(place.parent).exists:
-        return _of_run(place.parent, place.stem, size)  # its configuration says how images reach the model
+        return _of_run(place.parent, place.stem, size)  # its configuration has the preprocessing
     return _of_file(place, model, dict(model_args or {}), size)
 
 
@@ -169,7 +169,7 @@ def _of_folder(folder: Path, weights: str, size: int | None) -> Subject:
     if (folder / "model.onnx").is_file():
         raise ValueError(ONNX.format(folder))
     if not (folder / "model.safetensors").is_file():
-        return _of_run(folder, weights, size)  # which says what it lacks
+        return _of_run(folder, weights, size)  # the error says what is missing
     return _of_file(folder / "model.safetensors", None, {}, size, read_export(folder))
 
 
@@ -181,9 +181,9 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
         raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
     config, sha256, header = run.config, checksum(path), read_header(path)
     if header.model is None or header.num_classes is None:
-        read_weights(path)  # says so if it is damaged
+        read_weights(path)  # raises an error if it is damaged
         raise ValueError(f"{path} does not name its model; was it written by vitmix train?")
-    # The file's own word: a recipe that changed since would add its model_args to those of the stored configuration.
+    # From the file itself: a recipe that changed since would add its model_args to the stored ones.
     config = dataclasses.replace(config, model=header.model, model_args=header.model_args, size=size or config.size)
     subject = _built(config, header.num_classes, str(path), header.classes)
     load_weights(subject.model, path)
@@ -197,7 +197,7 @@ def _of_file(
     header = header or (Header() if model is not None else read_header(path))
     name = model or header.model
     if name is None:
-        read_weights(path)  # says so if it is damaged
+        read_weights(path)  # raises an error if it is damaged
         raise ValueError(f"{path} does not name its model; give --arch NAME, a timm model")
     settings = {**header.model_args, **model_args}
     outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
@@ -227,7 +227,7 @@ def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int 
 def _built(
     config: TrainConfig, outputs: int, weights: str, classes: tuple[str, ...] | None, *, published: bool = False
 ) -> Subject:
-    """The model without its weights, unless those are timm's `published` ones: no file may ask for a download."""
+    """The model without its weights, except for timm's `published` ones: no file may cause a download."""
     if classes is not None and len(classes) > outputs:
         raise ValueError(f"{weights} names {len(classes)} classes, but its model has {outputs} outputs; correct them")
     plain = dataclasses.replace(config, checkpoint=None, grad_checkpointing=False)
@@ -236,7 +236,7 @@ def _built(
 
 
 def _with_model_interpolation(config: TrainConfig) -> TrainConfig:
-    """A model of other origin was made for the resampling that its timm entry names."""
+    """The interpolation in a model's timm entry, for weights that vitmix did not train."""
     cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
     own = getattr(cfg, "interpolation", None)
     return dataclasses.replace(config, interpolation=own) if own in ("bicubic", "bilinear") else config

@@ -1,4 +1,4 @@
-"""From the answers under conditions to numbers with intervals."""
+"""From predictions under conditions to numbers with intervals."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ def accuracies(found: Answered) -> Iterator[Measurement]:
 
 
 def worst_so_far(found: Answered) -> Iterator[Measurement]:
-    """Accuracies under growing bounds: what was found within a smaller bound lies within a larger one too."""
+    """Accuracies under growing bounds: an attack within a smaller bound is also within a larger one."""
     worst = found[0][1].right
     for condition, answers in found:
         worst = np.minimum(worst, answers.right)
@@ -43,7 +43,7 @@ def calibrated(found: Answered) -> Iterator[Measurement]:
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray) -> Estimate:
-    """The expected calibration error. Resampling adds scatter to it, so the interval is the reflected one."""
+    """The expected calibration error. Resampling increases it, so the reflected interval is used."""
     n, value = len(right), calibration_error(confidence, right)
     gaps = np.zeros((n, BINS))  # of each image, in the column of its bin
     gaps[np.arange(n), bin_numbers(confidence)] = right - confidence.astype(np.float64)
@@ -54,8 +54,8 @@ def calibration(confidence: np.ndarray, right: np.ndarray) -> Estimate:
 def corruption_errors(found: Answered, divisors: Mapping[str, float], words: str, mean: str) -> Iterator[Measurement]:
     """Each corruption's error over its severities, divided by its divisor, and the mean over corruptions.
 
-    All of them are means over images of how often each was misread, so the interval resamples images, and includes
-    what the corruptions of one image have in common. Images that could not be read somewhere do not count.
+    All of them are means over images of how often each was misclassified, so the interval resamples images and includes
+    the correlation between corruptions of one image. Images that were unreadable under any condition do not count.
     """
     readable = np.all([answers.readable for _, answers in found], axis=0)
     wrong = {

@@ -14,7 +14,7 @@ from vitmix.lab.data.decoding import check_pixels, reason_of
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.reading import open_regular
 
-Finder = Callable[[Sequence[int]], Tensor]  # places in the data set → (n, H, W) bool, as the model sees them
+Finder = Callable[[Sequence[int]], Tensor]  # places in the dataset → (n, H, W) bool, as the model sees them
 
 
 def object_finder(

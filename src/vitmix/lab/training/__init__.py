@@ -1,1 +1,1 @@
-"""Training: from a data set to a trained model, in a run that survives interruptions."""
+"""Training: from a dataset to a trained model, in a run that survives interruptions."""

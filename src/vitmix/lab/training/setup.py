@@ -125,7 +125,7 @@ def _other_settings(first: TrainConfig, other: TrainConfig) -> str:
 
 
 def _content(images: ImageSet) -> tuple[int, int, str]:
-    """Enough of a data set to tell it from another: images, classes, and a number made from labels and names."""
+    """Enough of a dataset to tell it from another: images, classes, and a number made from labels and names."""
     content = hashlib.sha256(images.labels.tobytes() + "\n".join(images.classes).encode()).hexdigest()
     return len(images), len(images.classes), content
 
