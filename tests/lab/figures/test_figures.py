@@ -332,7 +332,7 @@ def test_only_right_keeps_what_every_model_names():
     images = [replace(first, name=seen), replace(second, name=other)]
     grid = KINDS["gradcam"](FigureInputs([model], images), only_right=True)
     assert [row.tiles[0].caption for row in grid.sections[0].rows] == [seen]
-    with pytest.raises(ValueError, match="classify no image correctly"):
+    with pytest.raises(ValueError, match="no image is classified correctly by all models"):
         KINDS["gradcam"](FigureInputs([model], images[1:]), only_right=True)
     with pytest.raises(ValueError, match="class of 'photo' is not known"):
         KINDS["gradcam"](FigureInputs([model], [replace(first, name="photo")]), only_right=True)
@@ -341,7 +341,7 @@ def test_only_right_keeps_what_every_model_names():
 @pytest.mark.parametrize(
     ("kind", "methods", "words"),
     [
-        ("labels", ("cutmix",), "carries no label"),
+        ("labels", ("cutmix",), "does not carry labels"),
         ("gradcam", ("htm",), "mixes inside the network"),
         ("attention", ("vtm(tokens=2)",), "no place in the image"),
         ("occlusion", ("cutmix",), "unmixed"),

@@ -177,9 +177,8 @@ class Examiner:
     def _ask(self, condition: Condition, found: Answers, place: Path | None) -> None:
         start, batch, total = found.done, self.running.batch, len(condition.images)
         augmentation = dataclasses.replace(self.augmentation, crop_pct=1.0) if condition.cropped else self.augmentation
-        workers = (
-            0 if isinstance(condition.images, ArrayImages) else self.running.workers
-        )  # not needed for data in memory
+        # Data in memory needs no workers.
+        workers = 0 if isinstance(condition.images, ArrayImages) else self.running.workers
         loader = EvalLoader(condition.images, augmentation, batch=batch, workers=workers, start=start)
         saved = time.monotonic()
         for each, logits in logits_over(loader, lambda each: self._classify(condition, each), self.running.device):

@@ -23,8 +23,8 @@ class Control:
     """One setting.
 
     Attributes:
-        kind: what it takes: a number in 0..1, any number, a whole number, on or off, one of `choices`, or a text in the
-            grammar of methods for everything else (`none`, `all`, `[2, 3]`).
+        kind: what it takes: a number in 0..1, any number, an integer, on or off, one of `choices`, or any other value
+            as text in the grammar of methods (`none`, `all`, `[2, 3]`).
         help: its lines in the docstring.
     """
 
@@ -36,15 +36,15 @@ class Control:
 
     @property
     def shown_default(self) -> Any:
-        """The default as a widget holds it."""
+        """The default as the value of a widget."""
         return self.to_widget(self.default)
 
     def to_widget(self, value: Any) -> Any:
-        """A setting as a widget holds it: numbers and switches as they are, the rest as text."""
+        """A setting as the value of a widget: numbers and switches as they are, the rest as text."""
         return value if self.kind in ("fraction", "number", "whole", "switch") else written(value)
 
     def read(self, value: Any) -> Any:
-        """What a widget holds as a setting. Raises ValueError for what the setting cannot be."""
+        """The value of a widget as a setting. Raises ValueError for values that the setting cannot have."""
         if self.kind == "switch":
             return bool(value)
         if self.kind in ("choice", "text"):
@@ -58,7 +58,7 @@ class Control:
 def controls_of(thing: Callable[..., Any]) -> tuple[Control, ...]:
     """A control for every setting of a part's class, of a method's function, or of `Mixer` for `mix(...)`.
 
-    Parts that a setting holds (mask, share, pairing, ...) have menus of their own and are left out.
+    Parts (mask, share, pairing, ...) have their own menus and are left out.
     """
     hints = {**_common_hints(), **typing.get_type_hints(thing)} if not isinstance(thing, type) else _hints(thing)
     said = _arguments(inspect.getdoc(thing) or "")
@@ -150,7 +150,7 @@ def _is_number(hint: Any) -> bool:
 
 
 def _refuses(thing: Any, name: str, value: float) -> bool:
-    """Whether a setting cannot be this number; the part's own check says so."""
+    """Whether the part refuses this number for a setting."""
     given: dict[str, Any] = {name: value}
     try:
         thing(**given) if isinstance(thing, type) and thing is not Mixer else thing(2, **given)
@@ -162,7 +162,7 @@ def _refuses(thing: Any, name: str, value: float) -> bool:
 
 
 def _arguments(doc: str) -> dict[str, str]:
-    """What a docstring says of each argument; `low, high: ...` is said of both."""
+    """What a docstring says about each argument; `low, high: ...` counts for both."""
     _, _, block = doc.partition("Args:\n")
     found: dict[str, str] = {}
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Scenes as HTML with images inside it: the page needs no files, and no path can show."""
+"""Scenes as HTML with embedded images: the page needs no files and shows no paths."""
 
 import base64
 import io
@@ -86,7 +86,7 @@ def depth_html(scene: Scene, number: int) -> str:
 
 
 def gallery_html(results: Sequence[MethodResult], links: Sequence[str], left_out: Sequence[str]) -> str:
-    """Every method on the pair, each a link that opens it."""
+    """Every method on the pair; its title is a link that opens it."""
     cards = []
     for result, link in zip(results, links, strict=True):
         tiles = [_tile(_mask(result), "mask", "", extra=_marks(result)), _tile(_photo(result.mixed), "mixed", "")]
@@ -132,7 +132,7 @@ def _target_words(method: MethodResult) -> str:
 
 
 def _marks(method: MethodResult) -> str:
-    """The place that the pasted part came from, and the tokens of VTM's bank, over the mask."""
+    """Marks over the mask: where the pasted part came from, and the tokens in VTM's bank."""
     found = ""
     if method.moved_from is not None:
         top, bottom, left, right = (100 * each for each in method.moved_from)
@@ -149,7 +149,7 @@ def _marks(method: MethodResult) -> str:
 
 
 def _statistics(method: MethodResult) -> list[str]:
-    """What the method reads of the model, or attention that it does not read."""
+    """What the method reads from the model; otherwise attention, marked as not used."""
     words = "" if method.used else "not used by the method"
     return [_tile(_statistic(each), each.caption, words) for each in method.statistics]
 
@@ -159,7 +159,7 @@ def _statistic(shown: Shown) -> str:
 
 
 def _bar_row(name: str, words: str, own: float, partner: float, *, used: bool = False) -> str:
-    """Both parts of a target. What is missing to one stays gray, what exceeds one makes the bar longer."""
+    """Both parts of a target. A sum below one leaves a gray rest, a sum above one makes the bar longer."""
     whole = max(1.0, own + partner)
     pieces = ""
     for kind, part in (("own", own), ("partner", partner)):

@@ -1,4 +1,4 @@
-"""What the page asks for, as functions of its inputs; no Gradio here."""
+"""What the page shows, as functions of its inputs, without Gradio."""
 
 import base64
 import inspect
@@ -45,14 +45,14 @@ class Answer:
 
 
 class Explorer:
-    """Answers the page. Images are named or data URLs, models and runs are named: no input is a path."""
+    """Computes what the page shows. Images are names or data URLs, models and runs are names: no input is a path."""
 
     def __init__(self, models: Models, runs: Mapping[str, Run] | None = None, *, state: State | None = None) -> None:
         self.models, self.runs, self.stage = models, dict(runs or {}), Stage()
         self.usual = state or usual_state(models.names[0])
 
     def restore(self, query: Mapping[str, str]) -> State:
-        """The state of a link, whose method can be parsed and whose model is known."""
+        """The state in a link, with a method that parses and a known model."""
         state = read_query(query, self.usual)
         try:
             recipe_of(state.method)
@@ -61,7 +61,7 @@ class Explorer:
         return state
 
     def answer(self, state: State) -> Answer:
-        """Images that are data URLs are uploads, which the link leaves out."""
+        """Data URLs are uploads, which the link leaves out."""
         opened = self.models[state.model]
         scene = self.stage.scene(opened.model, self._images(state, opened), state.method, state.seed)
         named = replace(state, first=_shown(state.first), second=_shown(state.second))
@@ -76,7 +76,7 @@ class Explorer:
         )
 
     def about(self, state: State, opened: OpenedModel) -> str:
-        """Markdown: what the method is, the model with its weights, whose images these are."""
+        """Markdown about the method, the model and its weights, and the sources of the images."""
         credits = dict.fromkeys(credit(_shown(each)) for each in (state.first, state.second))
         weights = opened.said if opened.model.trained else f"**{opened.said}**"
         return f"{method_text(state.method)}\n\nModel: {weights}.\n\nImages: {'; '.join(credits)}."
@@ -90,7 +90,7 @@ class Explorer:
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
     def gallery(self, state: State) -> str:
-        """Every method that the model allows on the pair."""
+        """Every method that works with the model, on the pair."""
         opened = self.models[state.model]
         sides = opened.model.augmentation.sides
         methods, left_out = self.stage.run(fitting_methods, opened.model.model, sides)
@@ -102,7 +102,7 @@ class Explorer:
         )
 
     def compare(self, names: Sequence[str]) -> str:
-        """The report of some runs, in a frame of its own."""
+        """The report of some runs, in a separate frame."""
         chosen = [self.runs[name] for name in names if name in self.runs]
         if not chosen:
             return '<div class="vx"><p class="vx-note">Choose one or more runs.</p></div>'
@@ -162,7 +162,7 @@ def _shown(source: str) -> str:
 
 
 def _without_places(page: str, runs: Sequence[Run]) -> str:
-    """The page with the names of folders instead of their paths, and of files that a configuration names."""
+    """The page with names instead of paths, for folders and for files in a configuration."""
     found = {str(run.path): run.path.name for run in runs}
     for run in runs:
         for value in vars(run.config).values():

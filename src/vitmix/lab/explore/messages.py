@@ -1,4 +1,4 @@
-"""Texts for the page that name no path of this machine."""
+"""Texts for the page, without paths of this machine."""
 
 import re
 import sys
@@ -10,12 +10,12 @@ _PATH = re.compile(f"{_WINDOWS}|{_POSIX}")
 
 
 def without_paths(text: str) -> str:
-    """The text with the last name of each path alone."""
+    """The text with each path reduced to its last name."""
     return _PATH.sub("", text)
 
 
 def sentence_of(error: Exception) -> str:
-    """What the page says of an error: its sentence if it was made for readers, else nothing of its inside."""
+    """What the page says about an error: its message if that is meant for users, otherwise only its type."""
     if isinstance(error, ValueError):
         return without_paths(" ".join(str(error).split()))[:600]
     traceback.print_exception(error, file=sys.stderr)

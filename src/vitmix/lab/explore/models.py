@@ -47,7 +47,7 @@ class Place:
 
 
 class Models:
-    """The models that the page may open. Names typed into the page are never taken as paths.
+    """The models that the page may open. Names typed into the page are never used as paths.
 
     Args:
         places: run folders and weights files, by the name that the page shows.
@@ -71,7 +71,7 @@ class Models:
         self._open: OrderedDict[str, OpenedModel] = OrderedDict()
 
     def first(self, say: Callable[[str], object]) -> str:
-        """The name of the first model that opens, or else of the usual one with the weights that there are."""
+        """The name of the first model that opens, otherwise the default model with any available weights."""
         for name in [*self.names]:
             try:
                 _ = self[name]
@@ -130,7 +130,7 @@ def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> 
 
 
 def open_timm(name: str, *, download: bool, model_args: dict[str, Any], size: int | None) -> OpenedModel:
-    """A timm model with published weights if they are at hand, else with random ones."""
+    """A timm model with published weights if they are available, otherwise with random ones."""
     _check_parameters(name, model_args)
     for pretrained in (True, False):
         try:
@@ -140,7 +140,7 @@ def open_timm(name: str, *, download: bool, model_args: dict[str, Any], size: in
                 return _opened(subject, name, "timm's published weights")
             torch.manual_seed(0)
             subject = open_subject(name, model_args=model_args, size=size)
-        except Exception as problem:  # the hub raises many kinds of errors where there is no network
+        except Exception as problem:  # the hub raises many kinds of errors without a network
             if not pretrained:
                 raise ValueError(f"{name} cannot be built: {' '.join(str(problem).split())[:200]}") from None
             continue
@@ -158,7 +158,7 @@ def open_huggingface(name: str, *, download: bool) -> OpenedModel:
         with _network(download):
             model = AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
             processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=not download)
-    except Exception:  # the hub raises many kinds of errors where there is no network
+    except Exception:  # the hub raises many kinds of errors without a network
         hint = "is the network reachable?" if download else "--pretrained allows the download"
         raise ValueError(f"the Hugging Face model {name} is not on this machine; {hint}") from None
     size: Any = processor.size
@@ -191,7 +191,7 @@ def _without_weights(download: bool) -> str:
 
 
 def _network(allowed: bool) -> Any:
-    """Downloads if they are allowed, else only what the cache holds."""
+    """Allows downloads if permitted; otherwise only the cache is used."""
     return downloads() if allowed else _offline()
 
 
@@ -210,7 +210,7 @@ class _offline:
 
 
 def _check_parameters(name: str, model_args: Mapping[str, Any]) -> None:
-    """Refuses models that would fill the memory, before any memory is taken."""
+    """Refuses models that are too large, before memory is allocated."""
     try:
         with torch.device("meta"):
             model: nn.Module = timm.create_model(name, **model_args)

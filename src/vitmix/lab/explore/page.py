@@ -55,10 +55,10 @@ link.download = 'vitmix.png'; document.body.append(link); link.click(); link.rem
 
 
 def look() -> dict[str, Any]:
-    """Theme and style: fonts of the system, so that none is fetched."""
+    """Theme and style, with system fonts, so that none is downloaded."""
     fonts = ["system-ui", "sans-serif"]
     theme = gr.themes.Default(primary_hue="blue", font=fonts, font_mono=["ui-monospace", "monospace"])
-    theme = theme.set(  # Gradio's gray is hard to read
+    theme = theme.set(  # Gradio's gray has too little contrast
         body_text_color_subdued="*neutral_600",
         body_text_color_subdued_dark="*neutral_300",
         block_info_text_color="*neutral_600",
@@ -102,12 +102,12 @@ def _compare_tab(explorer: Explorer) -> None:
 
 
 def _quiet() -> dict[str, Any]:
-    """Settings of an event: not part of the API, one at a time."""
+    """Settings of an event: not in the API, one at a time."""
     return {"api_visibility": "private", "show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "model"}
 
 
 def _said(function: Callable[[State], str], state: Callable[..., State]) -> Callable[..., str]:
-    """A function of a state that answers errors with a sentence."""
+    """A function of a state that turns errors into a message."""
 
     def call(*inputs: Any) -> str:
         try:
@@ -205,7 +205,7 @@ class _View:
                     title = group
                     gr.Markdown(f"**{group}**")
                 widget = widget_of(key, control, recipe.values.get(key, control.default))
-                # `input` is what a person does, so setting a widget from a link computes nothing twice.
+                # `input` events come from users only, so setting a widget from a link computes nothing twice.
                 widget.input(  # pyright: ignore
                     partial(set_value, key),
                     [self.text, widget],
@@ -256,7 +256,7 @@ class _View:
     def state(
         text: str, first: str, second: str, first_url: str, second_url: str, model: str, seed: Any, block: Any
     ) -> State:
-        """What the widgets hold; an upload stands for its image."""
+        """The values of the widgets; an upload replaces its image."""
         first = first_url or "" if first == UPLOADED else first
         second = second_url or "" if second == UPLOADED else second
         return State(text, first, second, model or "", int(seed or 0), int(block or 1))
@@ -292,7 +292,7 @@ class _View:
         return [self.text, self.method, self.structure, *menus, *self.sources, self.model, self.seed, self.block]
 
     def restore(self, request: gr.Request) -> list[Any]:
-        """The widgets as a link says."""
+        """The widgets with the state of a link."""
         state = self.explorer.restore(dict(request.query_params))
         depth = gr.Slider(value=state.block, maximum=max(12, state.block))
         images = [state.first, state.second]

@@ -24,7 +24,7 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 @dataclass(frozen=True)
 class Photo:
-    """A file in the data folder of scikit-image, its name as a class, and whose it is."""
+    """A file in the data folder of scikit-image, its class name, and its credit."""
 
     file: str
     name: str
@@ -42,17 +42,17 @@ SHAPES = {"shapes 1": "shapes:1", "shapes 46": "shapes:46", "shapes 7": "shapes:
 
 
 def photo_names() -> list[str]:
-    """The ready images: photographs if scikit-image is installed, then computed ones."""
+    """The built-in images: photographs if scikit-image is installed, then computed ones."""
     return [*(name for name, photo in PHOTOS.items() if _file(photo) is not None), *SHAPES]
 
 
 def credit(name: str) -> str:
-    """Whose image it is."""
+    """The credit of an image."""
     return PHOTOS[name].credit if name in PHOTOS else "computed by vitmix" if name in SHAPES else UPLOADED
 
 
 def open_image(source: str, side: int) -> NamedImage:
-    """A ready image by its name, or an uploaded one as a data URL. Nothing else is opened, so no path is."""
+    """A built-in image by name, or an uploaded one as a data URL. No path is ever opened."""
     if source in SHAPES:
         return read_image(SHAPES[source], side)
     if source in PHOTOS:

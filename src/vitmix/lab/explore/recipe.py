@@ -1,4 +1,4 @@
-"""A method as the choices of menus and the values of controls, and the text that says the same."""
+"""A method as menu choices and control values, and the equivalent text."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The target that every label rule gives the same mixed image, from one pass of the model."""
+"""The targets of all label rules for the same mixed image, from one pass of the model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Rule:
-    """A label rule, and what it gets to see; or why it cannot be applied."""
+    """A label rule and its evidence, or why it cannot be applied."""
 
     share: Share
     evidence: Evidence
@@ -38,7 +38,7 @@ class Rule:
 
 
 def rules_of(mixing: Mixing, batch: MixedBatch, activation: Tensor | None) -> list[Rule]:
-    """Every label rule on the mixed batch; the method's own rule with its settings."""
+    """Every label rule on the mixed batch; the method's own rule has its settings."""
     evidence, rules = mixing.evidence(batch), []
     maps = batch.maps if batch.maps is not None else _on_token_grid(activation, batch)
     for name, kind in parts("share").items():
@@ -57,7 +57,7 @@ def rules_of(mixing: Mixing, batch: MixedBatch, activation: Tensor | None) -> li
 
 
 def _on_token_grid(maps: Tensor | None, batch: MixedBatch) -> Tensor | None:
-    """Maps on the model's token grid, which any mask fits."""
+    """Maps on the model's token grid, which fits every mask."""
     if maps is None:
         return None
     grid = batch.frame.grid or batch.frame.size
@@ -65,7 +65,7 @@ def _on_token_grid(maps: Tensor | None, batch: MixedBatch) -> Tensor | None:
 
 
 def plan_for(mixing: Mixing, batch: MixedBatch, rules: Sequence[Rule]) -> tuple[Plan, list[Rule]]:
-    """What to record for the method, for every rule and for the view through the depth."""
+    """What to record for the method, for every rule and for the view of the blocks."""
     reader = mixing.reader
     if reader is None:
         return Plan(), list(rules)

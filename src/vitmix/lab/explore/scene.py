@@ -51,11 +51,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images as a model sees them, with what it says about them unmixed.
+    """Two images as a model sees them, and its predictions for them unmixed.
 
     Attributes:
         pixels: `(2, 3, H, W)` in 0..1.
-        labels: the classes that they are named after, or else the predicted ones.
+        labels: the classes they are named after, otherwise the predicted ones.
         maps: `(2, h, w)` activation maps of the labels; None if the model has none.
     """
 
@@ -69,10 +69,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that the page shows of one method on one pair.
+    """Everything that the page shows about one method on one pair.
 
     Attributes:
-        drawn: the method that a switch chose, with its odds; empty if there was nothing to choose.
+        drawn: the method that a switch chose, with its odds; empty without a switch.
         method: mask, mixed image, what the method reads, target.
         blocks: attention and carried shares through the depth.
         bars: the target by every label rule.
@@ -95,7 +95,7 @@ class Scene:
 
 
 class Stage:
-    """Runs methods on pairs, one at a time: hooks on a model serve one batch. Remembers recent pairs and scenes."""
+    """Runs methods on pairs, one at a time, because hooks serve one batch. Caches recent pairs and scenes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Stage:
             return self._pair(model, images)
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """Another function that runs a model, while no scene does."""
+        """Runs another function of the model while no scene runs."""
         with self._lock:
             return function(*arguments)
 
@@ -144,7 +144,7 @@ def make_pair(model: NamedModel, images: Sequence[NamedImage]) -> Pair:
 
 
 def play(model: NamedModel, pair: Pair, text: str, seed: int = 0) -> Scene:
-    """One method on one pair. Of a switch, the seed draws one of its methods."""
+    """One method on one pair. In a switch, the seed draws one of the methods."""
     start = time.perf_counter()
     mixer, drawn = _drawn(text, model.outputs, seed)
     classes = _distinct(pair.labels, model.outputs)
@@ -165,13 +165,13 @@ def play(model: NamedModel, pair: Pair, text: str, seed: int = 0) -> Scene:
 
 
 def _distinct(labels: tuple[int, int], outputs: int) -> tuple[int, int]:
-    """Two classes, so that the target shows both parts also if the images are of the same class."""
+    """Two classes, so that the target shows both parts even if the images have the same class."""
     first, second = labels
     return (first, second) if first != second else (first, (first + 1) % outputs)
 
 
 def _drawn(text: str, outputs: int, seed: int) -> tuple[Mixer, str]:
-    with warnings.catch_warnings(action="ignore"):  # of a switch with one loss for all; the page shows the loss
+    with warnings.catch_warnings(action="ignore"):  # of a switch, which has one loss for all; the page shows the loss
         found = create(text, outputs)
     if isinstance(found, Mixer):
         return found, ""
@@ -258,7 +258,7 @@ def _likeliest(model: NamedModel, logits: Tensor, count: int = 5) -> tuple[Predi
 
 
 def _called(model: NamedModel, image: NamedImage, label: int) -> str:
-    """The image's own name, or what the model takes an upload for."""
+    """The name of the image; for an upload, the predicted class."""
     return image.name if image.name != "uploaded image" else model.class_name(label)
 
 

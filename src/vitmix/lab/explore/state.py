@@ -22,7 +22,7 @@ class State:
     block: int = 1
 
     def query(self) -> str:
-        """Without uploaded images, which stay on this machine, and without what is at its default."""
+        """Without uploaded images, which stay on this machine, and without defaults."""
         given = {
             "method": self.method,
             "first": "" if self.first == UPLOADED else self.first,
@@ -41,7 +41,7 @@ def usual_state(model: str) -> State:
 
 
 def read_query(query: Mapping[str, str], usual: State) -> State:
-    """The state of a link; what a link does not say, or says wrongly, is as usual."""
+    """The state in a link; missing and invalid values get their defaults."""
     names = photo_names()
     return replace(
         usual,

@@ -1,4 +1,4 @@
-"""Widgets of settings, and what menus, controls and the text box do to the text of the method."""
+"""Widgets for settings, and how menus, controls and the text box change the text of the method."""
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 from typing import Any
@@ -21,7 +21,7 @@ def parsed(text: str) -> Recipe | None:
 
 
 def structure_of(text: str) -> str:
-    """What decides which controls there are; they are drawn again when it changes."""
+    """Determines which controls exist; they are rebuilt when it changes."""
     recipe = parsed(text)
     return "" if recipe is None else repr([getattr(recipe, slot) for slot in SLOTS])
 
@@ -42,7 +42,7 @@ def menus_of(text: str) -> list[Any]:
 
 
 def choose(text: str, *chosen: Any) -> list[Any]:
-    """The text after a menu changed; settings stay where the new choice has them, too."""
+    """The text after a menu changed; settings are kept if the new choice has them too."""
     before = parsed(text)
     fields: dict[str, Any] = dict(
         zip(SLOTS, (tuple(each) if isinstance(each, list) else each for each in chosen), strict=True)
@@ -68,7 +68,7 @@ def _of_same_parts(before: Recipe, after: Recipe, values: dict[str, Any]) -> dic
 
 
 def type_text(text: str, typed: str) -> list[Any]:
-    """The state after someone wrote a method."""
+    """The state after the user typed a method."""
     if typed.strip() == text:
         return [gr.skip()] * (3 + len(SLOTS))
     try:

@@ -15,7 +15,7 @@ from vitmix.parts.base import on_grid
 
 
 def chosen_blocks(depth: int, wanted: Sequence[int] | None, *, most: int = 12) -> list[int]:
-    """The wanted blocks, counted from either end; by default all, or `most` of a deep model, evenly spaced."""
+    """The requested blocks, counted from either end (default: all, or `most` evenly spaced blocks of a deep model)."""
     if wanted is None:
         return sorted({round(step * (depth - 1) / max(min(most, depth) - 1, 1)) for step in range(min(most, depth))})
     for block in wanted:
@@ -25,7 +25,7 @@ def chosen_blocks(depth: int, wanted: Sequence[int] | None, *, most: int = 12) -
 
 
 def block_attention(model: nn.Module, images: Tensor, blocks: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Attention `(B, h, w)` of blocks on their token grids: of the class token, or received if there is none."""
+    """Attention `(B, h, w)` of blocks on their token grids: of the class token, otherwise received."""
     reader = AttentionTap(model).reader
     chosen = chosen_blocks(reader.depth, blocks)
     with AttentionTap(model, saliency=chosen) as tap, torch.no_grad():
@@ -57,7 +57,7 @@ def roll_out(reader: Reader, flows: Sequence[Flow], size: Grid) -> Tensor:
 
     Starts at the class token, or at the mean of the patches if the last block has none, and goes back through each
     block as `(A + I) / 2` and through each merge of tokens as a mean. So the rollout is the derivative of TL-Align's
-    target by the shares of the input tokens.
+    target with respect to the shares of the input tokens.
     """
     weight = flows[-1].asked(class_token=reader.block(len(flows) - 1).class_token)
     for index in reversed(range(len(flows))):
@@ -69,7 +69,7 @@ def roll_out(reader: Reader, flows: Sequence[Flow], size: Grid) -> Tensor:
 
 
 def _before_arrival(reader: Reader, index: int, weight: Tensor, tokens: int, size: Grid) -> Tensor:
-    """A weight on the tokens that enter a block, as a weight on those that leave the block before."""
+    """Weights on the input tokens of a block as weights on the output tokens of the previous block."""
     joining = weight.new_zeros(len(weight))
     entering = weight.new_zeros(len(weight), tokens)
     back = torch.func.vjp(lambda share: reader.arrive(index, share, joining, size), entering)[1]
@@ -89,7 +89,7 @@ def label_maps(mixing: Mixing, batch: MixedBatch, blocks: Sequence[int] | None =
     """TL-Align's token shares of the first image of a batch that the model has run on."""
     if batch.mixer.share.name != "aligned" or mixing.reader is None:
         raise ValueError(
-            f"{batch.mixer} carries no label through the network; label maps need aligned shares: use tl_align, "
+            f"{batch.mixer} does not carry labels through the network; label maps need aligned shares: use tl_align, "
             "or mix(mask=..., share=aligned)"
         )
     reader, shares = mixing.reader, batch.tape.token_share

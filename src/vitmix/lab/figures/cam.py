@@ -29,7 +29,7 @@ def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:
 
 
 def target_layer(model: nn.Module, images: Tensor) -> tuple[nn.Module, Grid]:
-    """The last layer whose tokens or features all reach the classifier, and their grid.
+    """The last layer from which all tokens or features reach the classifier, and their grid.
 
     A class token reads the patches last through the norm before the last attention; a mean over patches reads the
     output of the final module. For a model without reader it is the last module that returns a grid.

@@ -1,4 +1,4 @@
-"""The images of a figure: files of any kind and size, built-in ones, or some of a run's own data."""
+"""The images of a figure: files of any kind and size, built-in ones, or images of a run's data."""
 
 import io
 import re
@@ -21,14 +21,14 @@ BUILT_IN_IMAGE = r"shapes:(\d{1,9})"
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image, and its name: the class if that is known."""
+    """An image and its name: the class, if known."""
 
     image: Image.Image
     name: str
 
 
 def check_image(text: str) -> None:
-    """Raises ValueError for what is neither a file nor a built-in image, before a model is loaded."""
+    """Raises ValueError for anything but a file or a built-in image, before a model is loaded."""
     path = Path(text)
     if not re.fullmatch(BUILT_IN_IMAGE, text) and not path.is_file():
         problem = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
@@ -61,7 +61,7 @@ def read_image(text: str, side: int) -> NamedImage:
 def held_out(subject: Subject, count: int) -> list[NamedImage]:
     """An even number of readable images that a run was evaluated on, the same for all runs on the same data.
 
-    They show as many classes as possible; neighbors, which become pairs, show two if there are two.
+    They have as many classes as possible; neighbors become pairs and have different classes if possible.
     """
     images = subject.evaluation_images()
     classes = np.unique(images.labels)

@@ -73,7 +73,7 @@ def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGr
     if only_right:
         samples = [sample for sample in samples if all(_right(model, sample) for model in inputs.models)]
         if not samples:
-            raise ValueError("all models together classify no image correctly; give more images")
+            raise ValueError("no image is classified correctly by all models; give more images")
 
     def tiles(model: NamedModel, sample: Sample) -> tuple[Observation, list[Tile]]:
         labels = model.labels(sample.images)
@@ -82,7 +82,7 @@ def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGr
             return [grad_cam(model.model, images[:1], [label])[0] for label in labels]
 
         def mixed_cams(mixing: Mixing, batch: MixedBatch) -> list[Tensor]:
-            _targets(model, mixing, batch)  # from here on the method does not listen any more
+            _targets(model, mixing, batch)  # from here on, the method records nothing
             return cams(batch.images)
 
         if sample.method is None:
@@ -101,7 +101,7 @@ def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGr
 
 
 def labels_figure(inputs: FigureInputs, *, blocks: Sequence[int] | None = None) -> ImageGrid:
-    """Aligned label maps: the share of each token after each block, orange for the partner and blue for the own."""
+    """Aligned label maps: the share of each token after each block, orange for the partner, blue for the original."""
 
     def columns(model: NamedModel, sample: Sample) -> tuple[Observation, dict[str, Tile]]:
         def find(mixing: Mixing, batch: MixedBatch) -> list[LabelMap]:
@@ -188,7 +188,7 @@ def _right(model: NamedModel, sample: Sample) -> bool:
 
 
 def _hidden_block(methods: Sequence[str], models: Sequence[NamedModel]) -> int:
-    """The block at which the methods mix tokens, or else HTM's default as far as every model is deep enough."""
+    """The block at which the methods mix tokens, otherwise HTM's default, limited by the depth of the models."""
     mixers = [mixer for method in methods if method != MANIFOLD for mixer in create(method, 2).mixers]
     depth = min(read_model(model.model).patch_depth for model in models)
     default = min(HTM().block, depth - 1)

@@ -1,4 +1,4 @@
-"""How images and models share a figure: as rows, or as columns."""
+"""The layout of a figure: models as rows or as columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class FigureInputs:
     seed: int = 0
 
     def samples(self, methods: Sequence[str] | None = None) -> list[Sample]:
-        """Every image; with methods, every pair mixed by each of them, and by each choice of a switch."""
+        """Every image or, with methods, every pair mixed by each method and each choice of a switch."""
         chosen = self.methods if methods is None else methods
         for method in chosen:
             inner = [] if method == MANIFOLD else [part for each in create(method, 2).mixers for part in each.inner]
@@ -39,7 +39,7 @@ class FigureInputs:
 
     def footer(self, samples: Sequence[Sample], *words: str) -> str:
         untrained = [model.name for model in self.models if not model.trained]
-        warning = f"UNTRAINED, so this means nothing: {', '.join(untrained)}." if untrained else ""
+        warning = f"UNTRAINED, so the maps are meaningless: {', '.join(untrained)}." if untrained else ""
         model = f"Model: {self.models[0].name}." if len(self.models) == 1 else ""
         mixed = {sample.method for sample in samples if sample.method is not None}
         method = f"Mixed by {min(mixed)}." if len(mixed) == 1 else ""
@@ -51,7 +51,7 @@ def as_rows(
     samples: Sequence[Sample],
     columns: Callable[[NamedModel, Sample], tuple[Observation, dict[str, Tile]]],
 ) -> tuple[Section, ...]:
-    """Rows of every sample and model: the image, and a tile under each head; models with other heads go below."""
+    """A row for every sample and model: the image, and a tile for each column; models with other columns follow."""
     sections: dict[tuple[str, ...], list[Row]] = {}
     for sample in samples:
         for model in inputs.models:
@@ -99,7 +99,7 @@ def _method(sample: Sample, samples: Sequence[Sample]) -> str:
 
 
 def image_tile(seen: Observation, sample: Sample) -> Tile:
-    if sample.method in (None, "none"):  # other methods say so if they took nothing of the partner
+    if sample.method in (None, "none"):  # other methods say so if they took nothing from the partner
         return Tile(as_pixels(seen.pixels), sample.images[0].name)
     parts = zip(sample.images, (seen.own, seen.partner), strict=True)
     return Tile(as_pixels(seen.pixels), "\n".join(f"{image.name} {part:.0%}" for image, part in parts))

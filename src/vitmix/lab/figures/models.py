@@ -33,7 +33,7 @@ class NamedModel:
         return torch.stack([eval_pixels(each.image, self.augmentation) for each in images]).float() / 255
 
     def inputs(self, pixels: Tensor) -> Tensor:
-        """What the model gets for pixels in 0..1."""
+        """The model's input for pixels in 0..1."""
         return normalize(pixels * 255, self.augmentation)
 
     def known(self, image: NamedImage) -> int | None:
@@ -45,7 +45,7 @@ class NamedModel:
             return logits_of(self.model(self.inputs(self.pixels(images)))).argmax(1).tolist()
 
     def labels(self, images: Sequence[NamedImage]) -> list[int]:
-        """The classes that the images are named after, or else the predicted ones."""
+        """The classes that the images are named after, otherwise the predicted ones."""
         known, seen = [self.known(each) for each in images], self.predicted(images)
         return [guess if label is None else label for label, guess in zip(known, seen, strict=True)]
 
@@ -59,12 +59,12 @@ def named_model(subject: Subject, name: str, *, trained: bool = True) -> NamedMo
     whole = dataclasses.replace(subject.augmentation, crop_pct=1.0)
     outputs = subject.settings["num_classes"]
     if outputs < 2:
-        raise ValueError(f"{subject.weights} needs at least two classes, and has {outputs}; use another model")
+        raise ValueError(f"{subject.weights} needs at least two classes, but has {outputs}; use another model")
     return NamedModel(name, subject.model, whole, outputs, subject.classes or (), trained)
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Training mode, as hidden mixing needs it, without anything else of that mode."""
+    """Training mode for hidden mixing alone, without dropout and the like."""
     model.train()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

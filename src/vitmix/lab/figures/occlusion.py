@@ -57,7 +57,7 @@ def _grid(model: NamedModel) -> Grid:
 
 
 def occluded(pixels: Tensor, order: Tensor, part: float, grid: Grid) -> Tensor:
-    """An image `(3, H, W)` without the first `part` of the cells of an order; sets of cells are nested."""
+    """An image `(3, H, W)` without the first `part` of the cells in an order; the sets of cells are nested."""
     return drop_patches(pixels.unsqueeze(0), order.argsort().unsqueeze(0), share=part, grid=grid)[0]
 
 

@@ -1,4 +1,4 @@
-"""What a figure shows a model: an image, or a pair mixed by a method; and what comes of it."""
+"""The input of a model in a figure (an image, or a pair mixed by a method) and the result."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from vitmix.lab.maps.teachers import dense_logits
 from .images import NamedImage
 from .models import NamedModel
 
-MANIFOLD = "manifold"  # the baseline of the figure of heads: hidden tokens blended half and half
+MANIFOLD = "manifold"  # the baseline in the figure of heads: hidden tokens blended half and half
 Found = TypeVar("Found")
 
 
@@ -46,7 +46,7 @@ def method_choices(method: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Observation(Generic[Found]):
-    """What was found, the image as the model saw it `(3, H, W)`, and the two parts of its target."""
+    """The result, the image as the model saw it `(3, H, W)`, and the two parts of its target."""
 
     pixels: Tensor
     found: Found
@@ -55,7 +55,7 @@ class Observation(Generic[Found]):
 
 
 def observe(model: NamedModel, sample: Sample, seed: int, find: Callable[[Tensor], Found]) -> Observation[Found]:
-    """What `find`, which runs the model, returns for a sample, in row 0 of its input; a method acts meanwhile."""
+    """What `find` returns for a sample, which is row 0 of its input; `find` runs the model while the method acts."""
     if sample.method is None:
         pixels = model.pixels(sample.images)
         return Observation(pixels[0], find(model.inputs(pixels)))
@@ -65,7 +65,7 @@ def observe(model: NamedModel, sample: Sample, seed: int, find: Callable[[Tensor
 def observe_mixed(
     model: NamedModel, sample: Sample, seed: int, find: Callable[[Mixing, MixedBatch], Found]
 ) -> Observation[Found]:
-    """The same for a mixed pair, with the batch at hand."""
+    """The same for a mixed pair; `find` also gets the batch."""
     assert sample.method is not None
     (mixer,) = create(sample.method, model.outputs).mixers
     images = model.inputs(model.pixels(sample.images))
@@ -104,7 +104,7 @@ def mixing_pair(
     with demonstrated(mixer).attach(model, seed=seed, rank=0, step=0) as mixing:
         if maps is not None and maps.ndim == 4:
             maps = functional.interpolate(maps, mixing.frame(images).final_grid, mode="bilinear", antialias=True)
-        elif maps is not None:  # on the token grid any mask fits them
+        elif maps is not None:  # on the token grid, which fits every mask
             grid = mixing.frame(images).grid or images.shape[2:]
             maps = functional.interpolate(maps.unsqueeze(1), tuple(grid), mode="bilinear", antialias=True).squeeze(1)
         generator = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ def in_pixels(image: Tensor, augmentation: Augmentation) -> Tensor:
 
 
 def mixed_origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
-    """The partner's part of each cell of the first mixed image, and that image; including what HTM took."""
+    """The partner's part of each cell of the first mixed image, and that image; including tokens that HTM took."""
     mask = batch.mix.mask.float()
     mask = mask.expand(2, *mask.shape[1:])
     mixed = batch.images[0]

@@ -19,7 +19,7 @@ DESCRIPTION, WEIGHTS = "Description", "Weights"  # texts within the file
 
 @dataclass(frozen=True)
 class StoredFigure:
-    """A figure of a run, its description, and whether the run's best weights are still those that it shows."""
+    """A figure of a run, its description, and whether it shows the run's current best weights."""
 
     path: Path
     description: str
@@ -28,7 +28,7 @@ class StoredFigure:
 
 
 def store_figure(run: Path, name: str, png: bytes, description: str, weights: str | None) -> Path:
-    """Stores a figure with a run and replaces one of the same name; `weights` is the checksum of those it shows."""
+    """Stores a figure with a run, replacing one of the same name; `weights` is the checksum of the weights it shows."""
     texts = PngInfo()
     texts.add_itxt(DESCRIPTION, description)
     texts.add_itxt(WEIGHTS, weights or "")
@@ -41,7 +41,7 @@ def store_figure(run: Path, name: str, png: bytes, description: str, weights: st
 
 
 def stored_figures(run: Path) -> list[StoredFigure]:
-    """A run's figures by name, including PNG files that somebody put there; unreadable files are skipped."""
+    """A run's figures by name, including other PNG files in the folder; unreadable files are skipped."""
     paths = sorted((run / FOLDER).glob("*.png"))
     weights = (Run(run).checksum() or "") if paths else ""
     found = []

@@ -1,4 +1,4 @@
-"""The one look of all figures: colors, fonts, images in rows and columns with captions, and charts."""
+"""The common look of all figures: colors, fonts, images in rows and columns with captions, and charts."""
 
 from .grid import Curve as Curve
 from .grid import ImageGrid as ImageGrid

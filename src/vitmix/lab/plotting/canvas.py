@@ -1,4 +1,4 @@
-"""Colors, charts, a canvas that is filled by inches, and the file of a figure."""
+"""Colors, charts, a canvas measured in inches, and figure files."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
-    """A figure as a file: the same bytes each time, letters as letters instead of outlines."""
+    """A figure as a file: the same bytes each time, with text stored as text."""
     buffer = io.BytesIO()
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix", "pdf.fonttype": 42}):
@@ -37,7 +37,7 @@ def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
 
 
 class Canvas:
-    """Collects axes and text by inches from the top left corner; the height is decided at the end."""
+    """Collects axes and text, positioned in inches from the top left corner; the height is set at the end."""
 
     def __init__(self, width: float) -> None:
         self.width = width

@@ -1,4 +1,4 @@
-"""Values of a figure of images in rows and columns: tiles, rows, sections; `render.py` makes it a file."""
+"""A figure of images in rows and columns as values: tiles, rows, sections; `render.py` writes the file."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Row:
-    """Tiles, as high as the last one's image is, or `aspect` times their width."""
+    """Tiles with the height of the last tile's image, or `aspect` times their width."""
 
     tiles: tuple[Tile, ...]
     label: str = ""
@@ -45,12 +45,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows with the same columns. If they are too many for a page, the section continues below.
+    """Rows with the same columns. If there are too many columns for a page, the section continues below.
 
     Attributes:
         lead: the first columns, which are repeated there.
         unit: columns that stay together.
-        turned: whether labels stand upright after the lead, instead of to the left of the row.
+        turned: whether labels are vertical and follow the lead, instead of being left of the row.
         curves: probabilities below the rows.
         axes: what the curves' axes say.
     """
@@ -79,7 +79,7 @@ def as_pixels(image: Tensor) -> np.ndarray:
 
 
 def unit_scale(values: Tensor) -> Tensor:
-    """Square roots, from the least to the largest value: attention peaks in few places, and the rest should show."""
+    """Square roots, scaled from minimum to maximum: attention peaks in few places, and the rest should show."""
     low, high = values.min(), values.max()
     return ((values - low) / (high - low).clamp_min(1e-12)).sqrt() if high > low else torch.zeros_like(values)
 

@@ -1,4 +1,4 @@
-"""Text that fits: fonts for any script, and names that are measured, broken into lines and cut at the front."""
+"""Text that fits: fonts for any script, and names that are measured, wrapped and cut at the front."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ UNPRINTABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff
 
 @contextmanager
 def any_script() -> Iterator[None]:
-    """Text made and rendered inside uses all installed fonts; `font_remarks` names what none of them has."""
+    """Inside this context, text uses all installed fonts; `font_remarks` names letters that none of them has."""
     with matplotlib.rc_context({"font.family": _families()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
         yield
@@ -51,7 +51,7 @@ def _families() -> list[str]:
 def fitted(words: str, width: float, *, size: float, lines: int, weight: str = "normal") -> list[str]:
     """Words in at most so many lines of `width` inches; "…" replaces what does not fit, at the front.
 
-    Names tell most at their end: "n02056570_king_penguin" becomes "…king_penguin". If enough is left, the cut is
+    The end of a name says most: "n02056570_king_penguin" becomes "…king_penguin". If enough is left, the cut is
     between words.
     """
 
@@ -68,7 +68,7 @@ def fitted(words: str, width: float, *, size: float, lines: int, weight: str = "
 
 
 def broken(words: str, width: float, *, size: float, weight: str = "normal") -> list[str]:
-    """Words in lines of `width` inches, broken after spaces, brackets and signs; between letters if it must be."""
+    """Words in lines of `width` inches, broken after spaces, brackets and signs; between letters if necessary."""
     rest, lines = UNPRINTABLE.sub("?", words), []
     while True:
         count = 1
@@ -92,7 +92,7 @@ def text_width(words: str, size: float, weight: str = "normal") -> float:
 def _letter_width(letter: str, weight: str, family: tuple[str, ...]) -> float:
     """Pixels at one point."""
     font = FontProperties(family=list(family), weight=weight, size=10)
-    # Between bars, since ink is measured, and a space has none.
+    # Between bars, because only ink is measured, and a space has none.
     renderer = RendererAgg(1, 1, DPI)
     between, alone = (renderer.get_text_width_height_descent(each, font, False)[0] for each in (f"|{letter}|", "||"))
     return (between - alone) / 10
