@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Iterable[Sequence[str]], left: int | None = None) -> str:
-    """Rows of cells as lines of columns; the first `left` columns (default: all) begin alike, the others end alike."""
+    """Rows of cells as lines; the first `left` columns (default: all) are left-aligned, the others right-aligned."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{'<' if left is None or place < left else '>'}{width}" for place, width in enumerate(widths)]

@@ -1,7 +1,8 @@
 """Trained models as folders that timm, transformers and onnxruntime load: weights, configuration, model card.
 
-Both use the same files: timm's configuration names the architecture and its preprocessing, and transformers wraps the
-timm model (`TimmWrapperForImageClassification`), so every architecture can be exported, with the same arithmetic.
+timm and transformers use the same files: timm's configuration names the architecture and its preprocessing, and
+transformers wraps the timm model (`TimmWrapperForImageClassification`), so every architecture can be exported, with the
+same arithmetic.
 """
 
 import dataclasses
@@ -34,13 +35,13 @@ WEIGHTS, CONFIG, PROCESSOR, CARD = "model.safetensors", "config.json", "preproce
 
 
 def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
-    """Writes the folder, complete or not at all, once it is loaded with the same logits; returns the file names."""
+    """Writes the folder once it loads with the same logits, complete or not at all; returns the file names."""
     check_choice("to", to, TARGETS)
     check_output_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; give a new or an empty folder")
     folder = folder.resolve()
-    if folder in (Path.cwd(), Path(folder.anchor)):  # it is replaced as a whole, also for programs that run in it
+    if folder in (Path.cwd(), Path(folder.anchor)):  # the folder is replaced, which would break programs that run in it
         raise ValueError(f"the output is {folder}, where the command runs; give a folder inside it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,8 +84,8 @@ def _write(subject: Subject, place: Path, folder: Path, to: str) -> None:
 def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Safetensors whose data starts at multiples of 64 bytes, as far as the tensors' sizes allow.
 
-    transformers computes on the memory-mapped file. At odd addresses a CPU's matrix products take other paths, and the
-    logits differ in their last bits.
+    transformers computes on the memory-mapped file. At unaligned addresses, CPU matrix products take other paths, and
+    the logits differ in the last bits.
     """
     whole = safetensors.torch.save(host_copies(tensors))
     (length,) = struct.unpack("<Q", whole[:8])
@@ -132,7 +133,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def _label_names(subject: Subject) -> list[str]:
-    """A name for every output: a training run may have more outputs than its data has classes."""
+    """A name for every output; a run may have more outputs than its data has classes."""
     assert subject.classes is not None
     unnamed = range(len(subject.classes), subject.settings["num_classes"])
     return [*subject.classes, *(f"unused {number}" for number in unnamed)]
@@ -143,7 +144,7 @@ def _check_reload(model: nn.Module, folder: Path) -> None:
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     size = config["pretrained_cfg"]["input_size"]
     images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
-    # By name and file: as timm loads the folder, without its notices.
+    # By name and file, as timm loads the folder, but without its messages.
     again = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
     again.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     if not torch.equal(again.eval()(images), model.eval().cpu()(images)):
@@ -171,7 +172,7 @@ def model_card(subject: Subject, folder: Path, to: str) -> str:
 
 
 def _unfinished(done: int, total: int) -> list[str]:
-    """A warning about a training run that has not ended, whose weights are of an early epoch."""
+    """A warning if the run is not finished, because its weights are from an early epoch."""
     count = f"{done} of {total} epoch{'s' * (total != 1)} {'was' if done == 1 else 'were'}"
     return [f"**The run was not finished:** {count} done at the export.", ""]
 
@@ -214,7 +215,7 @@ def _results(subject: Subject, run: Run | None) -> list[str]:
 
 
 def _recipe(config: TrainConfig) -> list[str]:
-    """The settings that differ from the defaults; only the last part of a path, since the rest is this machine's."""
+    """The settings that differ from the defaults; paths are reduced to their last part."""
     usual = TrainConfig()
     paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
     config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)

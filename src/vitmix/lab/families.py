@@ -32,14 +32,14 @@ def _needs_no_model(text: str) -> bool:
     mixer = create(text, CLASSES)
     try:
         return mixer.input_only and bool(mixer(torch.zeros(2, 3, SIZE, SIZE), torch.arange(2)))
-    except ValueError:  # a mask of tokens, which only a model has
+    except ValueError:  # a token mask, which needs a model
         return False
 
 
 class Family(NamedTuple):
-    """A family of models: the package that has it, a model's name there, and a tiny model.
+    """A family of models: its package, the name of a model there, and a tiny model.
 
-    `package` must be installed for it, beyond this library's own dependencies.
+    `package` must be installed, if it is not a dependency of this library.
     """
 
     source: str

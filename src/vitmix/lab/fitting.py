@@ -1,4 +1,4 @@
-"""Which methods work with a model, on images of a size."""
+"""Which methods work with a model on images of a given size."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,7 +14,7 @@ from vitmix._text import create
 def refusal(
     model: nn.Module, method: AnyMixer, size: tuple[int, ...], check: Callable[[Mixing], object] | None = None
 ) -> str | None:
-    """Why a model cannot be trained with a method; None if it can. `check` may refuse more."""
+    """Why a model cannot be trained with a method; None if it can. `check` can add refusals."""
     try:
         with method.attach(model, seed=0, rank=0, step=0) as mixing:
             for mixer in method.mixers:
@@ -27,13 +27,13 @@ def refusal(
 
 
 def refusals(model: nn.Module, size: tuple[int, ...], methods: Iterable[str]) -> dict[str, str]:
-    """Those of the methods that a model refuses, and why."""
+    """The methods that do not work with a model, and why."""
     found = {text: refusal(model, create(text, 2), size) for text in methods}
     return {text: reason for text, reason in found.items() if reason is not None}
 
 
 def fitting_methods(model: nn.Module, size: tuple[int, ...]) -> tuple[list[str], dict[str, str]]:
-    """The methods that work on a model, and for each of the others why not."""
+    """The methods that work with a model, and the reason for each of the others."""
     mixing = [name for name in METHODS if name != "none"]
     refused = refusals(model, size, mixing)
     return [name for name in mixing if name not in refused], refused

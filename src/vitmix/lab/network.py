@@ -1,4 +1,4 @@
-"""Downloads where there may be no network: they fail within seconds, and the cache still works."""
+"""Downloads without a network fail within seconds, and the cache still works."""
 
 import socket
 import threading

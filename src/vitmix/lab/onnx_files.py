@@ -40,14 +40,14 @@ def write_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
             )
         assert program is not None
         program.save(str(path))
-    except Exception as error:  # of the exporter, for what a model's code does that ONNX cannot say
+    except Exception as error:  # from the exporter, for operations that ONNX does not have
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{type(model).__name__} cannot be written as ONNX: {reason}; use --to timm") from None
 
 
 @torch.no_grad()
 def check_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
-    """Refuses a file whose logits are not the model's, for batches of several lengths."""
+    """Raises an error if the file gives other logits than the model, for several batch sizes."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -56,7 +56,7 @@ def check_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
         images = torch.randn(batch, 3, *size, generator=generator)
         try:
             (logits,) = session.run(["logits"], {"images": images.numpy()})
-        except Exception as error:  # onnxruntime has classes of its own
+        except Exception as error:  # onnxruntime has its own error classes
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(f"onnxruntime refuses the exported model for a batch of {batch}: {reason}") from None
         difference = float((torch.from_numpy(logits) - model(images)).abs().max())

@@ -16,7 +16,7 @@ import yaml
 MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
 MOST_DEPTH = 64  # of nested lists and mappings; our own files have at most six
 MOST_VALUES = 200_000  # of a YAML file; repeated references count each time
-# Faults of a disk, a network or this machine, after which the file may still be intact.
+# Errors of a disk, a network or this machine; the file itself may be intact.
 _FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> Any:
 
 
 def is_fault(error: OSError) -> bool:
-    """Whether reading failed although the file may be intact: its content must not be called lost."""
+    """Whether reading failed although the file may be intact, so that it must not be reported as damaged."""
     return error.errno in _FAULTS
 
 

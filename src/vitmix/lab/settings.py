@@ -55,9 +55,9 @@ def option(
     """A documented field; with `...` as its default it must be given.
 
     Args:
-        may_change: a resumed run may set it differently: it decides no number.
+        may_change: a resumed run may change it, because it does not affect results.
         positional: an argument of the command without a flag.
-        now: of an earlier spelling, which works for one more version: what to write instead.
+        now: for an earlier spelling, which works for one more version: what to write instead.
     """
     metadata = {"help": help, "may_change": may_change, "positional": positional, "now": now}
     if default is ...:
@@ -80,7 +80,7 @@ class Settings:
 
 
 class Kind(NamedTuple):
-    """What an annotation says; `length` counts the items of a tuple, 0 for any number, None for no tuple."""
+    """What an annotation allows; `length` is that of a tuple, 0 for any length, None if it is not a tuple."""
 
     base: type
     optional: bool = False
@@ -160,7 +160,7 @@ def _kind(annotation: Any) -> Kind:
 
 @cache
 def kinds_of(settings: type[Settings]) -> Mapping[str, Kind]:
-    """What each field takes."""
+    """The kind of each field."""
     hints = typing.get_type_hints(settings, include_extras=True)
     return {each.name: _kind(hints[each.name]) for each in fields(settings)}
 
@@ -172,13 +172,13 @@ def section_of(settings: type[Settings], name: str) -> str:
 
 
 def usual(settings: type[Settings], name: str) -> Any:
-    """A field's default; `dataclasses.MISSING` where it must be given."""
+    """A field's default; `dataclasses.MISSING` if it must be given."""
     declared = next(each for each in fields(settings) if each.name == name)
     return declared.default if declared.default_factory is MISSING else declared.default_factory()
 
 
 def fitted(settings: type[Settings], name: str, value: Any, source: str) -> Any:
-    """A value from a flag or a YAML file as the field takes it; `source` says where it stands, for the error."""
+    """A value from a flag or a YAML file, converted for the field; `source` is its origin, for error messages."""
     kind = kinds_of(settings)[name]
     try:
         return kind.fit(value)

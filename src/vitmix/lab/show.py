@@ -36,9 +36,9 @@ class MethodResult:
     Attributes:
         origin: `(h, w)` the partner's part of each cell.
         mixed: `(3, H, W)` in 0..1.
-        statistics: attention, or what else the method reads of the model.
+        statistics: attention, or what else the method reads from the model.
         used: whether the method itself reads `statistics`.
-        own, partner: their parts of the target.
+        own, partner: the two parts of the target.
         bank: `(h, w)` in how many earlier blocks VTM took this token.
         moved_from: (top, bottom, left, right) of the pasted part in the partner, as fractions of its sides.
     """
@@ -107,7 +107,7 @@ def method_result(
 
     Args:
         classes: of the two images in the batch.
-        attention: shown if the method itself reads nothing of the model (default: from another pass of the model).
+        attention: shown if the method reads nothing from the model (default: from another pass of the model).
     """
     # After `targets`, the method does not record other passes.
     own, partner = mixing.targets(batch)[0, list(classes)].tolist()
@@ -128,7 +128,7 @@ def method_result(
 
 
 def _read(mixing: Mixing, batch: MixedBatch) -> tuple[Shown, ...]:
-    """What the method read of the model."""
+    """What the method read from the model."""
     evidence, mixer = mixing.evidence(batch), batch.mixer
     for part in (*batch.tape.actors, mixer.mask, mixer.share, *mixer.extra):
         if found := part.shown(evidence):
@@ -145,7 +145,7 @@ def _last_attention(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tupl
 
 
 def _unchanged(batch: MixedBatch) -> str:
-    """A note if hidden mixing found no token of the partner worth taking."""
+    """A note if hidden mixing took no token of the partner."""
     exchanges = {actor.settings.name: actor.exchange for actor in batch.tape.actors if actor.exchange is not None}
     if any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in exchanges.values()):
         return ""
@@ -197,7 +197,7 @@ def methods_grid(pair: PairResults, footer: str = "") -> ImageGrid:
 
 
 def _legend(results: tuple[MethodResult, ...], footer: str) -> str:
-    """The footer, and an explanation of every sign that occurs."""
+    """The footer, with an explanation of every mark in the figure."""
     words = [footer, "Bars: the target."]
     if any(result.statistics and not result.used for result in results):
         words.append("In parentheses: not used by the method.")

@@ -1,4 +1,4 @@
-"""Maps in place of a teacher's, for methods that need some, where only the cost or the support of a method counts."""
+"""Stand-ins for a teacher's maps, to find out whether a method works or what it costs."""
 
 import torch
 from torch import Tensor

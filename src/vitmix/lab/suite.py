@@ -1,4 +1,4 @@
-"""What the robustness suite measures, and how strongly. `vitmix eval` takes its flags from here."""
+"""Settings of the robustness suite: what it measures, and how strongly. `vitmix eval` takes its flags from here."""
 
 # Help texts come from this module, so nothing here imports torch.
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from vitmix._checks import check_choice
 from vitmix.lab.settings import Count, Fraction, NotNegative, Positive, Settings, option
 
 PARTS = ("clean", "noise", "occlusion", "corruptions", "shifts", "attacks", "autoattack")
-WHOLE = "robustness"  # every part that can be measured; shifts only where there are folders for it
+WHOLE = "robustness"  # every part that can be measured; shifts only with folders
 
-# Of ImageNet-C: those of the benchmark, and those for tuning, which are no part of the mean error.
+# ImageNet-C's: those of the benchmark, and those for tuning, which do not count in the mean error.
 COMMON = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
@@ -41,7 +41,7 @@ def check_severity(_: str, severity: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions(Settings):
-    """How the parts of the suite are measured, as far as flags decide it."""
+    """The flags for how the parts of the suite are measured."""
 
     section = "Robustness: accuracy on changed images, with 95 % intervals"
 
@@ -68,14 +68,14 @@ class SuiteOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness(SuiteOptions):
-    """What to measure, and how strongly.
+    """What to measure, and at which strengths.
 
     Attributes:
-        parts: some of `PARTS`, which are refused where they are not possible, or `WHOLE`, which leaves those out;
+        parts: some of `PARTS`, which must be possible, or `WHOLE` for all that are;
             `"shifts"` needs `folders`.
         sigmas, severities, dropped: the strengths of noise, corruptions and occlusion.
         folders: `c` of ImageNet or CIFAR, and those of `SHIFTS`.
-        epsilons, alphas: PGD runs on each pair of them. The usual ones of the norm if none are given.
+        epsilons, alphas: PGD runs on each pair of them. (Default: the usual values for the norm.)
     """
 
     parts: tuple[str, ...] = option((WHOLE,), "parts of the suite")

@@ -49,7 +49,7 @@ def test_mixed_accuracy_of_a_model_that_knows() -> None:
     assert table.column("top-1") == [1.0] and table.column("top-2") == [1.0] and table.rows[0][1]["top-1"].n == 6
     with pytest.raises(ValueError, match="found no pair of two classes"):
         analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch(1)])
-    with pytest.raises(ValueError, match="'none' mixes none"):
+    with pytest.raises(ValueError, match="'none' does not mix images"):
         analyze.mixed_accuracy(Corners(), {"none": vitmix.create("none", 6)}, [plain_batch()])
 
 

@@ -1,4 +1,4 @@
-"""What a model sees in mixed images: top-1 is right on either image's class, top-2 must name both (SMMix figure 5a)."""
+"""Accuracy on mixed images: top-1 must be one of the two classes, top-2 must be both (SMMix figure 5a)."""
 
 from torch import Tensor, nn
 

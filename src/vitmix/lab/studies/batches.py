@@ -1,4 +1,4 @@
-"""The images that a study looks at, in batches."""
+"""The images of a study, in batches."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,14 +12,14 @@ from vitmix.lab.data.loader import EvalLoader
 from .objects import Finder
 from .pairs import ImageBatch
 
-ORDER = 7  # names a stream of random numbers: which images are looked at
+ORDER = 7  # the random stream that chooses the images
 
-KEPT = 2**30  # bytes of images at most that stay in memory between one method and the next
-Progress = Callable[[int, int], None]  # told how many images of how many were looked at
+KEPT = 2**30  # largest number of bytes of images kept in memory between methods
+Progress = Callable[[int, int], None]  # called with the images done and their total
 
 
 class Batches(Iterable[ImageBatch]):
-    """Some images of a set in random order, as data may be sorted by class; iterated as often as asked."""
+    """Images in random order, because data may be sorted by class; can be iterated several times."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Batches(Iterable[ImageBatch]):
 
 
 class Watched(Iterable[ImageBatch]):
-    """Batches that report their progress over all the times that they will be iterated."""
+    """Batches that report their progress over all planned iterations."""
 
     def __init__(self, batches: Batches, times: int, tell: Progress) -> None:
         self.batches, self.total, self.tell = batches, times * len(batches), tell

@@ -10,11 +10,11 @@ from .labels import visible_pixels
 from .pairs import Found, ImageBatch, PairStudy, need_objects
 
 STUDY = "object coverage"
-MOST, WHOLE = 0.5, 0.95  # of the object's pixels; a rim of it may lie beyond a window cut by tokens
+MOST, WHOLE = 0.5, 0.95  # of the object's pixels; a window of whole tokens may miss the rim
 
 
 def object_coverage(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
-    """The part `(B,)` of the partner's object that was pasted, and of the own object that is hidden; NaN without one.
+    """The fractions `(B,)` of the partner's object that are pasted and of the original object that are hidden, or NaN.
 
     Args:
         objects: `(B, H, W)` bool, where the object is in each unmixed image.
@@ -43,8 +43,8 @@ coverage_study = PairStudy(
     ("method",),
     _look,
     (
-        "area: of the pasted region; pasted: the part of the partner's object in it; at least: how often that is so "
-        "much of it; own hidden: the part of the own object under it.",
+        "area: of the pasted region; pasted: the fraction of the partner's object in it; "
+        "at least: how often it is that much; own hidden: the fraction of the original object under it.",
     ),
     nothing="found no pair of objects; give images with object masks",
     regions=True,

@@ -1,7 +1,7 @@
-"""Estimates of what was measured on mixed images.
+"""Estimates on mixed images.
 
-Mixed images that were made of the same images are not independent. Where `couples` says which are, by a number for each
-value, n counts the values and the interval is one over couples; without it, every value is independent.
+Mixed images of the same originals are not independent. `couples` has the same number for values that depend on each
+other: n then counts the values, and the interval is over couples. Without it, every value is independent.
 """
 
 import math
@@ -26,7 +26,7 @@ class Gathered:
         self._couples: list[Tensor] = []
 
     def add(self, values: Mapping[Column, Tensor], batch: MixedBatch, counted: Tensor | None = None) -> None:
-        """Adds the values `(B,)` of a batch, of images that are mixed with another one and `counted` `(B,)`."""
+        """Adds the values `(B,)` of the images in a batch that are `counted` `(B,)` and mixed with another one."""
         kept = paired(batch) if counted is None else paired(batch) & counted.cpu()
         self._values.append({name: each.cpu()[kept] for name, each in values.items()})
         self._couples.append(couples(batch.mix.partner)[kept] + (len(self._couples) << 32))  # no batch shares images
@@ -52,24 +52,24 @@ def paired(batch: MixedBatch) -> Tensor:
 
 
 def couples(partner: Tensor) -> Tensor:
-    """A number `(B,)` for each mixed image, the same for those that share an image: as i with j and j with i.
+    """A number `(B,)` for each mixed image, equal for those that share an original, such as (i, j) and (j, i).
 
-    In a pairing that is not mirrored, i with j shares one with j with k, and so on around.
+    In a pairing that is not symmetric, (i, j) shares an original with (j, k), and so on.
     """
     partner = partner.cpu()
     found = torch.arange(len(partner))
-    for _ in range(len(partner).bit_length()):  # each time twice as far around
+    for _ in range(len(partner).bit_length()):  # doubles the distance each time
         found, partner = torch.minimum(found, found[partner]), partner[partner]
     return found
 
 
 def design_effect(residuals: Tensor, couples: Tensor | None) -> tuple[float, int]:
-    """How many times the variance of independent values their mean has, and how many couples there are.
+    """The design effect (variance of the mean over that of independent values), and the number of couples.
 
-    Where values do not vary, or are of one couple, a couple counts as one value.
+    If values do not vary, or there is one couple, a couple counts as one value.
 
     Args:
-        residuals: `(n,)`, the distances of the values from their mean.
+        residuals: `(n,)`, the differences of the values from their mean.
         couples: `(n,)` long, the same number for values that are not independent.
     """
     n = len(residuals)
@@ -84,7 +84,7 @@ def design_effect(residuals: Tensor, couples: Tensor | None) -> tuple[float, int
 
 
 def spread(values: Tensor, couples: Tensor | None = None) -> Estimate:
-    """Mean, deviation, number and interval of some values, one at least; Wilson's interval where they are booleans."""
+    """Mean, standard deviation, number and interval of at least one value; Wilson's interval for booleans."""
     values = values.detach().cpu().flatten()
     if not len(values):
         raise ValueError("there is nothing to average; give more images")
@@ -94,7 +94,7 @@ def spread(values: Tensor, couples: Tensor | None = None) -> Estimate:
     n, mean, std = len(values), float(numbers.mean()), float(numbers.std()) if len(values) > 1 else None
     effect, count = design_effect(numbers - numbers.mean(), couples)
     if values.dtype == torch.bool:
-        worth = n / max(1.0, effect)  # not a whole number, which the formula does not need
+        worth = n / max(1.0, effect)  # not an integer, which the formula does not need
         return Estimate(mean, std, n, *wilson(mean * worth, worth))
     return Estimate.normal(mean, std, n, effect=effect, couples=count)
 

@@ -23,7 +23,7 @@ COLORS = {
 
 
 def plot_fluctuation(tables: Sequence[Table]) -> Figure:
-    """TL-Align's figure 4 for each method: shares per block of one pair, on average, and how well rules follow."""
+    """TL-Align's figure 4 for each method: shares per block, for one pair and on average, and correlations."""
     tables = [table for table in tables if table.example]
     figure = Figure(figsize=(12, 3.4 * len(tables)), layout="constrained")
     grid = figure.subplots(len(tables), 3, squeeze=False)
@@ -62,7 +62,7 @@ def plot_bars(tables: Sequence[Table]) -> Figure:
                 axes.hlines(place, low, high, color=COLORS[SIMILARITY], linewidth=1.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [""] * len(names))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_ylim(len(names) - 0.5, -0.5)  # the same everywhere: a panel may have no bar in some rows
+        axes.set_ylim(len(names) - 0.5, -0.5)  # the same in every panel, even if a panel has no bar in some rows
         plain_axes(axes, f"{column} (%)" if factor == 100 else column)
     return figure
 

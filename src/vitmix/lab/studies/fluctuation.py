@@ -1,7 +1,7 @@
-"""Token fluctuation: how much of the partner is in a mixed image after each block, and what label rules say of it.
+"""Token fluctuation: how much of the partner is in a mixed image after each block, compared with the label rules.
 
 TL-Align, appendix B and figures 3 and 4. The "true" share of a token compares it with the tokens of either unmixed
-image after the same block. Here as everywhere, a share is the partner's part.
+image after the same block. A share is always the partner's part.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ from .pairs import ImageBatch, activation_maps, masks_alone, mixed_pairs, repeat
 
 STUDY = "token fluctuation"
 FINAL, TARGETS = ("final", -1), ("targets", -1)  # columns beside those of (rule, block)
-CHUNK = 256  # tokens that are compared at a time: a pyramid has thousands in its first stage
+CHUNK = 256  # tokens compared at a time, because a pyramid has thousands in its first stage
 SIMILARITY, AREA, ATTENTION, TRANSMIX, ACTIVATION, ALIGNED = RULES = (
     "similarity",
     "area",
@@ -41,7 +41,7 @@ def similarity_share(mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
     """The partner's part `(B, N)` of each mixed token, by the softmax of its best cosine similarity with either image.
 
     Args:
-        mixed: tokens `(B, N, C)` of the mixed image; `own` and `partner` `(B, M, C)` of the two it was made of.
+        mixed: tokens `(B, N, C)` of the mixed image; `own` and `partner` `(B, M, C)` of the two originals.
     """
     mixed, own, partner = (nn.functional.normalize(each.float(), dim=-1) for each in (mixed, own, partner))
     parts = mixed.split(CHUNK, 1)
@@ -70,12 +70,12 @@ def block_outputs(reader: Reader) -> Iterator[dict[int, Tensor]]:
 
 
 def class_tokens(reader: Reader, block: int) -> int:
-    """How many of a block's tokens are all that the classifier will read; 0 if it is others."""
+    """How many of the first tokens of a block the classifier reads; 0 if it reads the others."""
     return min(reader.read_tokens, reader.block(block).prefix) if reader.readout == "class" else 0
 
 
 def read_at(reader: Reader, block: int, values: Tensor) -> Tensor:
-    """What counts of the tokens' values `(B, N)` after a block: the class token's, the patches' mean, or both."""
+    """What the classifier reads from the values `(B, N)` of tokens: class token, mean of the patches, or both."""
     if read := class_tokens(reader, block):
         return values[:, :read].mean(1)
     prefix = reader.block(block).prefix
@@ -84,21 +84,21 @@ def read_at(reader: Reader, block: int, values: Tensor) -> Tensor:
 
 
 def similarity_at(reader: Reader, block: int, mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
-    """The similarity share `(B,)` after a block; of tokens `(B, N, C)` only those that count are compared."""
+    """The similarity share `(B,)` after a block; only the tokens `(B, N, C)` that the classifier reads are compared."""
     read = class_tokens(reader, block)
     return read_at(reader, block, similarity_share(mixed[:, :read] if read else mixed, own, partner))
 
 
 @torch.no_grad()
 def block_shares(model: nn.Module, mixing: Mixing, given: ImageBatch, batch: MixedBatch) -> dict[str, list[Tensor]]:
-    """By rule and block the share `(B,)`; the mixing must be one with aligned labels."""
+    """The share `(B,)` by rule and block; the mixing must have aligned labels."""
     reader, mix, size = read_model(model), batch.mix, batch.frame.size
     with block_outputs(reader) as plain:
         with AttentionTap(model, saliency=range(reader.depth)) as tap:
             model(batch.images)
         mixed = dict(plain)
         aligned = dict(batch.tape.token_share)
-        mixing.targets(batch)  # closes the tape: the next pass is a plain one
+        mixing.targets(batch)  # closes the tape, because the next pass is unmixed
         maps = activation_maps(model, mixing, given.images, given.labels)
     area = mixing.evidence(batch).area
     activation = assigned_share(activation_weights(maps, mix), area)
@@ -141,7 +141,7 @@ def _tables(model: nn.Module, method: AnyMixer, batches: Iterable[ImageBatch], s
         by_block = {(name, block): each.double() for name, own in shares.items() for block, each in enumerate(own)}
         found.add({**by_block, FINAL: (final - area).double(), TARGETS: squares}, batch)
     if not len(found):
-        raise ValueError(f"{STUDY} found no pair to look at; give two images or more")
+        raise ValueError(f"{STUDY} found no pair; give at least two images")
     couples, rows = found.couples, []
     example: dict[str, list[float]] = {name: [] for name in RULES}
     for block in range(reader.depth):

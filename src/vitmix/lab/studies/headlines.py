@@ -1,4 +1,4 @@
-"""One sentence for each study: the number that a reader looks for first."""
+"""One sentence for each study, with its main number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Headline:
 
     Attributes:
         title: how the title of the table begins.
-        words: with the names of the row by their keys, and `value`.
+        words: the sentence, with fields for the names of the row and for `value`.
         last: looks at the last block or epoch alone.
     """
 
@@ -23,7 +23,7 @@ class Headline:
     last: bool = False
 
     def text(self, tables: tuple[Table, ...]) -> str | None:
-        """The sentence; None where the tables have no such number."""
+        """The sentence; None if the tables have no such number."""
         table = next((each for each in tables if each.title.startswith(self.title)), None)
         found = [] if table is None else [(names, row[self.column]) for names, row in table.rows if self.column in row]
         if table is None or not found:

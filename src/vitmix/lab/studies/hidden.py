@@ -1,4 +1,4 @@
-"""How many samples and tokens HTM mixed over a training run, as the run counted them."""
+"""How many samples and tokens HTM mixed during a training run, from the run's counts."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def hidden_mixing(epochs: Sequence[Epoch], *, batch: int, tokens: int) -> Table:
         tokens: patches of one image in HTM's block.
     """
     if not epochs or any(SAMPLES not in epoch.values for epoch in epochs):
-        raise ValueError(f"{STUDY} needs the counts of a training with htm, and this run has no such counts")
+        raise ValueError(f"{STUDY} needs the counts of a training with htm, which this run does not have")
     found = []
     for epoch in epochs:
         samples, taken = epoch.values[SAMPLES], epoch.values[TOKENS]
@@ -23,8 +23,9 @@ def hidden_mixing(epochs: Sequence[Epoch], *, batch: int, tokens: int) -> Table:
         values = {"samples": samples, "samples per batch": samples * batch, "tokens": taken, "tokens per sample": each}
         found.append(((str(epoch.number),), {name: Estimate(value, None, 1) for name, value in values.items()}))
     notes = (
-        "samples: the part that was easy enough to be mixed, over all batches of the epoch, those of other methods of "
-        "a switch included; tokens: the part of all tokens that was replaced; tokens per sample: of a mixed one.",
+        "samples: the fraction that was easy enough to be mixed, over all batches of the epoch, including those of "
+        "other methods of a switch; tokens: the fraction of all tokens that was replaced; tokens per sample: per mixed "
+        "sample.",
         "n = 1: one training.",
     )
     return Table("What HTM mixed", ("epoch",), found, notes, percent=("samples", "tokens"))

@@ -1,4 +1,4 @@
-"""Where the objects are: the built-in data knows, arrays may have boxes, and files come with a folder of masks."""
+"""Where the objects are: known for the built-in data, boxes in arrays, or a folder of masks for image files."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ Finder = Callable[[Sequence[int]], Tensor]  # places in the dataset → (n, H, W
 def object_finder(
     images: ImageSet, augmentation: Augmentation, *, masks: Path | None = None, value: int | None = None
 ) -> Finder | None:
-    """What finds the objects of these images; None if they are not known.
+    """A function that finds the objects of these images; None if they are not known.
 
     Args:
         masks: a folder with a mask for each image, of the same size, under the same name with the ending .png.
-        value: the gray level that marks the object; every level but 0 if none.
+        value: the gray level that marks the object (default: every level but 0).
     """
-    # Resampled as the image is, then cut at one half, so that mask and image stay on each other.
+    # Resampled like the image, then thresholded at one half, so that mask and image stay aligned.
     smooth = dataclasses.replace(augmentation, interpolation="bilinear")
 
     def seen(mask: np.ndarray) -> Tensor:
@@ -55,7 +55,7 @@ def read_mask(folder: Path, root: Path, name: str, value: int | None = None) -> 
             check_pixels(image)
             levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
     except FileNotFoundError:
-        raise ValueError(f"there is no mask {path} for the image {name}; give every image one") from None
+        raise ValueError(f"there is no mask {path} for the image {name}; give one for every image") from None
     except (OSError, ValueError) as problem:
         raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
     with open_regular(root / name) as file, Image.open(file) as image:

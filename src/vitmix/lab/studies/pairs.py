@@ -1,4 +1,4 @@
-"""Mixed pairs for a study: the same images for every method, and the model left as it was."""
+"""Mixed pairs for a study: the same images for every method; the model does not change."""
 
 import dataclasses
 from collections import defaultdict
@@ -34,14 +34,14 @@ Found = tuple[Mapping[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PairStudy:
-    """What is found in the mixed images of each method: a function of model, methods and batches.
+    """A measurement on the mixed images of each method: a function of model, methods and batches.
 
     Attributes:
         study: its name in errors.
-        look: from the model, a batch and its mix, on which the model was not run yet, to what it finds under each of
-            the names that follow the method's in a row.
-        nothing: the error if no image counts.
-        regions: whether methods that blend images are refused: no token of theirs belongs to one image.
+        look: from the model, a batch and its mix, before the model ran on it, to values by the names that follow the
+            method in a row.
+        nothing: the error message if no image counts.
+        regions: whether methods that blend images are refused, because their tokens do not belong to one image.
         percent: whether the values are fractions.
     """
 
@@ -82,7 +82,7 @@ def repeatable(batches: Iterable[ImageBatch]) -> Iterable[ImageBatch]:
 
 
 def one_mask_each(method: AnyMixer) -> AnyMixer:
-    """A method that draws a mask for every sample where it can, so that pairs are independent of each other."""
+    """The method with one mask per sample where possible, so that pairs are independent."""
 
     def changed(mixer: Mixer) -> Mixer:
         mask: Any = mixer.mask
@@ -94,9 +94,11 @@ def one_mask_each(method: AnyMixer) -> AnyMixer:
 
 
 def need_masks(method: AnyMixer, *, study: str) -> None:
-    """Refuses methods that leave images alone; those of TokenMixup mix tokens, and only in training."""
+    """Refuses methods that do not mix images; TokenMixup mixes tokens, and only in training."""
     if any(not mixer.mask.mixes for mixer in method.mixers):
-        raise ValueError(f"{study} needs mixed images, but {str(method)!r} mixes none; use a method such as cutmix")
+        raise ValueError(
+            f"{study} needs mixed images, but {str(method)!r} does not mix images; use a method such as cutmix"
+        )
 
 
 def masks_alone(method: AnyMixer, share: Share | None = None, *, study: str) -> AnyMixer:

@@ -14,11 +14,11 @@ from vitmix.attention.tap import AttentionTap
 from .pairs import Found, ImageBatch, PairStudy
 
 PAIRS = ("partner to partner", "partner to own", "own to partner", "own to own")  # query to key
-FADED = 0.1  # a token that is left with less than this is counted as gone
+FADED = 0.1  # a token with less presence counts as faded
 
 
 def region_attention(flow: Flow, mask: Tensor) -> Tensor:
-    """Mean attention `(B, 4)` between the patches of either region, in the order of `PAIRS`; NaN without a region.
+    """Mean attention `(B, 4)` between the patches of the two regions, in the order of `PAIRS`; NaN if one is empty.
 
     Args:
         flow: of a block; `vitmix.attention.flow.Given(attention)` where there is a matrix.
@@ -33,9 +33,9 @@ def region_attention(flow: Flow, mask: Tensor) -> Tensor:
 
 
 def presence(flow: Flow) -> Tensor:
-    """The presence `(B, N)` of each token after a block's attention: what all tokens took of it, added up.
+    """The presence `(B, N)` of each token after a block's attention: the sum of what all tokens take from it.
 
-    Every token takes one in all, so the presences are one on average.
+    Every token takes a total of one, so the mean presence is one.
     """
     return flow.pull(1 / flow.mass())
 
@@ -57,9 +57,9 @@ def _presence(flow: Flow, mask: Tensor) -> dict[str, Tensor]:
 def _by_block(
     study: str, title: str, values: Callable[[Flow, Tensor], dict[str, Tensor]], notes: tuple[str, ...]
 ) -> PairStudy:
-    """A row for each method and block, of what `values` finds in the block's flow and the partner's patches.
+    """A row for each method and block: the `values` of the block's flow and the partner's patches.
 
-    A block whose grid is too small to show both images, as the last of a pyramid, has no row.
+    A block whose grid is too small for both images, such as the last one of a pyramid, has no row.
     """
 
     def look(model: nn.Module, images: ImageBatch, mixing: Mixing, batch: MixedBatch) -> dict[tuple[str, ...], Found]:
@@ -92,8 +92,8 @@ presence_study = _by_block(
     "Presence of tokens",
     _presence,
     (
-        "Presence of a patch: what all tokens together took of it in this block; 1 would be as much as was there.",
-        f"deviation, least, most: over the patches of an image; below {FADED}: the part of the patches that is nearly "
-        "gone; own, partner: mean over the patches of that region.",
+        "Presence of a patch: the sum of what all tokens take from it in this block; 1 is neutral.",
+        f"deviation, least, most: over the patches of an image; below {FADED}: the fraction of patches that nearly "
+        "vanished; own, partner: mean over the patches of that region.",
     ),
 )

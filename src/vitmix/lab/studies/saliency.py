@@ -20,7 +20,7 @@ MEASURES = ("TV, L1", "TV, L2", "variance")
 def sharpness(maps: Tensor) -> Tensor:
     """Total variation in L1 and L2 and the variance `(B, 3)` of maps `(B, h, w)`, each normalized to sum to one.
 
-    Beyond the last row and column nothing varies.
+    Differences beyond the last row and column are zero.
     """
     maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(1e-30)
     down = nn.functional.pad(maps.diff(dim=1), (0, 0, 0, 1))
@@ -53,7 +53,7 @@ def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
             gradient = gradient_saliency(model, images, labels).unsqueeze(1)
             for grid in dict.fromkeys((maps.shape[1], maps.shape[2]) for maps in attention.values()):
                 coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
-                felt = coarse.sum((1, 2)) > 0  # a model can be so sure that no pixel matters to its loss
+                felt = coarse.sum((1, 2)) > 0  # a model can be so confident that the gradient is zero
                 found.setdefault((f"grid {grid[0]}x{grid[1]}", "gradient"), []).append(sharpness(coarse)[felt].cpu())
     if not found:
         raise ValueError(f"{STUDY} needs images; give some")
@@ -62,13 +62,13 @@ def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
     for names, parts in ordered:
         if not len(values := torch.cat(parts)):
             raise ValueError(
-                f"{STUDY} found no image whose loss has a gradient; use data that this model does not know"
+                f"{STUDY} found no image whose loss has a gradient; use data that the model was not trained on"
             )
         columns = values.unbind(1)
         rows.append((names, {measure: spread(column) for measure, column in zip(MEASURES, columns, strict=True)}))
     word = reader.block(0).saliency_name
     notes = (
         f"Maps sum to one. Attention: {word} of a block. Gradient: its length over the channels, averaged over each "
-        "patch; images without any are not counted. Only numbers on one grid can be compared.",
+        "patch; images without a gradient are not counted. Only numbers on one grid can be compared.",
     )
     return Table("Sharpness of saliency", ("block", "saliency"), rows, notes)

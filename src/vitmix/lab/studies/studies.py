@@ -1,4 +1,4 @@
-"""The studies behind `vitmix analyze`, each with what it measures, on which methods, and what it needs."""
+"""The studies of `vitmix analyze`: what each one measures, on which methods, and what it needs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from .pairs import need_reader, needs_maps, one_mask_each
 
 @dataclass(frozen=True)
 class Question:
-    """What a study is asked about: a model in evaluation mode, batches, and methods by their text."""
+    """The input of a study: a model in evaluation mode, batches, and methods by their text."""
 
     model: nn.Module
     batches: Batches
@@ -34,7 +34,7 @@ class Question:
     progress: Progress = lambda done, total: None
 
     def mixers(self, usual: Sequence[str] | Mapping[str, str]) -> tuple[dict[str, AnyMixer], tuple[str, ...]]:
-        """The methods that were named (default: the usual ones that this model allows), and notes on the others."""
+        """The named methods (default: the usual ones that this model supports), and notes on the others."""
         if self.methods:
             return {text: self._mixer(text) for text in self.methods}, ()
         texts = usual if isinstance(usual, Mapping) else {text: text for text in usual}
@@ -57,7 +57,7 @@ class Question:
         return one_mask_each(create(text, self.num_classes))
 
     def watched(self, times: int = 1) -> Watched:
-        """The batches, to be iterated so many times."""
+        """The batches, to be iterated this many times."""
         return Watched(self.batches, times, self.progress)
 
 
@@ -73,7 +73,7 @@ class Study:
 def _of_methods(
     study: Callable[..., Table | list[Table]], usual: Sequence[str] | Mapping[str, str], *, together: bool = False
 ) -> Callable[[Question], list[Table]]:
-    """A study of (model, methods, batches, *, seed), which iterates over the images for each method or `together`."""
+    """A study from a function of (model, methods, batches, *, seed), which iterates once per method, or once."""
 
     def measure(asked: Question) -> list[Table]:
         methods, notes = asked.mixers(usual)
@@ -99,7 +99,9 @@ def _hidden(asked: Question) -> list[Table]:
     method = create(config.method, asked.num_classes)
     parts = [part for mixer in method.mixers for part in mixer.inner if hidden.SAMPLES in part.count_names]
     if not parts:
-        raise ValueError(f"{hidden.STUDY} needs a run whose method has htm; this one's is {config.method!r}")
+        raise ValueError(
+            f"{hidden.STUDY} needs a run with htm in its method; the method of this run is {config.method!r}"
+        )
     reader = read_model(asked.model)
     rows, columns = reader.grids(asked.size)[reader.resolve_patches(parts[0].block)]
     return [hidden.hidden_mixing(run.epochs, batch=config.batch, tokens=rows * columns)]
