@@ -181,7 +181,7 @@ def test_wrong_input_is_one_sentence(
     assert "there is no weights file missing.safetensors" in missing
     torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "plain.pth")
     unnamed = refused(capsys, "--data", place, "--checkpoint", "plain.pth")
-    assert "plain.pth does not say what model it belongs to; give --model NAME" in unnamed
+    assert "plain.pth does not name its model; give --model NAME" in unnamed
     assert "unknown model 'deit_tinny'" in refused(capsys, "--data", place, *start, "--model", "deit_tinny")
     both = refused(capsys, "--data", place, *start, "--freeze", "--lora", "4")
     assert "freeze trains the classifier alone, lora trains more; give one of them" in both

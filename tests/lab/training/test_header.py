@@ -130,7 +130,7 @@ def test_a_run_cannot_ask_for_a_download(tmp_path: Path, no_network: list[Any]) 
     assert open_subject(tmp_path / "run").config.pretrained and no_network == []
     facts["model_settings"]["checkpoint_path"] = "/etc/passwd"
     save_file(weights, best, {"vitmix": json.dumps(facts)})
-    with pytest.raises(ValueError, match="'checkpoint_path', which no file may set"):
+    with pytest.raises(ValueError, match="'checkpoint_path', which a file may not set"):
         open_subject(tmp_path / "run")
 
 

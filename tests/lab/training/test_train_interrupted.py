@@ -286,7 +286,7 @@ def test_a_checkpoint_that_vanishes_while_starting(tmp_path: Path) -> None:
     train_until(tmp_path / "run", 5, checkpoint_every="2 steps")
     trainer = Trainer(tiny(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(RuntimeError, match="is gone; run the same command again"):
+    with pytest.raises(RuntimeError, match="is gone; rerun the command"):
         trainer.run()
 
 

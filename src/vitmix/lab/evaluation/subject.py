@@ -236,7 +236,7 @@ def _built(
 
 
 def _with_model_interpolation(config: TrainConfig) -> TrainConfig:
-    """The interpolation in a model's timm entry, for weights that vitmix did not train."""
+    """The configuration with the interpolation of the model's timm entry, for weights that vitmix did not train."""
     cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
     own = getattr(cfg, "interpolation", None)
     return dataclasses.replace(config, interpolation=own) if own in ("bicubic", "bilinear") else config

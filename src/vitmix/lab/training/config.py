@@ -16,13 +16,13 @@ from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Reg
 from vitmix.lab.training.recipes import laid_over, read_recipe
 
 CONFIG = "config.yaml"  # of a run folder
-MODEL = ("model", "model_args", "size")  # what weights say of themselves
-DEFAULT_RECIPE = "shapes"  # of a training run for which neither data nor model is named
+MODEL = ("model", "model_args", "size")  # in the header of a weights file
+DEFAULT_RECIPE = "shapes"  # the default run, if neither data nor model is named
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule, What):  # fields: last base first
-    """Everything that decides a training run. Field names are the flags' names and the keys of YAML files."""
+    """Everything that determines a training run. Field names are the flags' names and the keys of YAML files."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
@@ -69,9 +69,9 @@ def checkpoint_interval(text: str) -> tuple[float, str]:
 def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> TrainConfig:
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win.
 
-    Without a recipe, and with neither data nor model named, it is the built-in example. With weights to start from, and
-    a model named neither here nor in the recipe, the model is the one that those weights say they are of. What a recipe
-    fits to the data is fitted where the data is named, unless it is given.
+    Without recipe, data and model, it is the built-in example. With initial weights and no model named, here or in the
+    recipe, the model is the one in the header of the weights. Settings that a recipe fits to the data are fitted if the
+    data is named, unless they are given.
     """
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
@@ -96,7 +96,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     values: dict[str, Any] = {}
     for source, layer in reversed(layers):
         values = laid_over(values, {name: checked_setting(name, value, source) for name, value in layer.items()})
-    # The model_args of the recipe would join those of the weights, read again.
+    # Otherwise the recipe's model_args would be merged with those of the weights when it is read again.
     values["recipe"] = None if own and recipe == DEFAULT_RECIPE else recipe
     if recipe is None or "data" not in explicit or not read_recipe(recipe).fitted:
         return TrainConfig(**values)
@@ -112,11 +112,11 @@ def _check_weights(values: Mapping[str, Any], recipe: str, *, names_model: bool)
     if checkpoint is None and not values.get("pretrained"):
         raise ValueError(f"recipe {recipe} starts from trained weights; add --pretrained, or --checkpoint FILE")
     if checkpoint is not None and not names_model:
-        raise ValueError(f"{checkpoint} does not say what model it belongs to; give --model NAME, a timm model")
+        raise ValueError(f"{checkpoint} does not name its model; give --model NAME, a timm model")
 
 
 def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Model and image size of weights to start from; of a run that began from them, its own: they may be gone."""
+    """Model and image size of the initial weights; for an existing run, its own, because the weights may be gone."""
     begun = Path(output) / CONFIG if output is not None else None
     stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
     if stored.get("checkpoint") == checkpoint:
@@ -151,7 +151,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Where in the file what is wrong, in one line."""
+    """What is wrong and where, in one line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return ": " + " ".join(str(error).split())
     begun = error.context_mark.line + 1 if error.context_mark is not None else 0
@@ -163,7 +163,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """Every setting, section by section, so that the text alone repeats the run."""
+    """Every setting, by section, so that this text alone can repeat the run."""
     lines = ["# The resolved configuration; `vitmix train --config THIS_FILE --output OTHER` repeats the run."]
     section = None
     for name in FIELDS:
@@ -175,13 +175,13 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def setting_yaml(config: TrainConfig, name: str) -> str:
-    """One setting as YAML has it."""
+    """One setting as YAML."""
     value = getattr(config, name)
     return yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=1000).rstrip()
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """What keeps a run of `old` from being continued as `new`, as `name: old -> new`."""
+    """The differences that prevent a run of `old` from continuing as `new`, as `name: old -> new`."""
     from vitmix._text import same_method
 
     return [
@@ -193,7 +193,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
 
 
 def checked_setting(name: Any, value: Any, source: str) -> Any:
-    """The value of a setting as its type has it; `source` says where it stands, for the error."""
+    """The value of a setting, converted to its type; `source` is its origin, for error messages."""
     if name not in FIELDS:
         like = str(name).replace("-", "_")
         raise unknown(f"setting {str(name)!r} in {source}", like, FIELDS, "vitmix train --help")

@@ -29,11 +29,11 @@ from vitmix.lab.training.stepper import Stepper
 
 DROPOUT = 1  # names a stream of random numbers
 LOST_LOSS = "the loss was not finite at update {}"
-LOOK_SECONDS = 3.0  # between looks whether another process was told to stop
+LOOK_SECONDS = 3.0  # between checks whether another process was told to stop
 
 
 class NonFinite(RuntimeError):
-    """The loss or the state is not finite any more; the text says where, and what is left."""
+    """The loss or the state is no longer finite; the text says where, and which checkpoint is left."""
 
 
 class Trainer(Setup):
@@ -43,7 +43,7 @@ class Trainer(Setup):
         super().__init__(config)
         accelerator = self.accelerator
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
-        # Dropout: not alike on all ranks, and not the stream of the mixing draws, which end in (step, rank).
+        # For dropout: different on each rank, and different from the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
         self.tally = LossTally(["loss", *prepare.logged(self.method)], self.device, capacity=config.log_every)
         self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
@@ -56,8 +56,8 @@ class Trainer(Setup):
             columns=[name for name in columns if self.classes > 5 or not name.endswith("accuracy5")],
         )
         self.stopper, self._part = processes.Stopper(), 0
-        self._outcomes: list[Outcomes] = []  # of the newest evaluation in this process
-        if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # which have workers
+        self._outcomes: list[Outcomes] = []  # from the latest evaluation in this process
+        if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # they have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
         about = texts.header_texts(config, self.model_settings, self.augmentation, self.images.classes)
         self.journal = Journal(self.folder, self.state, self.reporter, about=about)
@@ -108,11 +108,11 @@ class Trainer(Setup):
                     self._train_epoch(epoch)
                     self._finish_epoch(epoch)
             except processes.Stopped as stopped:
-                saved = self._save()  # in here, where a second SIGTERM does not end it half-way
+                saved = self._save()  # inside, where a second SIGTERM does not interrupt it
                 self.reporter.say(f"Stopped {stopped}. {saved}.")
                 return stopped.exit_code
         code = self._finish()
-        # A signal that came after the last update: the caller must know, or it would go on.
+        # A signal after the last update: the caller must know about it, otherwise it would continue.
         return 128 + self.stopper.received if code == 0 and self.stopper.received else code
 
     def _train_epoch(self, epoch: int) -> None:
@@ -135,7 +135,7 @@ class Trainer(Setup):
                     self._save()
 
     def _learn(self, batches: Iterator[Batch], epoch: int) -> None:
-        """One update, from as many parts of the batch as are accumulated."""
+        """One update from all accumulated micro-batches."""
         accumulate = self.config.accumulate
         values = []
         for part in range(accumulate):
@@ -160,13 +160,13 @@ class Trainer(Setup):
             self.ema.update(self.core.model, step=self.update)
 
     def _lose_worker(self, lost: WorkerLost) -> None:
-        """Stops the run where its state is whole: at once, or after this update, read without workers."""
+        """Stops the run in a complete state: at once, or after this update, with batches loaded without workers."""
         self.stopper.lost = str(lost)
         if self.world == 1 and self._part == 0:  # several processes would stop at different updates
             self.stopper.check(self.accelerator)
 
     def _draw(self, images: Tensor, epoch: int, step: int) -> Draw:
-        """The batch's choices: a function of (seed, step, rank), the choice of the mixer one of (seed, step)."""
+        """The choices for the batch, from (seed, step, rank); a switch chooses its mixer from (seed, step)."""
         frame, seed = self.core.mixing.frame(images), self.config.seed
         off = self.config.mixing_off_epoch is not None and epoch >= self.config.mixing_off_epoch
         own, shared = generator_for(seed, step, 1 + self.rank), generator_for(seed, step, 0)
@@ -175,10 +175,10 @@ class Trainer(Setup):
         return dataclasses.replace(draw, choice=self.core.mixer.mixers.index(method.mixers[draw.choice]))
 
     def _usable(self, loss: Tensor) -> bool:
-        """Whether the update may be made. A loss that is not finite is skipped or ends the run."""
+        """Whether to make the update. A non-finite loss is skipped or ends the run."""
         usable = self.stepper.clip(loss)
         if usable and self.world == 1 and self.device.type == "cpu" and not torch.isfinite(loss):
-            # Before it reaches the weights; a GPU is asked with each report.
+            # Before it reaches the weights; on a GPU, only checked with each report.
             raise self._not_finite(LOST_LOSS.format(self.update))
         return usable
 
@@ -191,7 +191,7 @@ class Trainer(Setup):
             raise self._not_finite(LOST_LOSS.format(first))
 
     def _check_state(self) -> None:
-        """A finite loss can have a gradient that is not: what it did to the weights must not be saved."""
+        """A finite loss can have a non-finite gradient; the resulting weights must not be saved."""
         lost = self.state.nonfinite_part()
         if lost is not None:
             raise self._not_finite(f"{lost} not finite after update {self.update}")
@@ -208,13 +208,13 @@ class Trainer(Setup):
         )
 
     def _report(self, epoch: int) -> None:
-        """Reads the losses, which makes the host wait for the device, and shows the progress."""
+        """Reads the losses, for which the host waits for the device, and shows the progress."""
         means = self.tally.means(self.accelerator)
         self._check_finite()
         self.position.overflowed += self.stepper.take_overflows()
         elapsed, updates = self._count_training()
         per_update = elapsed / max(updates, 1)
-        if self.world > 1:  # looking for signals takes a message and waits for the device
+        if self.world > 1:  # checking for signals sends a message and waits for the device
             slowest = max(processes.gather(self.accelerator, per_update))
             self._look_every = max(1, round(LOOK_SECONDS / max(slowest, 1e-9)))
         if self.position.step == self.updates_per_epoch and not self.reporter.live:
@@ -260,7 +260,7 @@ class Trainer(Setup):
                 self.stopper.check(self.accelerator)
 
         batches: Iterable[Batch] = self.eval_loader
-        if self.config.fsdp:  # every pass of spread weights is a message
+        if self.config.fsdp:  # every pass of sharded weights sends messages
             batches = in_step(batches, self.accelerator, self.idle)
         return score(model, batches, self.accelerator, between=between)
 
@@ -273,11 +273,11 @@ class Trainer(Setup):
         return self.update % max(1, round(every)) == 0
 
     def _save(self) -> str:
-        """Writes a checkpoint and says how that went."""
+        """Writes a checkpoint and returns a message about it."""
         self._check_finite()
         self._check_state()
         self.position.overflowed += self.stepper.take_overflows()
-        if self.update > self._reported[1]:  # updates that no report has counted; a resumed run will not
+        if self.update > self._reported[1]:  # updates not counted by a report; a resumed run will not count them either
             self._count_training()
         self._saved = self._count_time()
         self.position.broken = self._broken_images()
@@ -295,14 +295,14 @@ class Trainer(Setup):
         self.reporter.start(self.update)
 
     def _resume(self) -> list[str]:
-        """Puts the run where its newest complete checkpoint was written; says what was found and what was lost."""
+        """Continues from the newest complete checkpoint; reports what was found and what was lost."""
         accelerator, folder = self.accelerator, self.folder
         path, newest, remarks = processes.on_main(
             accelerator, lambda: find_checkpoint(folder.checkpoints, self.config.keep)
         )
         if path is None:
             if not self.has_initial_weights:
-                raise RuntimeError("the checkpoint that was found at the start is gone; run the same command again")
+                raise RuntimeError("the checkpoint that was found at the start is gone; rerun the command")
             return remarks
         world = self.state.load(path)
         if self.position.best is not None and not processes.on_main(accelerator, folder.best.exists):
@@ -319,14 +319,14 @@ class Trainer(Setup):
         return remarks
 
     def _broken_images(self) -> tuple[str, ...]:
-        """What could not be read so far, by any process, with what it was for; all must call this together."""
-        # The same name can be that of two files, one of each split.
+        """The unreadable images found so far by any process, by split; all processes must call this together."""
+        # Files of different splits can have the same name.
         found = {f"training: {each}" for each in self.images.broken.values()}
         found |= {f"evaluation: {each}" for each in self.eval_images.broken.values()} | set(self.position.broken)
         return tuple(sorted(set().union(*processes.gather(self.accelerator, found))))
 
     def _count_training(self) -> tuple[float, int]:
-        """Adds the time since this was called last to that of training; returns it and the updates made in it."""
+        """Adds the time since the last call to the training time; returns it and the updates in that time."""
         now = time.perf_counter()
         elapsed, updates = now - self._reported[0], self.update - self._reported[1]
         self._reported = now, self.update
@@ -342,11 +342,11 @@ class Trainer(Setup):
     def _finish(self) -> int:
         self._count_time()
         last = self.position.history[-1]
-        self.journal.keep_best(last, self._outcomes)  # again: there may have been no room for the last epoch's
+        self.journal.keep_best(last, self._outcomes)  # again, because the disk may have been full after the last epoch
         score = last.get(self.config.best)
         if self.position.best is None and score is not None and math.isfinite(score):
             self.reporter.say(f"The best weights could not be written. {self.journal.newest()}, once there is room.")
-            return 1  # else the run would be finished, and without best weights for good
+            return 1  # otherwise the run would count as finished, without best weights
         summary = self._summary()
         if not self.journal.finish(summary):
             return 1
@@ -355,9 +355,9 @@ class Trainer(Setup):
         return 0
 
     def _summary(self) -> Summary:
-        """The results; all processes must call this together."""
+        """The summary; all processes must call this together."""
         config, position = self.config, self.position
-        if not self.folder.best.exists():  # removed meanwhile, or never written
+        if not self.folder.best.exists():  # removed since, or never written
             position.best = None
         position.broken = self._broken_images()
         settings = self.model_settings
@@ -382,15 +382,15 @@ class Trainer(Setup):
         )
 
     def evaluate_best(self) -> None:
-        """Stores classes, calibration and confusions of the best weights in evaluation.json, unless they are there."""
+        """Stores the evaluation of the best weights in evaluation.json, if it is missing."""
         config, known = self.config, None
-        if not self.accelerator.is_main_process or config.fsdp:  # which one device may not hold
+        if not self.accelerator.is_main_process or config.fsdp:  # the model may not fit on one device
             return
-        if self.world == 1 and not config.resident:  # else the images came in other batches, or resized on the device
+        if self.world == 1 and not config.resident:  # otherwise batches differed, or images were resized on the device
             batch = config.eval_batch or config.batch // config.accumulate
             known = Known(Running(self.device, config.precision, batch), self.journal.outcomes)
         try:
             if Run(self.folder.path).evaluation is None:
                 evaluate_run(self.folder.path, self.eval_images, known)
-        except (ValueError, OSError) as error:  # no reason to call a finished run failed
+        except (ValueError, OSError) as error:  # the run itself is finished
             self.reporter.say(f"The best weights could not be evaluated: {error}")

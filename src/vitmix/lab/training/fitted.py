@@ -1,7 +1,7 @@
 """Settings that follow from the number of training images, for recipes that fit them.
 
-Each rule is a function of the number of images and of the settings before it in `RULES`, so what is given explicitly
-decides the rest: the warm-up is a part of the given epochs, the learning rate one of the given batch.
+Each rule is a function of the number of images and of the settings before it in `RULES`, so explicit settings determine
+the others: the warm-up depends on the given epochs, the learning rate on the given batch.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from typing import Any
 from vitmix.lab.training.config import TrainConfig
 
 LEAST_BATCH, MOST_BATCH = 16, 256
-UPDATES_PER_EPOCH = 50  # wanted; the batch is at most a 50th of the images
-UPDATES = 600  # wanted in all
+UPDATES_PER_EPOCH = 50  # aim: the batch is at most a 50th of the images
+UPDATES = 600  # aim for the whole training
 LEAST_EPOCHS, MOST_EPOCHS = 8, 40
 RATE, RATE_OF_PARTS, RATE_BATCH = 3e-4, 1e-3, 64  # AdamW's learning rate for a batch of 64
 
@@ -36,13 +36,13 @@ def _warmup(_: int, config: TrainConfig) -> float:
 
 
 def _rate(_: int, config: TrainConfig) -> float:
-    """With the square root of the batch, as suits Adam; higher where few parameters are trained."""
+    """Scales with the square root of the batch, as suits Adam; higher if few parameters are trained."""
     rate = RATE_OF_PARTS if _trains_parts(config) else RATE
     return float(f"{rate * math.sqrt(config.batch / RATE_BATCH):.2g}")
 
 
 def _layer_decay(_: int, config: TrainConfig) -> float | None:
-    """Lower layers learn more slowly, unless their weights stay as they are."""
+    """Lower layers learn more slowly, unless they are frozen."""
     return None if _trains_parts(config) else 0.75
 
 
@@ -74,7 +74,7 @@ def _count(data: str) -> int:
 
 
 def fitted_text(config: TrainConfig, names: Sequence[str], images: int) -> str:
-    """What was fitted and what was given, for the first lines of a training."""
+    """What was fitted and what was given, for the first lines of the output."""
     own = [name for name in names if RULES[name](images, config) == getattr(config, name)]
     given = [name for name in names if name not in own]
 

@@ -1,8 +1,8 @@
-"""What a file of weights says about itself: its model, how images reach it, its classes.
+"""The header of a weights file: its model, preprocessing and classes.
 
-Files come from anywhere, so nothing of a header is taken as it stands. It may name a model that timm has registered,
-arguments of that model from a fixed list, and preprocessing; each is checked for its type and range. It cannot name a
-file or an address, and it cannot make the model much larger than the weights that it comes with.
+Files are untrusted, so a header is never used unchecked. It may name a model that timm has registered, arguments of
+that model from a fixed list, and preprocessing; each is checked for its type and range. It cannot name a file or an
+address, and it cannot make the model much larger than the weights in the file.
 """
 
 import math
@@ -19,9 +19,9 @@ from vitmix import models as models  # its import registers names with timm
 from vitmix.lab.reading import is_fault, is_number, parse_json, read_json
 
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
-SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size does no harm, whatever the file holds
+SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size is always allowed
 
-# Arguments of the models that timm and vitmix register, those that take modules or name files left out.
+# Arguments of the models that timm and vitmix register, except those that take modules or file names.
 WHOLE = {  # a whole number, or one for each stage
     *("img_size", "patch_size", "in_chans", "embed_dim", "embed_dims", "dims", "depth", "depths", "layers"),
     *("num_heads", "head_dim", "head_hidden_size", "attn_pool_num_heads", "reg_tokens", "num_reg_tokens"),
@@ -51,7 +51,7 @@ BLOCKS = ("depth", "depths", "layers", "num_blocks", "depth_token_only", "cls_at
 
 @dataclass(frozen=True)
 class Header:
-    """The checked content of a header; empty where the file was not written by `vitmix train`.
+    """The checked content of a header; empty if `vitmix train` did not write the file.
 
     Attributes:
         preprocessing: settings of a `TrainConfig`: `size`, `mean`, `std`, `crop_pct`, `interpolation`.
@@ -73,7 +73,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """What the header of a file of weights says; a ValueError where it says what no header may say."""
+    """The header of a weights file; ValueError if it contains anything that is not allowed."""
     if path.suffix != ".safetensors":
         return Header()
     try:
@@ -83,7 +83,7 @@ def read_header(path: Path) -> Header:
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         if isinstance(error, OSError) and is_fault(error):
             raise
-        return Header()  # reading the weights will say what is wrong
+        return Header()  # loading the weights will report the problem
     if not isinstance(facts, dict):
         return Header()
     try:
@@ -96,7 +96,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_export(folder: Path) -> Header:
-    """What the config.json of an exported folder says; a ValueError where it is no such file, or says too much."""
+    """The header in the config.json of an exported folder; ValueError if it is missing or contains too much."""
     try:
         facts = _facts_of_export(read_json(folder / "config.json"))
         with safetensors.safe_open(folder / "model.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
@@ -109,7 +109,7 @@ def read_export(folder: Path) -> Header:
 
 
 def _facts_of_export(config: Any) -> dict[str, Any]:
-    """The configuration that timm writes, in the words of a header."""
+    """The configuration that timm writes, as a header."""
     cfg = config.get("pretrained_cfg") if isinstance(config, dict) else None
     if not isinstance(cfg, dict) or not isinstance(config.get("model_args", {}), dict):
         raise ValueError("its config.json has no pretrained_cfg")
@@ -153,11 +153,11 @@ def _checked(facts: Mapping[str, Any]) -> Header:
 
 
 def _check_model(model: Any) -> None:
-    """Refuses a name that timm would look for elsewhere than in its registry."""
+    """Refuses a name that timm would look up outside of its registry."""
     try:
         known = isinstance(model, str) and timm.is_model(model.split(".")[0])
         timm.models.get_pretrained_cfg(str(model))
-    except RuntimeError:  # of that name there are no weights with this tag
+    except RuntimeError:  # there are no weights with this tag
         known = False
     if not known:
         raise ValueError(f"it names the model {model!r}, which timm has not registered; give its timm name instead")
@@ -177,13 +177,13 @@ def _check_argument(name: str, value: Any) -> None:
     elif name in NUMBER:
         right, wanted = _one_or_several(value, is_number), "numbers"
     else:
-        raise ValueError(f"it sets {name!r}, which no file may set for a model; use --model-args instead")
+        raise ValueError(f"it sets {name!r}, which a file may not set; use --model-args instead")
     if not right:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 def _check_images(header: Header) -> None:
-    """Refuses images of another size than the model's: few weights could ask for days of computing."""
+    """Refuses other image sizes than the model's: a small file could cause days of computation."""
     size, cfg = header.preprocessing.get("size"), timm.models.get_pretrained_cfg(header.model or "")
     if size is None or cfg is None or not cfg.fixed_input_size:
         return
@@ -193,7 +193,7 @@ def _check_images(header: Header) -> None:
 
 
 def _check_size(header: Header, *, tensors: int, elements: int) -> None:
-    """Refuses a model that is much larger than the weights, before any memory is taken for it."""
+    """Refuses a model that is much larger than the weights, before memory is allocated."""
     if header.model is None:
         return
     for name in BLOCKS:

@@ -1,6 +1,6 @@
-"""What a training run writes down: epochs, best and final weights, checkpoints, the summary.
+"""What a training run writes: epochs, best and final weights, checkpoints, the summary.
 
-A full or failing disk is reported and does not end the run: what was not written is written with the next epoch.
+A full or failing disk is reported and does not end the run: the next epoch writes what is missing.
 """
 
 import math
@@ -19,7 +19,7 @@ class Journal:
     """The files of a training run in progress. All processes must call each of these methods together.
 
     Attributes:
-        outcomes: of the weights in best.safetensors, if this process evaluated them.
+        outcomes: predictions of the weights in best.safetensors, if this process evaluated them.
     """
 
     def __init__(self, run: Run, state: TrainState, reporter: Reporter, *, about: Mapping[str, str]) -> None:
@@ -28,7 +28,7 @@ class Journal:
         self.outcomes: list[Outcomes] = []
 
     def begin(self) -> None:
-        self.attempt(self._write_epochs, "metrics")  # a resumed run computes the later rows again
+        self.attempt(self._write_epochs, "metrics")  # a resumed run recomputes the later rows
         plain = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in vars(self.config).items()
@@ -36,28 +36,28 @@ class Journal:
         self.track(lambda: self.accelerator.init_trackers("vitmix", config=plain))
 
     def tell(self, epoch: Epoch) -> None:
-        """Writes and shows a finished epoch."""
+        """Writes and prints a finished epoch."""
         self.attempt(self._write_epochs, "metrics")
         self.reporter.row(epoch)
         self.track(lambda: self.accelerator.log(dict(epoch.values), step=epoch.number))
 
     def keep_best(self, epoch: Epoch, outcomes: list[Outcomes]) -> None:
-        """Writes the weights as the best ones if they are; `outcomes` are theirs."""
+        """Writes the weights if they are the best so far; `outcomes` are their predictions."""
         name, state, new = self.config.best, self.state, epoch.get(self.config.best)
         best = state.position.best
-        if new is None or not math.isfinite(new):  # not evaluated, or NaN, than which nothing would be better
+        if new is None or not math.isfinite(new):  # not evaluated, or NaN, which compares as the best forever
             return
         if best is not None and not is_better(name, new, best.values[name]):
             return
         model = state.ema.module if state.ema is not None and name.startswith(EMA) else state.core.model
         weights = sharding.whole(merged_weights(model))
-        # Where this fails, the file holds the best ones before, or is not there.
+        # If this fails, the file has the previous best weights, or does not exist.
         if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
             scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
             state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
 
     def save(self, update: int) -> str:
-        """Writes a checkpoint and says how that went. A full disk leaves the older ones as they are."""
+        """Writes a checkpoint and returns a message about it. A full disk does not affect older ones."""
         captured, folder, keep = self.state.capture(update), self.run.checkpoints, self.config.keep
         write = lambda: checkpoints.save_checkpoint(folder, update, captured, keep=keep)  # noqa: E731
         if self.attempt(write, f"checkpoint of update {update}"):
@@ -67,7 +67,7 @@ class Journal:
         return newest
 
     def newest(self) -> str:
-        """Where a rerun resumes."""
+        """A message about where a rerun resumes."""
         try:
             newest, _ = checkpoints.newest_checkpoint(self.run.checkpoints)
         except OSError as error:
@@ -77,20 +77,20 @@ class Journal:
         return f"The newest complete checkpoint is {newest.name}; rerun the command to resume from there"
 
     def finish(self, summary: Summary) -> bool:
-        """Writes the final weights and the summary; False where that failed."""
+        """Writes the final weights and the summary; False if that fails."""
         weights = sharding.whole(merged_weights(self.state.core.model))
 
         def write() -> None:
-            self._write_epochs()  # again: there may have been no room for the last epoch's
+            self._write_epochs()  # again, because the disk may have been full after the last epoch
             write_weights(self.run.last, weights, self.about)
             self.run.write_summary(summary)
 
-        # One line: a comparison shows the last one as the reason.
+        # One line, because a comparison shows the last line as the reason.
         then = lambda: f"{self.newest()}, once there is room."  # noqa: E731
         return self.attempt(write, "metrics, final weights and summary", then)
 
     def attempt(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
-        """Lets the first process write; False where that failed."""
+        """Lets the first process write; False if that fails."""
         failed = False
         if self.accelerator.is_main_process:
             try:

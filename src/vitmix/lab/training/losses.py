@@ -8,14 +8,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-MOST_WAITING = 1000  # updates whose losses wait on the device, however rarely they are reported
+MOST_WAITING = 1000  # largest number of updates with losses on the device, even between rare reports
 
 
 class LossTally:
     """Sums of the loss and its parts over an epoch's updates, and the first update whose loss was not finite.
 
-    Values wait on the device, a row for each update, until somebody asks; then they are added one by one, so that the
-    sums do not depend on when that was.
+    Values stay on the device, a row per update, until they are read; then they are added one by one, so that the sums
+    do not depend on when that happens.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device, *, capacity: int) -> None:
@@ -27,18 +27,18 @@ class LossTally:
         self._zero = torch.zeros((), device=device)
 
     def values(self, losses: dict[str, Tensor]) -> Tensor:
-        """The losses of a batch as a vector; parts that this batch does not have are zero."""
+        """The losses of a batch as a vector, with zeros for missing parts."""
         return torch.stack([losses.get(name, self._zero).float() for name in self.names])
 
     def add(self, values: Tensor) -> None:
-        """Adds an update without waiting for the device, until the capacity is used up."""
+        """Adds an update without waiting for the device, unless the buffer is full."""
         if self._waiting == len(self._rows):
             self.flush()
         self._rows[self._waiting] = values
         self._waiting += 1
 
     def flush(self) -> None:
-        """Adds up what waits on the device."""
+        """Adds up the values on the device."""
         for row in self._rows[: self._waiting].tolist():
             if self.first_bad < 0 and not math.isfinite(row[0]):
                 self.first_bad = self.seen

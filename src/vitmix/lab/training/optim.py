@@ -1,4 +1,4 @@
-"""The optimizer and the course of its learning rate, from timm."""
+"""Optimizer and learning rate schedule, from timm."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitmix._checks import unknown_name
 from vitmix._learner import Learner
 from vitmix.lab.training.config import TrainConfig
 
-LONGEST = 2**53  # updates of a warm-up; the product of two large numbers is infinite
+LONGEST = 2**53  # updates of a warm-up; the product of two large numbers would overflow
 
 
 def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimizer:
@@ -30,7 +30,7 @@ def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimiz
         settings["fused"] = True  # one launch for all parameters
     try:
         return create_optimizer_v2(groups, config.optimizer, **settings)
-    except (AssertionError, ImportError, TypeError) as error:  # of packages that are not installed
+    except (AssertionError, ImportError, TypeError) as error:  # of a package that is not installed
         raise ValueError(f"optimizer {config.optimizer!r} is not available: {error}") from None
 
 
@@ -47,7 +47,7 @@ def _groups(module: nn.Module, config: TrainConfig, *, scaled: bool = True) -> l
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, updates_per_epoch: int) -> Scheduler:
-    """The learning rate as a function of the number of updates; `step_update(n)` sets that of update n."""
+    """The learning rate schedule over updates; `step_update(n)` sets the rate of update n."""
     warmup = round(min(config.warmup_epochs * updates_per_epoch, LONGEST))
     common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": config.warmup_lr, "t_in_epochs": False}
     if config.schedule == "constant":

@@ -1,4 +1,4 @@
-"""Output is no reason to stop: a pipe whose reader is gone, a log on a full disk, a letter the terminal lacks."""
+"""Output errors do not stop a run: a closed pipe, a log on a full disk, a character that the terminal lacks."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ class Unfailing:
 
 @contextmanager
 def unfailing_output() -> Iterator[None]:
-    """Lets nothing that is written to stdout and stderr meanwhile end the program."""
+    """Inside this context, errors of stdout and stderr do not end the program."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and Unfailing(stream) for stream in before)  # None where it was closed
     try:
@@ -52,14 +52,14 @@ def unfailing_output() -> Iterator[None]:
 
 
 def flush_or_discard(stream: Any) -> OSError | None:
-    """Flushes a stream. After a failure, which is returned, it leads nowhere, so that the interpreter ends in peace."""
+    """Flushes a stream; after an error, which is returned, it goes to /dev/null, so that Python exits cleanly."""
     if stream is None:
         return None
     try:
         stream.flush()
         return None
     except OSError as error:
-        with suppress(OSError):  # a stream without a descriptor keeps what it holds
+        with suppress(OSError):  # a stream without a descriptor stays as it is
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)

@@ -1,7 +1,7 @@
-"""Training a part of the weights: the classifier alone, or low-rank additions to the linear layers (LoRA).
+"""Training part of the weights: the classifier alone, or low-rank additions to the linear layers (LoRA).
 
 LoRA is a parametrization of each linear layer's weight, weight + up @ down. So the model keeps its classes, hooks and
-arithmetic, and every method works on it. Checkpoints hold the parts; the weights of a run are the sums.
+arithmetic, and every method works on it. Checkpoints store both parts; the weights files of a run have the sums.
 """
 
 import math
@@ -31,7 +31,7 @@ class LowRank(nn.Module):
 
 
 def choose_parameters(model: nn.Module, config: TrainConfig) -> None:
-    """Leaves the classifier, and with `lora` the additions, to be trained; all parameters if neither is asked for."""
+    """Freezes everything but the classifier and, with `lora`, the additions; without `freeze` and `lora`, nothing."""
     if not config.freeze and config.lora is None:
         return
     flag = "freeze" if config.freeze else "lora"
@@ -58,7 +58,7 @@ def _add_low_rank(model: nn.Module, rank: int, classifier: set[str]) -> None:
 
 
 def keep_statistics(model: nn.Module) -> None:
-    """Puts batch norms that are not trained into evaluation mode: their statistics belong to the weights."""
+    """Sets frozen batch norms to evaluation mode, because their statistics belong to the weights."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(
             each.requires_grad for each in module.parameters()

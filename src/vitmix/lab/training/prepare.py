@@ -64,7 +64,7 @@ def check_model(model: str) -> None:
 
 
 def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool = True) -> tuple[nn.Module, list[str]]:
-    """The model, with its initial weights unless a checkpoint will replace them, and what there is to say of them."""
+    """The model, with its initial weights unless a checkpoint will replace them, and a message about them."""
     check_model(config.model)
     settings = model_settings(config, num_classes)
     for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)):
@@ -77,7 +77,7 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
             model = timm.create_model(config.model, pretrained=pretrained, **settings)
     except Exception as error:  # timm asserts, divides and looks up; the network and the hub fail in many classes
         reason = " ".join(str(error).split()) or type(error).__name__
-        if not reached and isinstance(error, OSError):  # as the errors of connections and of missing files are
+        if not reached and isinstance(error, OSError):  # like errors of connections and of missing files
             reason = "they are not in the cache and cannot be downloaded here; connect, or give --checkpoint FILE"
         if pretrained:
             raise ValueError(f"cannot get the published weights of {config.model}: {reason}") from None
@@ -111,7 +111,7 @@ def _published(model: str) -> AbstractContextManager[bool]:
 
 
 def check_size(learner: Learner, size: tuple[int, int]) -> None:
-    """Refuses an image size that the model or the method's grid does not take, by mixing one batch of nothing."""
+    """Refuses an image size that the model or the method's grid does not support, by mixing one batch of zeros."""
     if any(0 in grid for grid in learner.mixing.frame(torch.empty(1, 3, *size)).grids):
         raise ValueError(f"images of {size[0]} × {size[1]} pixels are smaller than one patch; raise --size")
     learner.mixing.check_guide(size)
@@ -121,13 +121,13 @@ def check_size(learner: Learner, size: tuple[int, int]) -> None:
 
 
 def drawn_masks(learner: Learner, size: tuple[int, int]) -> dict[Mixer, Tensor | None]:
-    """A mask of each mixer for images of a size; None where boxes are drawn, of pixels."""
+    """A drawn mask of each mixer for an image size; None for mixers that draw boxes on pixels."""
     frame = learner.mixing.frame(torch.empty(1, 3, *size))
     return {mixer: mixer.draw(frame, torch.Generator()).part("mask").get("mask") for mixer in learner.mixer.mixers}
 
 
 def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
-    """The method, with the configuration's loss in every mixer of it, and its smoothing where the text has none."""
+    """The method, with the configured loss in every mixer, and the configured smoothing if the text has none."""
     defaults = {"smoothing": config.smoothing} | ({} if config.loss is None else {"loss": config.loss})
     method = create(config.method, num_classes, defaults=defaults)
 
@@ -153,7 +153,7 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
 
 
 def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.Module | None:
-    """The frozen model that SMMix asks about unmixed images instead of the one in training, if any is named."""
+    """The frozen model for SMMix's guide pass, instead of the model in training; None if none is named."""
     if config.guide is None:
         return None
     classifies = any(mixer.needs.guide_logits or mixer.needs.guide_gradient for mixer in method.mixers)
@@ -171,9 +171,9 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
 
 
 def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> dict[str, Any]:
-    """The activation maps that travel with the training images, and the grid they end on.
+    """The activation maps of the training images, and the grid they are resampled to.
 
-    That grid is the masks' where all of them have one; elsewhere, as for boxes of pixels, maps keep the images' size.
+    This is the grid of the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
     """
     if config.maps is None:
         return {}
@@ -188,7 +188,7 @@ def without_image_mixing(method: AnyMixer) -> AnyMixer:
 
 
 def logged(method: AnyMixer) -> list[str]:
-    """The names of what is logged while the method mixes: parts of its loss if it has several, and what it counts."""
+    """The names of logged values: the parts of the loss, if there are several, and the method's counts."""
     inner = [part for mixer in method.mixers for part in mixer.inner]
     extra = {part.name for mixer in method.mixers for part in mixer.extra}
     added = dict.fromkeys(name for part in inner for name in part.loss_weights)
@@ -197,7 +197,7 @@ def logged(method: AnyMixer) -> list[str]:
 
 
 def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:
-    """The augmentation; what the configuration leaves open is the model's own."""
+    """The augmentation; settings that are not given are the model's."""
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     own = {name: cfg.get(name) for name in ("mean", "std", "crop_pct")}
     own["size"] = config.model_args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-1]

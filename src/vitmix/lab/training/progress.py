@@ -1,4 +1,4 @@
-"""What a person sees of a training run: bar, table, durations."""
+"""Progress of a training run: bar, table, durations."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from vitmix.lab.training.output import Unfailing
 
 
 class Reporter:
-    """A progress bar above a table where there is a terminal, plain lines elsewhere; only the first process talks."""
+    """On a terminal, a progress bar above a table; otherwise plain lines. Only the first process prints."""
 
     def __init__(self, *, enabled: bool, epochs: int, updates: int, columns: Iterable[str]) -> None:
         self.enabled, self.epochs, self.updates = enabled, epochs, updates
@@ -47,7 +47,7 @@ class Reporter:
             self.console.print(text, markup=False)
 
     def advance(self, update: int) -> None:
-        """Moves the bar; numbers follow with `update`, since reading them makes the host wait."""
+        """Moves the bar; `update` shows numbers, because reading them makes the host wait."""
         if self.progress is not None:
             self.progress.update(self._task, completed=update)
 

@@ -1,4 +1,4 @@
-"""The evaluation between epochs: scores over all processes, and the outcomes of each image."""
+"""The evaluation between epochs: scores over all processes, and the outcome of each image."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Scored:
 
 
 def in_step(batches: Iterable[Batch], accelerator: Accelerator, idle: Tensor) -> Iterator[Batch]:
-    """The same number of batches in every process: one that has no more gets `idle` images, and no labels."""
+    """The same number of batches in every process: one without further images gets `idle` images without labels."""
     none = torch.zeros(0, dtype=torch.long)
     left = iter(batches)
     batch = next(left, None)

@@ -21,30 +21,30 @@ from vitmix.lab.training.partial import choose_parameters
 
 
 class Setup:
-    """Data, model, learner, loaders, optimizer and schedule. Wrong input is refused here, in all processes alike.
+    """Data, model, learner, loaders, optimizer and schedule. Wrong input is refused here, in all processes at once.
 
     Attributes:
         classes: outputs of the model.
         has_initial_weights: no checkpoint will replace the model's weights.
-        core: the learner itself; `learner` is what Accelerate made of it.
-        method, quiet: the mixer, and the one that follows `mixing_off_epoch`.
-        remarks: what there is to say about all this.
+        core: the learner itself; `learner` is Accelerate's wrapper around it.
+        method, quiet: the mixer, and the one used from `mixing_off_epoch` on.
+        remarks: notes for the user.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.folder = config, run_for(config)
         self.accelerator = accelerator = processes.make_accelerator(config, self.folder.path)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
-        deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
+        deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores differ between nodes
         processes.check_alike(accelerator, deciding, _other_settings)
         processes.on_main(accelerator, lambda: check_folder(self.folder, config))
         part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
-        # In turn only where something may be downloaded: to look through a large folder takes minutes.
+        # One after the other only if something may be downloaded, because scanning a large folder takes minutes.
         run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
         self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
         for images in (self.images, self.eval_images):
             processes.check_alike(accelerator, _content(images), _other_data)
-        # Only the first process's run folder counts: nodes need not share their files.
+        # Only the run folder of the first process counts, because nodes need not share files.
         newest, _ = processes.on_main(accelerator, lambda: checkpoints.newest_checkpoint(self.folder.checkpoints))
         self.has_initial_weights = newest is None
         torch.manual_seed(config.seed)
@@ -56,7 +56,7 @@ class Setup:
         self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
 
     def _build(self, model: nn.Module, part: int) -> None:
-        """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
+        """Builds everything that the loop needs from data and model; refuses what does not fit."""
         config = self.config
         choose_parameters(model, config)
         model.to(self.device)
@@ -71,7 +71,7 @@ class Setup:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation.sides)
-        self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
+        self.idle = torch.zeros(1, 3, *augmentation.sides)  # for a process without further images
         self.loader, self.eval_loader = self._loaders(part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
@@ -84,13 +84,13 @@ class Setup:
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
     def _mixers(self) -> AnyMixer:
-        """What the learner must know: the mixers of the method, and of `quiet` where mixing is switched off one day."""
+        """The mixer of the learner: the mixers of the method and, if mixing is switched off later, those of `quiet`."""
         if self.config.mixing_off_epoch is None:
             return self.method
         mixers = tuple(dict.fromkeys((*self.method.mixers, *self.quiet.mixers)))  # each once: each one is compiled
         if len(mixers) == 1:
             return mixers[0]
-        return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
+        return Switch(mixers, (1.0,) * len(mixers))  # weights are not used: the trainer draws the mixer
 
     def _loaders(self, batch: int) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
@@ -116,7 +116,7 @@ class Setup:
         return self.config.total_epochs * self.updates_per_epoch
 
 
-# What processes must have alike
+# What must be equal in all processes
 
 
 def _other_settings(first: TrainConfig, other: TrainConfig) -> str:
@@ -125,7 +125,7 @@ def _other_settings(first: TrainConfig, other: TrainConfig) -> str:
 
 
 def _content(images: ImageSet) -> tuple[int, int, str]:
-    """Enough of a dataset to tell it from another: images, classes, and a number made from labels and names."""
+    """A fingerprint of a dataset: number of images, of classes, and a checksum of labels and names."""
     content = hashlib.sha256(images.labels.tobytes() + "\n".join(images.classes).encode()).hexdigest()
     return len(images), len(images.classes), content
 

@@ -1,4 +1,4 @@
-"""The state of a training run: what a checkpoint holds, and the way back."""
+"""The state of a training run: capturing it for a checkpoint, and restoring it."""
 
 import dataclasses
 import math
@@ -25,9 +25,9 @@ from vitmix.lab.training.losses import LossTally
 
 @dataclass
 class Position(Record):
-    """Where a training run stands: finished epochs, updates of the epoch after them, and what was found so far.
+    """The position of a training run: finished epochs, updates in the current epoch, and results so far.
 
-    `seconds` were spent on training alone, `wall` on everything.
+    `seconds` is the training time alone, `wall` the total time.
     """
 
     epoch: int = 0
@@ -35,14 +35,14 @@ class Position(Record):
     seconds: float = 0.0
     wall: float = 0.0
     skipped: int = 0  # updates whose loss or gradient was not finite
-    overflowed: int = 0  # those that the loss scaler of fp16 left out
+    overflowed: int = 0  # updates that the loss scaler of fp16 skipped
     broken: tuple[str, ...] = ()
     best: Epoch | None = None
     history: tuple[Epoch, ...] = ()
 
     @classmethod
     def stored(cls, value: Any, config: TrainConfig) -> "Position":
-        """A stored position, if it is one of this run."""
+        """A stored position; ValueError if it does not fit this run."""
         if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(cls)}:
             raise ValueError("its position does not fit")
         found = cls.from_json(value)
@@ -58,7 +58,7 @@ class Position(Record):
 class TrainState:
     """Everything that the next update depends on, besides the configuration and the data.
 
-    Draws and the loaders' order are functions of the position, so they need no state of their own. With several
+    Draws and the order of the data are functions of the position, so they need no state. With several
     processes, all must call each of these methods together.
     """
 
@@ -71,7 +71,7 @@ class TrainState:
     position: Position = field(default_factory=Position)
 
     def capture(self, update: int) -> Checkpoint:
-        """The state as a checkpoint holds it."""
+        """The state as a checkpoint."""
         scaler = self.accelerator.scaler
         sums, count = self.tally.total(self.accelerator)
         training = {
@@ -88,9 +88,9 @@ class TrainState:
         return Checkpoint(sharding.whole(self.core.model.state_dict()), ema, training)
 
     def load(self, path: Path) -> int:
-        """Puts the run where a checkpoint was written; returns how many processes it ran on then.
+        """Restores a checkpoint; returns the number of processes of the run that wrote it.
 
-        The first process reads and tells the others: their nodes may have other disks.
+        The first process reads it and sends it to the others, whose nodes may have other disks.
         """
         loaded = vars(checkpoints.load_checkpoint(path)) if self.accelerator.is_main_process else None
         checkpoint = Checkpoint(**processes.from_main(self.accelerator, loaded))
@@ -107,7 +107,7 @@ class TrainState:
             ) from None
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Puts everything into the state that `capture` saw."""
+        """Restores the state that `capture` returned."""
         training, scaler = checkpoint.training, self.accelerator.scaler
         sharding.load(self.core.model, checkpoint.model)
         sharding.load(self.core.added, training["added"])
@@ -116,7 +116,7 @@ class TrainState:
         sharding.load_optimizer(self.optimizer, training["optimizer"])
         if scaler is not None and training["scaler"] is not None:
             scaler.load_state_dict(training["scaler"])
-        if self.accelerator.is_main_process:  # the others start from zero: what is stored is the sum over all
+        if self.accelerator.is_main_process:  # the others start from zero, because the stored value is the sum over all
             self.tally.sums, self.tally.count = training["tally"]["sums"], training["tally"]["count"]
         self.position = Position.stored(training["position"], self.config)
         processes.restore_random_states(self.accelerator, training["random"])
@@ -147,13 +147,13 @@ def _largest(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def find_checkpoint(folder: Path, keep: int) -> tuple[Path | None, int, list[str]]:
-    """The newest complete checkpoint, the update of the newest one of all, and what there is to say."""
-    remarks = [f"the writing of checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
+    """The newest complete checkpoint, the update of the newest checkpoint of all, and notes."""
+    remarks = [f"writing checkpoint {name} was interrupted" for name in checkpoints.settle_partial(folder)]
     newest = max(map(checkpoints.update_of, checkpoints.list_checkpoints(folder)), default=0)
     path, damaged = checkpoints.move_damaged(folder, keep=keep)
     remarks += damaged
     if path is not None:
-        checkpoints.remove_older(path, keep=keep)  # a kill may have come before, and after the last one none follows
+        checkpoints.remove_older(path, keep=keep)  # a killed process may not have removed them
     elif remarks:
         remarks.append("no complete checkpoint was found; the run starts from the beginning")
     return path, newest, remarks

@@ -1,4 +1,4 @@
-"""The optimizer's part of an update: clipping, the scale of fp16 losses, and updates that are left out."""
+"""The optimizer's part of an update: gradient clipping, fp16 loss scaling, skipped updates."""
 
 import math
 
@@ -25,7 +25,7 @@ class Stepper:
         self._one = torch.ones((), device=accelerator.device)
 
     def clip(self, loss: Tensor) -> bool:
-        """Clips the gradients; False where the update is to be left out."""
+        """Clips the gradients; False if the update must be skipped."""
         scaler, config = self.accelerator.scaler, self.config
         if config.clip_grad is None and not config.skip_nonfinite:
             return True
@@ -34,12 +34,12 @@ class Stepper:
         norm = sharding.whole(nn.utils.clip_grad_norm_(self.parameters, config.clip_grad or math.inf))
         if not config.skip_nonfinite or torch.isfinite(norm):  # the same on every rank, so all decide alike
             return True
-        # A loss scaler leaves overflows out by itself; it needs no help unless the loss is what is wrong.
+        # A loss scaler skips overflowing updates itself, except if the loss is not finite.
         lost = scaler is None or not bool(torch.isfinite(loss))
         return not processes.any_process(self.accelerator, lost)
 
     def apply(self) -> None:
-        """The optimizer's step. A loss scaler leaves it out where gradients overflow; that is counted on the device."""
+        """The optimizer's step. A loss scaler skips it if gradients overflow; this is counted on the device."""
         scaler = self.accelerator.scaler
         if scaler is None:
             self.optimizer.step()
@@ -54,7 +54,7 @@ class Stepper:
             self.accelerator.scaler.update()  # it has seen these gradients
 
     def take_overflows(self) -> int:
-        """How many updates the loss scaler left out since this was asked last."""
+        """How many updates the loss scaler skipped since the last call."""
         if self.accelerator.scaler is None:
             return 0
         count = int(self._overflows)

@@ -1,4 +1,4 @@
-"""What a training run says before its first epoch and after its last one, and what its weights say of themselves."""
+"""What a training run prints before its first and after its last epoch, and the header of its weights."""
 
 import json
 import shlex
@@ -20,8 +20,8 @@ from vitmix.lab.training.progress import duration
 from vitmix.lab.training.recipes import read_recipe
 from vitmix.lab.training.state import Position
 
-UNEVEN = 10  # times as many images of one class as of another: worth a note
-NAMED = 5  # classes without an image, or images that cannot be read, that are named
+UNEVEN = 10  # ratio of class sizes from which a note is printed
+NAMED = 5  # how many empty classes or unreadable images are named
 
 
 def opening(
@@ -33,7 +33,7 @@ def opening(
     device: torch.device,
     world: int,
 ) -> list[str]:
-    """Data, model, device and method in two lines, and more: fitted settings, classes that cannot be learned."""
+    """Data, model, device and method, then fitted settings and classes that cannot be learned."""
     divided = "held out" in held_out.description and "holdout=" not in config.data
     why = ", as the data has no other split" if divided else ""
     name = describe_environment(device)["device"]
@@ -54,7 +54,7 @@ def opening(
 
 
 def _skipped(images: ImageSet) -> list[str]:
-    """Files beside the images that are no images of a known kind."""
+    """A note on files beside the images that are not images of a known kind."""
     if not images.skipped:
         return []
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(images.skipped.items()))
@@ -69,7 +69,7 @@ def _fitted(config: TrainConfig, images: int) -> list[str]:
 
 
 def _balance(config: TrainConfig, images: ImageSet) -> list[str]:
-    """Whether classes are shown equally often, where they differ much."""
+    """A note on class balance, if class sizes differ much."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     least, most = counts[counts > 0].min(), counts.max()
     if config.balance:
@@ -88,7 +88,7 @@ def _note(purpose: str, labels: np.ndarray, images: ImageSet) -> list[str]:
 def header_texts(
     config: TrainConfig, settings: dict[str, Any], augmentation: Augmentation, classes: Sequence[str]
 ) -> dict[str, str]:
-    """What a weights file says about itself, in the form of safetensors: texts by name."""
+    """The header of a weights file, as safetensors stores it: texts by name."""
     names = ("size", "mean", "std", "crop_pct", "interpolation")  # how images reach the model in evaluation
     preprocessing = {name: getattr(augmentation, name) for name in names}
     facts = {"model": config.model, "model_settings": settings, "preprocessing": preprocessing}
@@ -96,11 +96,11 @@ def header_texts(
 
 
 def closing(config: TrainConfig, run: Run, position: Position, settings: dict[str, Any], data: str) -> str:
-    """What was reached, what went wrong on the way, and how to use the result.
+    """The results, the problems on the way, and how to use the weights.
 
     Args:
         settings: what timm's `create_model` takes besides the name.
-        data: what was evaluated on.
+        data: the evaluation data.
     """
     best, last, broken = position.best, position.history[-1], position.broken
     shown, weights, named = "", run.last, f"{run.last} (final)"

@@ -1,4 +1,4 @@
-"""Files of weights: written as safetensors, read as safetensors or as what torch.save wrote."""
+"""Weights files: written as safetensors, read as safetensors or from torch.save."""
 
 import pickle
 import sys
@@ -24,12 +24,12 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies in host memory: safetensors refuses tensors that share theirs."""
+    """Copies in host memory, because safetensors refuses tensors that share memory."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 class Changed(NamedTuple):
-    """The tensors of a file that a model does not start from as they are."""
+    """The tensors of a file that are not loaded unchanged."""
 
     left_out: list[str]
     resampled: list[str]
@@ -38,8 +38,9 @@ class Changed(NamedTuple):
 def load_weights(model: nn.Module, path: str | Path, *, reset_head: bool = False) -> Changed:
     """Loads weights of a file, or the best ones of a run folder, into a model.
 
-    A classifier for another number of classes, and with `reset_head` any, is left out; positions of another grid and
-    patches of another size are resampled, where timm can. Any other difference is an error that names the first ones.
+    A classifier for another number of classes (with `reset_head`, any classifier) is left out; positions of another
+    grid and patches of another size are resampled, where timm can. Any other difference is an error, which names the
+    first few.
     """
     path = weights_file(path)
     stored = read_weights(path)
@@ -71,16 +72,16 @@ def load_weights(model: nn.Module, path: str | Path, *, reset_head: bool = False
 
 
 def _named_in(path: Path) -> str:
-    """What a file says about its model, for an error."""
+    """What the header of a file says about its model, for an error message."""
     try:
         settings = read_header(path).as_settings()
-    except ValueError:  # it says what no header may say
+    except ValueError:  # its header is not allowed
         return ""
     return f"; its header names {settings['model']} with model_args {settings['model_args']}" if settings else ""
 
 
 def weights_file(path: str | Path) -> Path:
-    """The file that a path to start from means: of a run folder its best weights."""
+    """The weights file of a path: the path itself, or the best weights of a run folder."""
     return Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
 
 
@@ -92,7 +93,7 @@ def read_weights(path: Path) -> Tensors:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of safetensors, zipfile or pickle, depending on what the file is
+    except Exception as error:  # from safetensors, zipfile or pickle, depending on the file
         if isinstance(error, OSError) and is_fault(error):
             raise
         reason = " ".join(str(error).split())[:200]
@@ -100,7 +101,7 @@ def read_weights(path: Path) -> Tensors:
             reason = f"it is damaged or truncated ({reason})"
         elif not _is_of_torch(path):
             reason = "it is neither a safetensors file nor a torch.save file"
-        elif isinstance(error, pickle.UnpicklingError):  # torch's own text is a page that advises to run the code
+        elif isinstance(error, pickle.UnpicklingError):  # torch's message is a page long and suggests running the code
             reason = "it contains more than tensors, and loading it would run pickled code; save only its state_dict"
         raise ValueError(f"{path} is not a weights file that can be read safely: {reason}") from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
@@ -119,14 +120,14 @@ def _is_of_torch(path: Path) -> bool:
 
 
 def _adapted(weights: Tensors, model: nn.Module) -> Tensors:
-    """The weights as this model has them: its module may know the authors' names, and resample positions."""
+    """The weights under this model's names; its module may translate the authors' names and resample positions."""
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if adapt is None:
         return weights
     try:
         return dict(adapt(dict(weights), model))
     except (KeyError, RuntimeError, AttributeError, TypeError, ValueError, AssertionError, IndexError):
-        return weights  # of another model: the comparison that follows says so
+        return weights  # for another model, which the following comparison reports
 
 
 def classifier_keys(model: nn.Module) -> set[str]:

@@ -35,7 +35,7 @@ class Recipe:
 
 @cache
 def _variants() -> dict[str, dict[str, Any]]:
-    """What each recipe says over its base, by its name."""
+    """The entries of each recipe, without its base, by name."""
     found: dict[str, dict[str, Any]] = {}
     for file in _FOLDER.iterdir():
         if file.name.endswith(".yaml"):
@@ -52,7 +52,7 @@ def list_recipes() -> list[str]:
 
 @cache
 def read_recipe(name: str) -> Recipe:
-    """A recipe over its bases, from which it has accuracy and cost too unless it gives its own."""
+    """A recipe with its bases, including their accuracy and cost unless it has its own."""
     if name not in _variants():
         raise unknown(f"recipe {name!r}", name, list_recipes(), "vitmix recipes")
     settings = dict(_variants()[name])
@@ -68,7 +68,7 @@ def read_recipe(name: str) -> Recipe:
 
 
 def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over those of a base; `model_args` of another model are dropped."""
+    """Settings that override a base; `model_args` of another model are dropped."""
     inherited = dict(base)
     if settings.get("model", inherited.get("model")) != inherited.get("model"):
         inherited.pop("model_args", None)
@@ -77,7 +77,7 @@ def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 def recipe_header(name: str) -> list[str]:
-    """What a recipe says about itself, the paper first."""
+    """The description of a recipe, the paper first."""
     recipe = read_recipe(name)
     lines = [recipe.about, f"Expected top-1: {recipe.expected}", f"Cost: {recipe.cost}", recipe.note]
     if recipe.fitted:
