@@ -100,7 +100,7 @@ def changed(page: Any, read: Callable[[Any], str], act: Callable[[], Any]) -> No
     """Does something, and waits until what is read differs."""
     before = read(page)
     act()
-    for _ in range(150):
+    for _ in range(450):
         if read(page) != before:
             return
         page.wait_for_timeout(100)
@@ -158,6 +158,113 @@ def _number(page: Any, place: str, value: str) -> None:
 def _right(page: Any) -> None:
     page.locator("#vx-block input[type=range]").focus()
     page.keyboard.press("ArrowRight")
+
+
+# What has the focus: its accessible name, its place, and whether its look changes with the focus.
+FOCUSED = """(leave) => {
+  const it = document.activeElement;
+  const named = [it.getAttribute('aria-label'), it.labels && it.labels[0] && it.labels[0].innerText,
+    (it.closest('label') || it.closest('.block') || it).innerText, it.title, it.value];
+  const chain = []; for (let node = it; node && chain.length < 5; node = node.parentElement) chain.push(node);
+  const look = () => chain.map((node) => { const style = getComputedStyle(node);
+    return [style.outlineStyle, style.outlineWidth, style.boxShadow, style.borderColor].join(); }).join(';');
+  const box = it.getBoundingClientRect(), focused = look();
+  if (leave) it.blur();  // the next Tab continues from here
+  const ring = look() !== focused;
+  return {tag: it.tagName, type: it.type || '', name: (named.find((each) => each && each.trim()) || '').trim(),
+    ring, place: [box.left, box.top + scrollY, box.width, box.height].map(Math.round).join(' ')};
+}"""
+# Everything on the open tab that a mouse can operate.
+OPERABLE = """() => [...document.querySelectorAll('input, textarea, select, button, a[href], [role=tab]')]
+  .filter((it) => !it.disabled && it.checkVisibility({visibilityProperty: true}) && it.getClientRects().length
+    && !it.closest('footer') && it.tabIndex >= 0 && it.getAttribute('aria-hidden') !== 'true')
+  .map((it) => { const box = it.getBoundingClientRect();
+    return [box.left, box.top + scrollY, box.width, box.height].map(Math.round).join(' '); })"""
+
+
+# The Tab key continues from where the focus was last, even after a blur.
+TO_THE_TOP = """() => { let top = document.getElementById('top');
+  if (!top) { top = document.createElement('span'); top.id = 'top'; top.tabIndex = -1; document.body.prepend(top); }
+  scrollTo(0, 0); top.focus(); }"""
+STILL = "*, *::before, *::after { transition: none !important; animation: none !important; }"
+
+
+def stops(page: Any, most: int = 150) -> list[dict[str, Any]]:
+    """What the Tab key visits from the top of the page, once around."""
+    page.evaluate(TO_THE_TOP)
+    found: list[dict[str, Any]] = []
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        here = page.evaluate(FOCUSED, True)
+        if here in found:
+            return found
+        found += [here] if here["tag"] != "BODY" else []  # Gradio's hidden menus take one stop
+    raise AssertionError(f"the focus does not come around: {found[-3:]}")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_control_can_be_reached_and_seen_with_the_keyboard(browser, address, width):
+    with tab(browser, width, address) as seen:
+        page = opened(seen, address)
+        page.get_by_text("Add losses, mixing inside the network, pairing").click()
+        page.add_style_tag(content=STILL)
+        page.wait_for_timeout(500)
+        found = stops(page)
+        missed = set(page.evaluate(OPERABLE)) - {here["place"] for here in found}
+        assert not missed, f"not reached: {missed}"
+        assert [here for here in found if not here["name"]] == []  # a screen reader has something to say
+        assert [here["name"] for here in found if not here["ring"]] == []  # and a person sees where the focus is
+        names = " | ".join(here["name"] for here in found)
+        for name in ("Original image", "Partner", "Model", "Method", "Seed", "Depth: block", "Download the figure"):
+            assert name in names, f"{name} is not in {names}"
+        seen.check()
+
+
+def test_the_page_works_without_a_mouse(browser, address, tmp_path):
+    """Chooses a method, opens the menu of losses, checks one, moves the depth and saves the figure: keys only."""
+    with tab(browser, "desktop", address) as seen:
+        page = opened(seen, address)
+
+        def go_to(name: str, kind: str = "") -> None:
+            page.evaluate(TO_THE_TOP)
+            for _ in range(150):
+                page.keyboard.press("Tab")
+                here = page.evaluate(FOCUSED, False)
+                if name in here["name"] and here["tag"] != "BODY" and kind in (here["type"], ""):
+                    return
+            raise AssertionError(f"{name} is not reached")
+
+        def choose_method() -> None:
+            go_to("Method")
+            page.keyboard.press("ControlOrMeta+A")
+            page.keyboard.type("smmix")
+            page.keyboard.press("Enter")
+
+        changed(page, target, choose_method)
+        text = page.locator("#vx-text textarea, #vx-text input")
+        assert text.input_value() == "smmix"
+        page.wait_for_timeout(1000)
+        go_to("Add losses")
+        page.keyboard.press("Enter")
+        page.get_by_label("decoupled").wait_for()
+        page.wait_for_timeout(1000)
+        go_to("decoupled", "checkbox")
+        changed(page, lambda page: text.input_value(), lambda: page.keyboard.press("Space"))
+        assert "decoupled" in text.input_value()
+
+        def deeper() -> None:
+            go_to("Depth: block", "range")
+            page.keyboard.press("ArrowRight")
+
+        changed(page, lambda page: page.get_attribute("[data-block]", "data-block"), deeper)
+        go_to("Download the figure")
+        with page.expect_download(timeout=60_000) as download:
+            page.keyboard.press("Enter")
+        assert download.value.suggested_filename == "vitmix.png"
+        go_to("Gallery")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".vx-card", timeout=180_000)
+        seen.check()
 
 
 def test_links_restore_the_page(browser, address):

@@ -16,7 +16,7 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.data import Shapes
 from vitmix.lab.runs import Estimate, Table
 from vitmix.lab.studies import labels
-from vitmix.lab.studies.figures import plot_bars, plot_blocks
+from vitmix.lab.studies.figures import plot_bars, plot_blocks, plot_label_error
 from vitmix.lab.studies.studies import STUDIES
 
 __all__ = ["one_thread"]
@@ -177,6 +177,22 @@ def test_bars_of_one_row_stand_at_one_height() -> None:
     error, to_area = plot_bars([Table("Labels", ("block", "rule"), rows)]).axes
     assert error.get_ylim() == to_area.get_ylim() == (1.5, -0.5)
     assert [label.get_text() for label in error.get_yticklabels()] == ["block 0, area", "block 1, aligned"]
+
+
+def test_label_errors_have_a_panel_for_each_mask_and_a_line_for_each_rule() -> None:
+    one = Estimate(0.2, 0.1, 9, 0.1, 0.3)
+    names = ("CutMix box, area", "CutMix box, prior", "blocks, prior", "mix(mask=box, share=aligned)")
+    tables = [
+        Table(f"Label error by the {key}", ("rule", key), [((name, "20% to 40%"), {"error": one}) for name in names])
+        for key in ("hidden", "area", "size")
+    ]
+    figure = plot_label_error(tables)
+    assert [axes.get_title() for axes in figure.axes] == ["CutMix box", "blocks", "methods"] * 2
+    box, blocks, methods = figure.axes[:3]
+    assert [line.get_label() for line in box.lines] == ["area", "prior"]
+    assert [line.get_label() for line in methods.lines] == ["mix(mask=box, share=aligned)"]
+    assert box.lines[1].get_color() == blocks.lines[0].get_color() != box.lines[0].get_color()
+    assert box.lines[0].get_xydata().tolist() == [[0.3, 0.2]]
 
 
 def test_lines_of_methods_can_be_compared() -> None:

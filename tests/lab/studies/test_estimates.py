@@ -117,7 +117,7 @@ def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch)
         return 1.0, len(couples)
 
     monkeypatch.setattr(estimates, "design_effect", design)
-    monkeypatch.setattr(labels, "by_cut", lambda *given: {})  # whose estimates are of some pairs each
+    monkeypatch.setattr(labels, "in_classes", lambda *given: {})  # whose estimates are of some pairs each
     for measure in (
         lambda: analyze.mixed_accuracy(model, method, batches),
         lambda: labels.label_error_study(model, method, batches),

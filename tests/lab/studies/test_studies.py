@@ -256,9 +256,37 @@ def test_cut_share_and_its_classes_by_hand() -> None:
     left[:, :, :2] = True
     # image 0 hides its 4 and shows none of the partner's 8; image 1 keeps its 8 and gets 4
     close(analyze.cut_share(objects, vitmix.Mix(F.reversed_pairs(2), left)), torch.tensor([1.0, 0.0]), 1e-6)
-    found = labels.by_cut(torch.tensor([0.1, -0.3, 0.5]), torch.tensor([0.0, 0.2, 1.0]), torch.tensor([0, 1, 0]))
+    found = labels.in_classes(torch.tensor([0.1, -0.3, 0.5]), torch.tensor([0.0, 0.2, 1.0]), torch.tensor([0, 1, 0]))
     assert found["0% to 25%"].mean == pytest.approx(0.2) and found["0% to 25%"].n == 2
     assert found["75% to 100%"].mean == pytest.approx(0.5) and len(found) == 2
+
+
+def test_label_errors_by_area_and_object_size_by_hand() -> None:
+    """Image by image in plain code: the class of each pair, and the mean error in the class."""
+    generator = torch.Generator().manual_seed(3)
+    images, objects = torch.randn(40, 3, 16, 16), torch.zeros(40, 16, 16, dtype=torch.bool)
+    for index, side in enumerate(torch.randint(1, 16, (40,), generator=generator).tolist()):
+        objects[index, :side, :side] = True
+    rule = vitmix.create("cutmix(per=sample)", 40)
+    found = analyze.label_error(torch.nn.Identity(), {"box": rule}, [(images, torch.arange(40), objects)], seed=5)[
+        "box"
+    ]
+    with rule.attach(torch.nn.Identity(), seed=5, rank=0, step=0) as mixing:
+        mix = mixing.mix(images, torch.arange(40)).mix
+    by_area, by_size = dict[int, list[float]](), dict[int, list[float]]()
+    for own, partner in enumerate(mix.partner.tolist()):
+        mask = mix.mask[own]
+        own_seen, partner_seen = int((objects[own] & ~mask).sum()), int((objects[partner] & mask).sum())
+        if own_seen + partner_seen:
+            area = int(mask.sum()) / 256
+            error = abs(area - partner_seen / (own_seen + partner_seen))
+            size = int(objects[own].sum() + objects[partner].sum()) / 512
+            by_area.setdefault(min(4, int(area * 5)), []).append(error)
+            by_size.setdefault(min(4, int(size * 5)), []).append(error)
+    for expected, given in ((by_area, found.by_area), (by_size, found.by_size)):
+        assert len(given) >= 3 and list(given) == [f"{20 * low}% to {20 * low + 20}%" for low in sorted(expected)]
+        for low, value in zip(sorted(expected), given.values(), strict=True):
+            assert value.n == len(expected[low]) and value.mean == pytest.approx(sum(expected[low]) / value.n, abs=1e-6)
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -106,6 +106,11 @@ def _quiet() -> dict[str, Any]:
     return {"api_visibility": "private", "show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "model"}
 
 
+def _menu() -> dict[str, Any]:
+    """Settings of an event that needs no model: it does not wait for the model's last answer."""
+    return {**_quiet(), "concurrency_id": "menu"}
+
+
 def _said(function: Callable[[State], str], state: Callable[..., State]) -> Callable[..., str]:
     """A function of a state that turns errors into a message."""
 
@@ -211,7 +216,7 @@ class _View:
                     [self.text, widget],
                     [self.text, self.method, self.problem],
                     trigger_mode="always_last",
-                    **_quiet(),
+                    **_menu(),
                 )
 
     def _results(self) -> None:
@@ -242,9 +247,13 @@ class _View:
             upload.input(self.show, self.inputs, outputs, trigger_mode="always_last", **_quiet())
         menus = [self.menus[slot] for slot in SLOTS]
         chosen = [self.text, self.method, self.structure, self.menus["mask"], self.menus["share"], self.problem]
-        gr.on([each.input for each in menus], choose, [self.text, *menus], chosen, **_quiet())
+        # Without it, Gradio drops a choice that is made while the one before is on its way.
+        gr.on(
+            [each.input for each in menus], choose, [self.text, *menus], chosen, trigger_mode="always_last", **_menu()
+        )
         typed = [self.text, self.structure, *menus, self.problem]
-        gr.on([self.method.submit, self.method.blur], type_text, [self.text, self.method], typed, **_quiet())
+        written = [self.method.submit, self.method.blur]
+        gr.on(written, type_text, [self.text, self.method], typed, trigger_mode="always_last", **_menu())
         drawn = self.download.click(self.figure, self.inputs, [self.uri, self.problem], **_quiet())
         drawn.then(None, self.uri, None, js=SAVE)
 

@@ -7,9 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitmix.lab.plotting.canvas import COLORS as PALETTE
 from vitmix.lab.plotting.canvas import chart_panels, plain_axes, plot_interval
 from vitmix.lab.runs import Table
 
+from . import labels
 from .fluctuation import ACTIVATION, ALIGNED, AREA, ATTENTION, RULES, SIMILARITY, TRANSMIX
 
 COLORS = {
@@ -65,6 +67,41 @@ def plot_bars(tables: Sequence[Table]) -> Figure:
         axes.set_ylim(len(names) - 0.5, -0.5)  # the same in every panel, even if a panel has no bar in some rows
         plain_axes(axes, f"{column} (%)" if factor == 100 else column)
     return figure
+
+
+def plot_label_error(tables: Sequence[Table]) -> Figure:
+    """Error by the partner's area and by the size of the objects: a panel for each mask, a line for each label rule."""
+    tables = [table for table in tables if table.keys[-1] in ("area", "size")]
+    masks = list(dict.fromkeys(_mask_and_rule(names[0])[0] for table in tables for names, _ in table.rows))
+    figure = Figure(figsize=(3.6 * len(masks) + 2.2, 3.1 * len(tables)), layout="constrained")
+    grid = figure.subplots(len(tables), len(masks), squeeze=False, sharex="row", sharey=True)
+    colors = dict[str, str]()
+    for table, panels in zip(tables, grid, strict=True):
+        for mask, axes in zip(masks, panels, strict=True):
+            names = dict.fromkeys(names[0] for names, _ in table.rows if _mask_and_rule(names[0])[0] == mask)
+            for name in names:
+                rule = _mask_and_rule(name)[1]
+                color = colors.setdefault(rule, PALETTE[len(colors) % len(PALETTE)])
+                _plot_classes(axes, table, name, color=color, label=rule)
+            axes.set_xlabel(table.title.partition(" by ")[2])
+            plain_axes(axes, mask)
+        panels[0].set(ylabel="label error", ylim=(0, None))
+    handles = {text: line for axes in grid.flat for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend([*handles.values()], [*handles], loc="outside right upper", frameon=False, fontsize=9)
+    return figure
+
+
+def _mask_and_rule(name: str) -> tuple[str, str]:
+    """`CutMix box` and `area` of "CutMix box, area (...)". Methods given by the user share one panel."""
+    mask, _, rule = name.partition(", ")
+    return (mask, rule.partition(" (")[0]) if name in labels.RULES else ("methods", name)
+
+
+def _plot_classes(axes: Axes, table: Table, name: str, *, color: str, label: str) -> None:
+    rows = [(names[1], values["error"]) for names, values in table.rows if names[0] == name]
+    middles = [sum(float(edge.rstrip("%")) for edge in group.split(" to ")) / 200 for group, _ in rows]
+    lows, highs = zip(*(value.interval or (value.mean, value.mean) for _, value in rows), strict=True)
+    plot_interval(axes, middles, [value.mean for _, value in rows], lows, highs, color=color, label=label, markersize=4)
 
 
 def plot_blocks(tables: Sequence[Table], *, measure: str) -> Figure:

@@ -18,20 +18,30 @@ from .estimates import Gathered, spread
 from .pairs import ImageBatch, activation_maps, need_masks, need_objects, needs_maps
 
 STUDY = "label error"
-CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # edges of the classes of how much object is out of sight
+# Edges of the classes in which the error is also given.
+CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+AREAS = SIZES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+# "MASK, LABEL RULE": the figure has a panel for each mask and a line for each label rule.
 RULES = {
     "CutMix box, area": "cutmix",
     "CutMix box, attention (TransMix)": "transmix",
     "CutMix box, attention alone": "transmix(blend=1.0)",
     "CutMix box, aligned (TL-Align)": "tl_align",
     "CutMix box, activation (TokenMix)": "mix(mask=box, share=activation)",
+    "CutMix box, saliency (HTM)": "mix(mask=box, share=guided(blend=1.0))",
+    "CutMix box, prior": "mix(mask=box, share=prior)",
     "blocks, area (TokenMix)": "tokenmix",
+    "blocks, attention (TransMix)": "mix(mask=block, share=attention)",
     "blocks, aligned": "mix(mask=block, share=aligned)",
     "blocks, activation (TokenMix)": "tokenmix(label=activation)",
+    "blocks, saliency (HTM)": "mix(mask=block, share=guided(blend=1.0))",
+    "blocks, prior": "mix(mask=block, share=prior)",
     "salient window, area (SMMix)": "mix(mask=salient_box)",
     "salient window, attention": "mix(mask=salient_box, share=attention)",
     "salient window, aligned": "mix(mask=salient_box, share=aligned)",
     "salient window, activation": "mix(mask=salient_box, share=activation)",
+    "salient window, saliency (HTM)": "mix(mask=salient_box, share=guided(blend=1.0))",
+    "salient window, prior": "mix(mask=salient_box, share=prior)",
 }
 
 
@@ -39,9 +49,10 @@ RULES = {
 class LabelError:
     """How far a rule's shares lie from the visible object shares, over `pairs` mixed images.
 
-    `error` is the mean absolute difference, `bias` the mean signed one (positive: the partner gets too much),
-    `by_cut` the absolute difference where that much of the two objects is out of sight, `to_area` the absolute
-    difference less that of the area on the same mixed images, where a rule of the same mask and pairing has it.
+    `error` is the mean absolute difference, `bias` the mean signed one (positive: the partner gets too much). The
+    absolute difference is also given by the part of the two objects that is hidden (`by_cut`), by the partner's part of
+    the area (`by_area`) and by the mean size of the two objects, as a part of the image (`by_size`). `to_area` is the
+    absolute difference minus that of the area on the same mixed images, if a rule of the same mask and pairing has it.
     """
 
     error: float
@@ -49,6 +60,8 @@ class LabelError:
     pairs: int
     differences: Tensor = field(repr=False)
     by_cut: dict[str, Estimate]
+    by_area: dict[str, Estimate]
+    by_size: dict[str, Estimate]
     couples: Tensor = field(repr=False)
     to_area: Tensor | None = field(default=None, repr=False)
 
@@ -81,17 +94,25 @@ def cut_share(objects: Tensor, mix: Mix) -> Tensor:
     return torch.where(total > 0, 1 - (own + theirs) / total.clamp_min(1), 0.0).clamp(0, 1)
 
 
+def object_size(objects: Tensor, mix: Mix) -> Tensor:
+    """The mean size `(B,)` of the two objects, as a part of the image."""
+    size = objects.double().mean((1, 2))
+    return (size + size[mix.partner]) / 2
+
+
 def assigned_share(weights: Weights, area: Tensor) -> Tensor:
     """The partner's part `(B,)` of a rule's two weights; that of the area where the rule gives neither anything."""
     total = weights.own + weights.partner
     return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), area.to(total.dtype))
 
 
-def by_cut(differences: Tensor, cuts: Tensor, couples: Tensor, edges: Sequence[float] = CUTS) -> dict[str, Estimate]:
-    """Absolute differences in classes of how much was cut; a class without a pair is left out."""
+def in_classes(
+    differences: Tensor, values: Tensor, couples: Tensor, edges: Sequence[float] = CUTS
+) -> dict[str, Estimate]:
+    """Absolute differences in classes of another value; a class without a pair is left out."""
     found = {}
     for low, high in zip(edges[:-1], edges[1:], strict=True):
-        inside = (cuts >= low) & ((cuts <= high) if high == edges[-1] else (cuts < high))
+        inside = (values >= low) & ((values <= high) if high == edges[-1] else (values < high))
         if inside.any():
             found[f"{low:.0%} to {high:.0%}"] = spread(differences[inside].abs(), couples[inside])
     return found
@@ -134,19 +155,29 @@ def label_error(
                 given = assigned_share(batch.mixer.share.weights(evidence), evidence.area)
                 mixing.targets(batch)
                 true, visible = visible_share(objects, batch.mix)
-                values = {"difference": given.to(true.dtype) - true, "cut": cut_share(objects, batch.mix)}
+                values = {
+                    "difference": given.to(true.dtype) - true,
+                    "cut": cut_share(objects, batch.mix),
+                    "area": evidence.area.expand(len(true)),
+                    "size": object_size(objects, batch.mix),
+                }
                 gathered[name].add(values, batch, visible)
-    results: dict[str, LabelError] = {}
-    for name, found in gathered.items():
-        if not len(found):
-            raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
-        difference, every = found.column("difference"), found.couples
-        error, bias, cuts = float(difference.abs().mean()), float(difference.mean()), found.column("cut")
-        results[name] = LabelError(error, bias, len(difference), difference, by_cut(difference, cuts, every), every)
+    results = {name: _label_error(name, found) for name, found in gathered.items()}
     for name, base in _area_rules(rules).items():
         less = results[name].differences.abs() - results[base].differences.abs()
         results[name] = replace(results[name], to_area=less)
     return results
+
+
+def _label_error(name: str, found: Gathered) -> LabelError:
+    if not len(found):
+        raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
+    difference, every = found.column("difference"), found.couples
+    by = [
+        in_classes(difference, found.column(column), every, edges)
+        for column, edges in (("cut", CUTS), ("area", AREAS), ("size", SIZES))
+    ]
+    return LabelError(float(difference.abs().mean()), float(difference.mean()), len(difference), difference, *by, every)
 
 
 def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
@@ -166,19 +197,22 @@ def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:
 def label_error_study(
     model: nn.Module, rules: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> list[Table]:
-    """The errors over all pairs, and where more and less of the objects is cut."""
-    overall, cuts = list[Row](), list[Row]()
+    """The errors over all pairs, and by how much is hidden, by the partner's area and by the size of the objects."""
+    overall, cuts, areas, sizes = (list[Row]() for _ in range(4))
     for name, found in label_error(model, rules, batches, seed=seed).items():
         columns = {"error": found.differences.abs(), "bias": found.differences, "to area": found.to_area}
         values = {column: spread(each, found.couples) for column, each in columns.items() if each is not None}
         overall.append(((name,), values))
-        cuts += [((name, cut), {"error": value}) for cut, value in found.by_cut.items()]
+        for rows, by in ((cuts, found.by_cut), (areas, found.by_area), (sizes, found.by_size)):
+            rows += [((name, group), {"error": value}) for group, value in by.items()]
     note = (
         "error: |share - visible partner object / visible objects|; bias: the same with its sign, negative where the "
-        "partner gets too little; to area: the error less that of the area on the same images. n: pairs that show an "
+        "partner gets too little; to area: the error minus that of the area on the same images. n: pairs that show an "
         "object."
     )
     return [
         Table("Label error", ("rule",), overall, (note,)),
-        Table("Label error by the part of both objects that is out of sight", ("rule", "cut"), cuts),
+        Table("Label error by the hidden part of both objects", ("rule", "hidden"), cuts),
+        Table("Label error by the partner's part of the area", ("rule", "area"), areas),
+        Table("Label error by the mean size of both objects", ("rule", "size"), sizes),
     ]

@@ -114,9 +114,9 @@ STUDIES: dict[str, Study] = {
         figures.plot_bars,
     ),
     "labels": Study(
-        "error of label rules against visible objects, by how much is cut",
+        "error of label rules against visible objects, also by hidden part, area and object size",
         _of_methods(labels.label_error_study, labels.RULES, together=True),
-        figures.plot_bars,
+        figures.plot_label_error,
     ),
     "fluctuation": Study(
         "shares per block beside token similarity; RMSE of area and aligned (TL-Align figures 3, 4)",
