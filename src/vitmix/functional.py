@@ -35,6 +35,7 @@ from vitmix.parts.maps import class_maps as class_maps
 from vitmix.parts.maps import crop_label_maps as crop_label_maps
 from vitmix.parts.maps import crop_maps as crop_maps
 from vitmix.parts.maps import dense_maps as dense_maps
+from vitmix.parts.maps import placed_logits as placed_logits
 from vitmix.parts.masks import best_window as best_window
 from vitmix.parts.masks import beta_share as beta_share
 from vitmix.parts.masks import box_mask as box_mask
@@ -92,6 +93,7 @@ __all__ = [
     "mix_tokens",
     "own_weight",
     "pick_tokens",
+    "placed_logits",
     "prior_share",
     "pulled_weight",
     "random_derangement",

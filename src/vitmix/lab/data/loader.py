@@ -16,7 +16,17 @@ from torch import Tensor
 from vitmix._checks import check_count
 from vitmix._mix import Grid, resample_mask
 
-from .augment import augment, augment_map, check_maps, erase, eval_pixels, global_generators_kept, normalize
+from .augment import (
+    augment,
+    augment_map,
+    augment_places,
+    cell_places,
+    check_maps,
+    erase,
+    eval_pixels,
+    global_generators_kept,
+    normalize,
+)
 from .augmentation import Augmentation
 from .images import ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
@@ -32,6 +42,8 @@ class Batch:
         erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty if there is none; `None`
             when the images are erased already.
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
+        places: `(B, 3, h, w)` where each cell of an image comes from: row and column as fractions of the image as it
+            is stored, and the part of the cell that is inside it.
         broken: the unreadable images met on the way: a worker's own list of them would stay in the worker.
     """
 
@@ -40,6 +52,7 @@ class Batch:
     indices: Tensor
     erase: Tensor | None = None
     maps: Tensor | None = None
+    places: Tensor | None = None
     broken: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -56,8 +69,9 @@ class Batch:
         return self._each(lambda values: values.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        erase, maps = (None if values is None else change(values) for values in (self.erase, self.maps))
-        return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps, self.broken)
+        given = (self.erase, self.maps, self.places)
+        given = [None if values is None else change(values) for values in given]
+        return Batch(change(self.images), change(self.labels), change(self.indices), *given, broken=self.broken)
 
 
 def _empty(broken: dict[int, str]) -> Batch:
@@ -65,13 +79,19 @@ def _empty(broken: dict[int, str]) -> Batch:
 
 
 def _train_batch(
-    images: ImageSet, augmentation: Augmentation, seed: int, maps: Tensor | None, map_grid: Grid | None, keys: list[Key]
+    images: ImageSet,
+    augmentation: Augmentation,
+    seed: int,
+    maps: Tensor | None,
+    map_grid: Grid | None,
+    place_grid: Grid | None,
+    keys: list[Key],
 ) -> Batch:
     """The augmented samples of these keys; empty if not a single image is readable.
 
     That is an error, raised in the main process: from a worker, it would come with its whole traceback.
     """
-    samples, labels, indices, moved = [], [], [], []
+    samples, labels, indices, moved, places = [], [], [], [], []
     known = len(images.broken)
     with global_generators_kept():
         for epoch, index, repeat in keys:
@@ -85,11 +105,15 @@ def _train_batch(
             indices.append(found)
             if maps is not None:
                 moved.append(augment_map(maps[found], (image.height, image.width), augmentation, seed_numbers=numbers))
+            if place_grid is not None:
+                places.append(augment_places((image.height, image.width), augmentation, seed_numbers=numbers))
     pixels, boxes = (torch.stack(each) for each in zip(*samples, strict=True))
     batch = Batch(normalize(pixels, augmentation), torch.tensor(labels), torch.tensor(indices))
     batch.broken = dict(itertools.islice(images.broken.items(), known, None))
     if moved:
         batch.maps = pooled(torch.stack(moved), map_grid)
+    if place_grid is not None:
+        batch.places = cell_places(torch.stack(places), place_grid)
     if augmentation.erase_after_mixing:
         batch.erase = boxes[:, 0]
         return batch
@@ -151,6 +175,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
         maps: `(N, h, w)` activation map of each image's label over the whole image, to be augmented with it; see
             `vitmix.lab.maps`. The images' random choices do not depend on them.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
+        place_grid: gives each batch its `places` on this grid.
     """
 
     def __init__(
@@ -167,11 +192,12 @@ class TrainLoader(Fetcher[Batch], Epochs):
         balance: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
+        place_grid: Grid | None = None,
     ) -> None:
-        check_maps(maps, len(images), images.description, augmentation)
+        check_maps(maps, len(images), images.description, augmentation, places=place_grid is not None)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
-        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid)
+        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid)
         super().__init__(fetch, workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:

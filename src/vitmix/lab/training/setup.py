@@ -27,6 +27,7 @@ class Setup:
         classes: outputs of the model.
         has_initial_weights: no checkpoint will replace the model's weights.
         core: the learner itself; `learner` is what Accelerate made of it.
+        teacher: the teacher's labels, if they are used.
         method, quiet: the mixer, and the one that follows `mixing_off_epoch`.
         remarks: what there is to say about all this.
     """
@@ -72,6 +73,7 @@ class Setup:
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation.sides)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
+        self.teacher = prepare.build_labels(config, self.images, self.core, augmentation, self.device)
         self.loader, self.eval_loader = self._loaders(part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
@@ -100,6 +102,7 @@ class Setup:
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
         training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats, **place, **maps}
         training["balance"] = config.balance
+        training["place_grid"] = None if self.teacher is None else self.teacher.place_grid(augmentation.sides)
         evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, **place}
         if config.resident:
             loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
