@@ -395,11 +395,41 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
     for batch, rows in ((images[:3], labels[:3]), (images, labels)):  # the second batch is larger
         same(learner(batch, rows).targets, F.label_rows(rows, 10))
     learner(images[:2], labels[:2])
-    assert not [key for key in learner.state_dict() if key.startswith("added") and "head" not in key]
     with pytest.raises(ValueError, match="keeps the previous batch"):
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+def test_recursivemix_resumes_with_its_history() -> None:
+    """State dicts hold it, so that a resumed training equals an uninterrupted one bit for bit."""
+    images, labels = tiny_batch(4)
+
+    def learner() -> vitmix.Learner:
+        torch.manual_seed(3)
+        return vitmix.Learner(tiny_vit(), vitmix.recursivemix(10, most=1.0), seed=5, step=0)
+
+    whole, empty = learner(), learner().state_dict()
+    assert [empty[f"added.history.{name}"].numel() for name in ("images", "rows", "logits")] == [0, 0, 0]
+    for _ in range(2):
+        whole(images, labels)
+    state = whole.state_dict()
+    assert state["added.history.images"].shape == images.shape
+    resumed = learner()
+    resumed.load_state_dict(state)
+    assert whole.mixing.per_process == ["history.images", "history.rows", "history.logits"]
+    for _ in range(2):
+        expected, found = whole(images.flip(0), labels), resumed(images.flip(0), labels)
+        for name in ("loss", "logits", "targets"):
+            same(getattr(found, name), getattr(expected, name))
+        assert found.parts["recognize"] > 0
+    resumed.load_state_dict(empty)
+    same(resumed(images, labels).targets, F.label_rows(labels, 10))
+    earlier = {key: value for key, value in state.items() if "history" not in key or "head" in key}
+    resumed.load_state_dict(earlier)  # of a version that did not save it
+    same(resumed(images, labels).targets, F.label_rows(labels, 10))
+    with pytest.raises(RuntimeError, match="must be of one batch"):
+        resumed.load_state_dict(state | {"added.history.rows": torch.zeros(9, 10)})
 
 
 # TdAttenMix

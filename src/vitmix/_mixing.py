@@ -145,8 +145,14 @@ class Mixing:
     def step(self, value: int) -> None:
         self.stream.step = value
 
+    @property
+    def per_process(self) -> list[str]:
+        """The tensors in the state dict of `modules` that belong to one process, such as RecursiveMix's last batch."""
+        modules = self.modules.named_modules()
+        return [f"{place}.{name}" for place, module in modules for name in getattr(module, "per_process", ())]
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs besides the model: the seed, the step and the added parameters."""
+        """What a resumed training needs besides the model: the seed, the step, and added parameters and state."""
         return {"draws": self.stream.state(), "added": self.modules.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
