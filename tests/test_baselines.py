@@ -363,6 +363,60 @@ def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
         learner(torch.randn(2, 1, 16, 16), torch.arange(2))
 
 
+PUZZLE = "puzzlemix(blocks=[4], labels=2, beta=1.0, gamma=1.0, eta=0.0, transport=False)"
+
+
+@pytest.mark.parametrize("method", ["saliencymix", PUZZLE])
+def test_colors_are_those_of_the_known_normalization(method: str) -> None:
+    """The mask of images is the same, whatever they were normalized with, if it is known."""
+    pixels, labels = torch.rand(4, 3, 4, 4, generator=generator_for(1)), torch.arange(4)
+    pixels = pixels.repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+    def mask(colors: vitmix.Normalization, given: str, *, tell: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in colors)
+        with vitmix.create(given, 10).attach(tiny_vit(), seed=3, step=0) as mixing:
+            if tell:
+                mixing.normalization = colors
+            mixing._run_guide = lambda *_: vitmix.parts.Guidance(gradient=pixels.mean(1))
+            return mixing.mix((pixels - mean) / std, labels).mix.mask
+
+    other = vitmix.Normalization((0.9, 0.1, 0.2), (0.05, 0.6, 0.3))
+    known = mask(vitmix.Normalization(), method, tell=True)
+    assert known.float().std() > 0
+    same(mask(other, method, tell=True), known)
+    start = method.removesuffix(")") + (", " if "(" in method else "(")
+    same(mask(other, f"{start}mean=[0.9, 0.1, 0.2], std=[0.05, 0.6, 0.3])", tell=False), known)
+    assert not torch.equal(mask(other, method, tell=False), known)
+
+
+def test_the_normalization_of_a_model_is_the_default() -> None:
+    model = tiny_vit()
+    cfg = model.pretrained_cfg
+    with vitmix.create("saliencymix", 10).attach(model) as mixing:
+        assert mixing.normalization == vitmix.Normalization(tuple(cfg["mean"]), tuple(cfg["std"]))
+    with vitmix.create("saliencymix", 10).attach(torch.nn.Linear(1, 1)) as mixing:
+        assert mixing.normalization == vitmix.Normalization()
+
+
+def test_the_saliency_peak_can_be_computed_ahead() -> None:
+    images, labels = tiny_batch(4)
+    method = vitmix.create("mixup | saliencymix | saliencymix(per=batch)", 10)
+    with method.attach(tiny_vit(), seed=3, step=0) as mixing:
+        ahead = method.ahead(images, mixing.normalization)
+        assert sorted(ahead) == ["1.mask.peak", "2.mask.peak"]
+        frame, seen = mixing.frame(images), set()
+        for _ in range(20):
+            draw = mixing.draw(frame)
+            seen.add(draw.choice)
+            later, before = (mixing.mix(images, labels, draw=each) for each in (draw, draw.with_ahead(ahead)))
+            same(before.images, later.images)
+            ruined = draw.with_ahead({name: 0 * value for name, value in ahead.items()})
+            if draw.choice == 1:
+                assert ruined.part("mask")["peak"].sum() == 0
+        assert seen == {0, 1, 2}
+
+
 # RecursiveMix
 
 

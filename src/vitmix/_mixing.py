@@ -14,7 +14,7 @@ from vitmix._sampling import Draw, Stream
 from vitmix.attention.readers import Reader, frame_of, logits_of, mask_grid, read_model, rest_of_patches, unwrap
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape, recorded
-from vitmix.parts.base import Actor, Composed, Evidence, Guidance, Part, Paste, Unmixed, Weights
+from vitmix.parts.base import Actor, Composed, Evidence, Guidance, Normalization, Part, Paste, Unmixed, Weights
 from vitmix.parts.losses import main_loss, sample_cross_entropy
 from vitmix.parts.masks import box_mask
 
@@ -67,6 +67,9 @@ class Mixing:
     `modules` holds the parameters that a method adds (a score net, a token head), and `parameters()` lists them for the
     optimizer. The model's state never changes.
 
+    `normalization` says how images are normalized, for masks that need their colors (SaliencyMix, Puzzle Mix). It is
+    that of the model's configuration (timm) or ImageNet's; set it if your images are normalized otherwise.
+
     Args:
         guide: another model for the guide pass on the unmixed images (default: the model itself).
         seed, step, rank: determine every draw. `step` counts batches. By default, the seed is drawn from torch's CPU
@@ -87,6 +90,7 @@ class Mixing:
         self.stream = Stream(seed, step, rank)
         self._plain_model, self._plain_guide = unwrap(model), unwrap(self.guide)
         self.modules = nn.ModuleDict()
+        self.normalization = _normalization(self._plain_model)
         self.closed = False
         self._grids: dict[Grid, Grid | None] = {}
         self._warned = False
@@ -262,7 +266,8 @@ class Mixing:
         rows = _rows(labels, mixer, images, frame)
         if guidance is None:
             guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
-        unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
+        module, colors = self._module(mixer.mask), self.normalization
+        unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, module, colors)
         mixed, mix = _apply_mask(mixer, unmixed, draw)
         if erase is not None:
             boxes, fill = erase
@@ -457,6 +462,13 @@ def mix_without_model(
     values = draw.part("share")
     evidence = Evidence(mix, frame, Tape(Plan()), rows, smoothing=chosen.smoothing, maps=maps, values=values)
     return mixed, _share_targets(chosen, evidence)
+
+
+def _normalization(model: nn.Module) -> Normalization:
+    """The mean and standard deviation in a model's configuration, as timm's models have one, or ImageNet's."""
+    config = getattr(model, "pretrained_cfg", None)
+    mean, std = (config.get(name) if isinstance(config, dict) else None for name in ("mean", "std"))
+    return Normalization(tuple(mean), tuple(std)) if mean and std else Normalization()
 
 
 def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:

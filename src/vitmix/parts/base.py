@@ -31,6 +31,7 @@ __all__ = [
     "HiddenMixing",
     "Mask",
     "Needs",
+    "Normalization",
     "Pairing",
     "Part",
     "Paste",
@@ -110,6 +111,13 @@ class Guidance:
     features: Tensor | None = None
 
 
+class Normalization(NamedTuple):
+    """With which mean and standard deviation per channel, of colors in 0..1, images were normalized."""
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+
 @dataclass(frozen=True)
 class Unmixed:
     """A batch before mixing, as masks see it.
@@ -121,6 +129,7 @@ class Unmixed:
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         partner: `(B,)` the batch index of the image that each image will be mixed with.
         module: the result of the mask's `module`.
+        normalization: of the images; ImageNet's if it is not known.
     """
 
     images: Tensor
@@ -129,6 +138,7 @@ class Unmixed:
     frame: Frame
     guidance: Guidance = field(default_factory=Guidance)
     module: nn.Module | None = None
+    normalization: Normalization = Normalization()
 
 
 @dataclass(frozen=True)
@@ -242,6 +252,14 @@ class Part:
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Draws the random numbers for one batch, on the host."""
+        return {}
+
+    def ahead(self, images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+        """Numbers `(B, ...)` that depend on the unmixed images alone.
+
+        `vitmix train` computes them in the loader's workers. The part finds them among its `values`, and must compute
+        them itself if they are missing.
+        """
         return {}
 
     def conflict(self, mixer: "Mixer") -> str | None:

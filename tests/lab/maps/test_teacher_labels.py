@@ -22,6 +22,7 @@ from vitmix.lab.maps.labels import TeacherLabels
 from vitmix.lab.maps.making import make_maps
 from vitmix.lab.maps.stored import read_top_maps
 from vitmix.lab.maps.teachers import Teacher, saliency_teacher
+from vitmix.lab.training import prepare
 from vitmix.lab.training.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -115,7 +116,7 @@ def test_whose_labels_the_images_have(tmp_path: Path) -> None:
             tiny(tmp_path / f"run-{labels}", method="token_labeling", maps=str(tmp_path / "maps"), labels=labels)
         )
         batch = next(iter(trainer.loader.epoch(0)))
-        rows, found = trainer._labels(batch, batch.indices)
+        rows, found = prepare.training_labels(trainer.config, trainer.teacher, batch, batch.indices)
         assert (rows is batch.labels) == expected and found is not None
         assert found.shape == (8, 12, 2, 2)
         torch.testing.assert_close(found.sum(1), torch.ones(8, 2, 2))

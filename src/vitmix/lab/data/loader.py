@@ -33,6 +33,8 @@ from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
 
+Ahead = Callable[[Tensor], dict[str, Tensor]]
+
 
 @dataclass
 class Batch:
@@ -44,6 +46,7 @@ class Batch:
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
         places: `(B, 3, h, w)` where each cell of an image comes from: row and column as fractions of the image as it
             is stored, and the part of the cell that is inside it.
+        ahead: what the method computes from the images alone, `(B, ...)` each; it stays on the host.
         broken: the unreadable images met on the way: a worker's own list of them would stay in the worker.
     """
 
@@ -53,6 +56,7 @@ class Batch:
     erase: Tensor | None = None
     maps: Tensor | None = None
     places: Tensor | None = None
+    ahead: dict[str, Tensor] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -71,7 +75,7 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         given = (self.erase, self.maps, self.places)
         given = [None if values is None else change(values) for values in given]
-        return Batch(change(self.images), change(self.labels), change(self.indices), *given, broken=self.broken)
+        return Batch(change(self.images), change(self.labels), change(self.indices), *given, self.ahead, self.broken)
 
 
 def _empty(broken: dict[int, str]) -> Batch:
@@ -85,6 +89,7 @@ def _train_batch(
     maps: Tensor | None,
     map_grid: Grid | None,
     place_grid: Grid | None,
+    ahead: Ahead | None,
     keys: list[Key],
 ) -> Batch:
     """The augmented samples of these keys; empty if not a single image is readable.
@@ -116,9 +121,11 @@ def _train_batch(
         batch.places = cell_places(torch.stack(places), place_grid)
     if augmentation.erase_after_mixing:
         batch.erase = boxes[:, 0]
-        return batch
-    for row, key in enumerate(keys):
-        erase(batch.images[row], boxes[row], seed_numbers=(seed, *key))
+    else:
+        for row, key in enumerate(keys):
+            erase(batch.images[row], boxes[row], seed_numbers=(seed, *key))
+    if ahead is not None:
+        batch.ahead = ahead(batch.images)
     return batch
 
 
@@ -176,6 +183,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
             `vitmix.lab.maps`. The images' random choices do not depend on them.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
         place_grid: gives each batch its `places` on this grid.
+        ahead: a function of each batch's images, for its `ahead`, called in the workers.
     """
 
     def __init__(
@@ -193,11 +201,12 @@ class TrainLoader(Fetcher[Batch], Epochs):
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
         place_grid: Grid | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         check_maps(maps, len(images), images.description, augmentation, places=place_grid is not None)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
-        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid)
+        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid, ahead)
         super().__init__(fetch, workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:

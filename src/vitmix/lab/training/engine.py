@@ -142,10 +142,10 @@ class Trainer(Setup):
             self._part = part
             loaded = next(batches)
             batch = loaded.to(self.device)
-            draw = self._draw(batch.images, epoch, self.update * accumulate + part)
+            draw = self._draw(batch.images, epoch, self.update * accumulate + part).with_ahead(batch.ahead)
             erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
-                labels, maps = self._labels(batch, loaded.indices)
+                labels, maps = prepare.training_labels(self.config, self.teacher, batch, loaded.indices)
                 output = self.learner(batch.images, labels, maps=maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts}))
@@ -160,14 +160,6 @@ class Trainer(Setup):
         self.position.step, self._part = self.position.step + 1, 0
         if self.ema is not None:
             self.ema.update(self.core.model, step=self.update)
-
-    def _labels(self, batch: Batch, indices: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The labels of the images, and the maps that go with them: the data's or the teacher's."""
-        if self.teacher is None:
-            return batch.labels, batch.maps
-        assert batch.places is not None
-        rows, maps = self.teacher.of(batch.places, indices)
-        return batch.labels if self.config.labels == "data" else rows, maps
 
     def _lose_worker(self, lost: WorkerLost) -> None:
         """Stops the run where its state is whole: at once, or after this update, read without workers."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitmix._mixer import AnyMixer, Mixer
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.loader import Ahead, Batch
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.maps.labels import TeacherLabels
 from vitmix.lab.maps.stored import read_label_maps
@@ -204,6 +206,12 @@ def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmen
     return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
 
 
+def ahead_of(learner: Learner, size: tuple[int, int]) -> Ahead | None:
+    """What the loader's workers compute for the method, if there is anything."""
+    ahead = functools.partial(learner.mixer.ahead, normalization=learner.mixing.normalization)
+    return ahead if ahead(torch.zeros(1, 3, *size)) else None
+
+
 def build_labels(
     config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation, device: torch.device
 ) -> TeacherLabels | None:
@@ -217,6 +225,21 @@ def build_labels(
     grid = frame.final_grid or IMAGE_GRID
     place = device if config.resident else "cpu"
     return TeacherLabels.read(config.maps, images, grid, learner.mixer.num_classes, place)
+
+
+def training_labels(
+    config: TrainConfig, teacher: TeacherLabels | None, batch: Batch, indices: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The labels of the images, and the maps that go with them: the data's or the teacher's.
+
+    Args:
+        indices: those of the batch, where the loader left them.
+    """
+    if teacher is None:
+        return batch.labels, batch.maps
+    assert batch.places is not None
+    rows, maps = teacher.of(batch.places, indices)
+    return batch.labels if config.labels == "data" else rows, maps
 
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:

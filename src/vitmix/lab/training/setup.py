@@ -18,6 +18,7 @@ from vitmix.lab.training import checkpoints, prepare, processes, sharding
 from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 from vitmix.lab.training.partial import choose_parameters
+from vitmix.parts.base import Normalization
 
 
 class Setup:
@@ -73,6 +74,7 @@ class Setup:
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation.sides)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
+        self.core.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
         self.teacher = prepare.build_labels(config, self.images, self.core, augmentation, self.device)
         self.loader, self.eval_loader = self._loaders(part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
@@ -107,7 +109,8 @@ class Setup:
         if config.resident:
             loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
             return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)
-        loader = TrainLoader(self.images, augmentation, **training)
+        ahead = prepare.ahead_of(self.core, augmentation.sides)
+        loader = TrainLoader(self.images, augmentation, ahead=ahead, **training)
         return loader, EvalLoader(self.eval_images, augmentation, **evaluation)
 
     @property
