@@ -221,3 +221,18 @@ def placed_logits(values: Tensor, indices: Tensor, places: Tensor, grid: tuple[i
                             total += max(0, 1 - abs(y - r)) * max(0, 1 - abs(x - c)) * float(dense[r, c])
                     found[image, own, row // down, column // along] += inside * total / (down * along)
     return found
+
+
+def merged_places(keys: Tensor, count: int, prefix: int) -> tuple[list[int], list[list[int]]]:
+    """One image's patches: the new place of each, and the patches at each new place, one pair at a time."""
+    patches = len(keys)
+    even = [each for each in range(patches) if (each + prefix) % 2 == 0]
+    odd = [each for each in range(patches) if (each + prefix) % 2 == 1]
+    offers = []
+    for one in even:
+        cosines = [float(keys[one] @ keys[other] / keys[one].norm() / keys[other].norm()) for other in odd]
+        offers.append((max(cosines), one, odd[cosines.index(max(cosines))]))
+    taken = {one: other for _, one, other in sorted(offers, key=lambda each: -each[0])[:count]}
+    groups = [[one] for one in even if one not in taken]
+    groups += [[other, *(one for one, chosen in taken.items() if chosen == other)] for other in odd]
+    return [next(n for n, group in enumerate(groups) if patch in group) for patch in range(patches)], groups

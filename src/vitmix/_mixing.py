@@ -94,11 +94,12 @@ class Mixing:
         self.closed = False
         self._grids: dict[Grid, Grid | None] = {}
         self._warned = False
-        asked = any(each.needs.guide_blocks is not None or each.needs.guide_features for each in mixer.mixers)
+        asked = any(_reads_guide(each) for each in mixer.mixers)
         self.reader = _reader_for(model, needed=mixer.looks_inside or (guide is None and asked))
         self._guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
         self._guide_plans = tuple(_guide_plan(each, self._guide_reader) for each in mixer.mixers)
+        self._observers = [self._guide_reader and each.mask.observer(self._guide_reader) for each in mixer.mixers]
         self._recorder: Recorder | None = None
         self._guide_recorder: Recorder | None = None
         try:
@@ -265,7 +266,7 @@ class Mixing:
         mixer, plan = self.mixer.mixers[draw.choice], self._plans[draw.choice]
         rows = _rows(labels, mixer, images, frame)
         if guidance is None:
-            guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
+            guidance = self._run_guide(images, rows, draw.choice, frame)
         module, colors = self._module(mixer.mask), self.normalization
         unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, module, colors)
         mixed, mix = _apply_mask(mixer, unmixed, draw)
@@ -296,7 +297,7 @@ class Mixing:
     def ask_guide(self, images: Tensor, labels: Tensor, choice: int = 0) -> Guidance:
         """The results of the guide pass on unmixed images for one mixer of a switch, before `apply`."""
         frame, mixer = self.frame(images), self.mixer.mixers[choice]
-        return self._run_guide(images, _rows(labels, mixer, images, frame), mixer, self._guide_plans[choice], frame)
+        return self._run_guide(images, _rows(labels, mixer, images, frame), choice, frame)
 
     def targets(self, batch: MixedBatch) -> Tensor:
         """Soft targets `(B, K)` of a mixed batch, after the model ran on it."""
@@ -392,11 +393,19 @@ class Mixing:
     def _module(self, part: Part) -> nn.Module | None:
         return self.modules[part.module_name] if part.module_name in self.modules else None
 
-    def _run_guide(self, images: Tensor, rows: Tensor, mixer: Mixer, plan: Plan | None, frame: Frame) -> Guidance:
-        """What the mixer needs to know about the unmixed images."""
+    def _run_guide(self, images: Tensor, rows: Tensor, choice: int, frame: Frame) -> Guidance:
+        """What a mixer needs to know about the unmixed images."""
+        mixer, plan, observer = self.mixer.mixers[choice], self._guide_plans[choice], self._observers[choice]
         if plan is None:
             return Guidance()
         self.check_guide(frame.size)
+        observed = None
+        if observer is not None:
+            if self._guide_recorder is not None:
+                self._guide_recorder.tape = None
+            with torch.no_grad(), Evaluating(self._plain_guide):
+                observed = observer(images)
+            forget_casts()
         reader, tape, needs = self._guide_reader, Tape(plan), mixer.needs
         if self._guide_recorder is not None:
             self._guide_recorder.tape = tape
@@ -406,7 +415,7 @@ class Mixing:
                 logits, gradient = logits_and_gradient(self.guide, images, rows)
             elif needs.guide_logits or needs.guide_features:
                 logits = logits_of(self.guide(images))
-            else:
+            elif plan.column_mean:
                 assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
@@ -419,7 +428,7 @@ class Mixing:
             )
         features = _channel_mean(tape, reader, frame.size) if plan.final and reader is not None else None
         if not plan.column_mean:
-            return Guidance(None, logits, gradient, features)
+            return Guidance(None, logits, gradient, features, observed)
         assert reader is not None
         grids, final = reader.grids(frame.size), frame.final_grid
         assert final is not None
@@ -427,7 +436,7 @@ class Mixing:
             _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
             for block in sorted(plan.column_mean)
         ]
-        return Guidance(torch.stack(scores).mean(0), logits, gradient, features)
+        return Guidance(torch.stack(scores).mean(0), logits, gradient, features, observed)
 
     def _preview(self, images: Tensor) -> Tensor:
         """The final tokens of an unmixed pass."""
@@ -537,6 +546,12 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
     for part in mixer.parts:
         plan = plan | part.plan(reader)
     return plan | Plan(final=mixer.needs.preview)
+
+
+def _reads_guide(mixer: Mixer) -> bool:
+    """Whether the mixer needs the guide's tokens or attention, so that the guide needs a reader."""
+    needs = mixer.needs
+    return needs.guide_blocks is not None or needs.guide_features or needs.guide_observer
 
 
 def _guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:

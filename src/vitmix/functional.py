@@ -46,6 +46,9 @@ from vitmix.parts.masks import draw_scattered as draw_scattered
 from vitmix.parts.masks import random_window as random_window
 from vitmix.parts.masks import window_region as window_region
 from vitmix.parts.masks import window_sums as window_sums
+from vitmix.parts.merged import match_tokens as match_tokens
+from vitmix.parts.merged import merge_schedule as merge_schedule
+from vitmix.parts.merged import merge_tokens as merge_tokens
 from vitmix.parts.pairing import best_assignment as best_assignment
 from vitmix.parts.pairing import random_derangement as random_derangement
 from vitmix.parts.pairing import reversed_pairs as reversed_pairs
@@ -88,6 +91,9 @@ __all__ = [
     "horizontal_mix",
     "initial_token_share",
     "label_rows",
+    "match_tokens",
+    "merge_schedule",
+    "merge_tokens",
     "mix_images",
     "mix_targets",
     "mix_tokens",

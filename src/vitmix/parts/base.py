@@ -32,6 +32,7 @@ __all__ = [
     "Mask",
     "Needs",
     "Normalization",
+    "Observer",
     "Pairing",
     "Part",
     "Paste",
@@ -60,6 +61,7 @@ class Needs:
         guide_logits: the guide's logits of the unmixed images.
         guide_gradient: the gradient of the guide's loss with respect to the unmixed images.
         guide_features: the channel mean of the guide's final tokens on the unmixed images.
+        guide_observer: the part's own pass of the guide, see `Mask.observer`.
         preview: the final tokens of a pass without hidden mixing, before the pass with it.
         one_label: label rows that sum to one, because the formula is undefined for several labels per image.
     """
@@ -71,6 +73,7 @@ class Needs:
     guide_logits: bool = False
     guide_gradient: bool = False
     guide_features: bool = False
+    guide_observer: bool = False
     preview: bool = False
     one_label: bool = False
 
@@ -91,7 +94,8 @@ class Needs:
     @property
     def guide(self) -> bool:
         """Whether a pass on the unmixed images is needed."""
-        return self.guide_blocks is not None or self.guide_logits or self.guide_gradient or self.guide_features
+        others = (self.guide_logits, self.guide_gradient, self.guide_features, self.guide_observer)
+        return self.guide_blocks is not None or any(others)
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,24 @@ class Guidance:
         logits: `(B, K)`.
         gradient: `(B, H, W)` gradient of the loss at each pixel, as the root mean square over channels.
         features: `(B, rows, columns)` channel mean of the final tokens, on the guide's grid.
+        observed: the result of the mask's `observer`.
     """
 
     scores: Tensor | None = None
     logits: Tensor | None = None
     gradient: Tensor | None = None
     features: Tensor | None = None
+    observed: Tensor | None = None
+
+
+class Observer:
+    """A pass of the guide that a part runs itself: from unmixed images `(B, C, H, W)` to one tensor.
+
+    It is called in evaluation mode and without gradient. A plain object, so that learners can be copied and pickled.
+    """
+
+    def __call__(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class Normalization(NamedTuple):
@@ -302,6 +318,10 @@ class Mask(Part):
     mixes: ClassVar[bool] = True
     moves_pixels: ClassVar[bool] = False
     pastes_partner: ClassVar[bool] = True
+
+    def observer(self, reader: "Reader") -> Observer | None:
+        """The mask's own pass of the guide, if `needs.guide_observer`. Raises an error if the guide is not suited."""
+        return None
 
     def where(self, values: Values, batch: Unmixed) -> Paste | Composed:
         """Computes where the partner is pasted, or the mixed images themselves, from the drawn numbers."""

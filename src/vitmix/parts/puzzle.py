@@ -124,12 +124,13 @@ def transport_plan(saliency: Tensor, visible: Tensor, *, cost: float = 0.8) -> T
     distance = (row.unsqueeze(1) - row).square() + (column.unsqueeze(1) - column).square()
     total = cost * (distance.to(torch.float32) / max(side - 1, 1) ** 2)  # float32, as the authors have it
     total = total - saliency.flatten(1).unsqueeze(2) * visible.flatten(1).unsqueeze(1)
-    won = torch.zeros_like(total, dtype=torch.bool)
+    wanted, won = place.expand(len(total), -1).unsqueeze(2), torch.zeros_like(total, dtype=torch.bool)
     for _ in range(side):
-        bids = functional.one_hot(total.argmin(2), side * side).bool()
-        best = torch.where(bids, total, 0).argmin(1, keepdim=True)
-        won = torch.zeros_like(bids).scatter(1, best, True) & bids
-        total = total + (bids & ~won)
+        wanted = total.argmin(2, keepdim=True)
+        bids = torch.zeros_like(total).scatter(2, wanted, total.gather(2, wanted))  # zero without a bid
+        wins = bids.argmin(1).gather(1, wanted.squeeze(2)) == place
+        won = torch.zeros_like(won).scatter(2, wanted, wins.unsqueeze(2))
+        total = total.scatter_add(2, wanted, (~wins).to(total.dtype).unsqueeze(2))
     return won
 
 
@@ -154,11 +155,10 @@ def _enlarged(grid: Tensor, size: Grid) -> Tensor:
 
 def puzzle_labels(costs: Costs) -> Tensor:
     """The labels `(B, n, n)` of the smallest energy, found on the host."""
-    from vitmix.parts.cuts import grid_labels
+    from vitmix.parts.cuts import batch_labels
 
-    arrays = [each.detach().cpu().numpy() for each in costs]
-    found = [torch.from_numpy(grid_labels(*rows)) for rows in zip(*arrays, strict=True)]
-    return torch.stack(found).to(costs.unary.device)
+    found = batch_labels(*(each.detach().cpu().numpy() for each in costs))
+    return torch.from_numpy(found).to(costs.unary.device)
 
 
 @torch.library.custom_op("vitmix::puzzle_mix", mutates_args=())

@@ -234,7 +234,7 @@ def _built(
     model, _ = prepare.build_model(plain, outputs, initial_weights=published)
     own = prepare.build_augmentation(plain, model)
     # So that a method attached to the model knows it; a copy, because timm's models share their configuration.
-    model.pretrained_cfg = {**getattr(model, "pretrained_cfg", {}), "mean": own.mean, "std": own.std}
+    vars(model)["pretrained_cfg"] = {**getattr(model, "pretrained_cfg", {}), "mean": own.mean, "std": own.std}
     return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
 
 
