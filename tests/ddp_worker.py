@@ -126,6 +126,14 @@ def resumed(folder: Path, rank: int) -> None:
     train(folder / "resumed", **WHOLE)
 
 
+def history(folder: Path, rank: int) -> None:
+    """Each process resumes with its own last batch."""
+    settings = {**EXACT, "method": "recursivemix", "checkpoint_every": "4 steps"}
+    train(folder / "history", **settings)
+    train_until(folder / "history_parts", 9, **settings)
+    train(folder / "history_parts", **settings)
+
+
 def stopped(folder: Path, rank: int) -> list[Any]:
     """One of the processes is told to stop, long before the next report."""
     trainer = Trainer(tiny(folder / "stopped", **WHOLE, log_every=100))
@@ -268,6 +276,7 @@ PARTS = (
     static_graph,
     whole,
     resumed,
+    history,
     stopped,
     lost_worker,
     own_disks,

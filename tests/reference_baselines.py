@@ -198,3 +198,41 @@ def guided(scores: Tensor, mask: Tensor, source: Tensor, partner: list[int], ble
         attention = theirs / (own + theirs) if own + theirs > 0 else area
         shares.append(blend * attention + (1 - blend) * area)
     return shares
+
+
+def placed_logits(values: Tensor, indices: Tensor, places: Tensor, grid: tuple[int, int], classes: int) -> Tensor:
+    """One class, one cell, one sample at a time: bilinear samples of each class's own dense map, averaged by cell."""
+    batch, top, rows, columns = values.shape
+    found = torch.zeros(batch, classes, *grid, dtype=values.dtype)
+    down, along = places.shape[2] // grid[0], places.shape[3] // grid[1]
+    for image in range(batch):
+        for own in range(classes):
+            dense = torch.zeros(rows, columns, dtype=values.dtype)
+            for k in range(top):
+                dense += values[image, k] * (indices[image, k] == own)
+            for row in range(places.shape[2]):
+                for column in range(places.shape[3]):
+                    y, x, inside = places[image, :, row, column].tolist()
+                    y = min(max(y * rows - 0.5, 0), rows - 1)
+                    x = min(max(x * columns - 0.5, 0), columns - 1)
+                    total = 0.0
+                    for r in range(rows):
+                        for c in range(columns):
+                            total += max(0, 1 - abs(y - r)) * max(0, 1 - abs(x - c)) * float(dense[r, c])
+                    found[image, own, row // down, column // along] += inside * total / (down * along)
+    return found
+
+
+def merged_places(keys: Tensor, count: int, prefix: int) -> tuple[list[int], list[list[int]]]:
+    """One image's patches: the new place of each, and the patches at each new place, one pair at a time."""
+    patches = len(keys)
+    even = [each for each in range(patches) if (each + prefix) % 2 == 0]
+    odd = [each for each in range(patches) if (each + prefix) % 2 == 1]
+    offers = []
+    for one in even:
+        cosines = [float(keys[one] @ keys[other] / keys[one].norm() / keys[other].norm()) for other in odd]
+        offers.append((max(cosines), one, odd[cosines.index(max(cosines))]))
+    taken = {one: other for _, one, other in sorted(offers, key=lambda each: -each[0])[:count]}
+    groups = [[one] for one in even if one not in taken]
+    groups += [[other, *(one for one, chosen in taken.items() if chosen == other)] for other in odd]
+    return [next(n for n, group in enumerate(groups) if patch in group) for patch in range(patches)], groups

@@ -158,6 +158,7 @@ ON_THE_PLAIN_VIT = [
     "puzzlemix(labels=2, blocks=[8])",
     "recursivemix",
     "tdattenmix",
+    "mergemix",
 ]
 CASES = [(family, text) for family in FAMILIES for text in EVERYWHERE] + [("vit", text) for text in ON_THE_PLAIN_VIT]
 

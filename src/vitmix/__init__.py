@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from vitmix.parts.base import HiddenMixing as HiddenMixing
     from vitmix.parts.base import Mask as Mask
     from vitmix.parts.base import Needs as Needs
+    from vitmix.parts.base import Normalization as Normalization
     from vitmix.parts.base import Pairing as Pairing
     from vitmix.parts.base import Paste as Paste
     from vitmix.parts.base import Share as Share
@@ -89,6 +90,7 @@ _HOMES = {  # module: its public names
             "HiddenMixing",
             "Mask",
             "Needs",
+            "Normalization",
             "Pairing",
             "Paste",
             "Share",

@@ -35,6 +35,7 @@ class GuidePass:
 
     def __post_init__(self) -> None:
         self._plain = unwrap(self.model)
+        self._observers = [self.reader and each.mask.observer(self.reader) for each in self.mixers]
 
     def check(self, size: Grid) -> None:
         """Raises an error if the guide does not support the image size."""
@@ -50,6 +51,7 @@ class GuidePass:
         if plan is None:
             return Guidance()
         self.check(frame.size)
+        observed = self._observe(images, choice)
         reader, tape, needs = self.reader, Tape(plan), mixer.needs
         if self.recorder is not None:
             self.recorder.tape = tape
@@ -59,7 +61,7 @@ class GuidePass:
                 logits, gradient = logits_and_gradient(self.model, images, rows)
             elif needs.guide_logits or needs.guide_features:
                 logits = logits_of(self.model(images))
-            else:
+            elif plan.column_mean:
                 assert reader is not None
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
@@ -72,7 +74,7 @@ class GuidePass:
             )
         features = _channel_mean(tape, reader, frame.size) if plan.final and reader is not None else None
         if not plan.column_mean:
-            return Guidance(None, logits, gradient, features)
+            return Guidance(None, logits, gradient, features, observed)
         assert reader is not None
         grids, final = reader.grids(frame.size), frame.final_grid
         assert final is not None
@@ -80,7 +82,19 @@ class GuidePass:
             _fit_scores(recorded(tape.column_mean, "column mean", block).view(-1, *grids[block]), final)
             for block in sorted(plan.column_mean)
         ]
-        return Guidance(torch.stack(scores).mean(0), logits, gradient, features)
+        return Guidance(torch.stack(scores).mean(0), logits, gradient, features, observed)
+
+    def _observe(self, images: Tensor, choice: int) -> Tensor | None:
+        """What the mask's own observer of the guide returns; nothing is recorded meanwhile."""
+        observer = self._observers[choice]
+        if observer is None:
+            return None
+        if self.recorder is not None:
+            self.recorder.tape = None
+        with torch.no_grad(), Evaluating(self._plain):
+            observed = observer(images)
+        forget_casts()
+        return observed
 
 
 def guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:

@@ -1,7 +1,7 @@
 """A method as a value: a `Mixer`, or a `Switch` between several mixers."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitmix._checks import check_choice, check_count, check_fraction, check_positive
 from vitmix._mix import Frame, check_label_rows, check_tensor
 from vitmix._sampling import Draw, on_host
-from vitmix.parts.base import ExtraLoss, HiddenMixing, Mask, Needs, Pairing, Part, Share
+from vitmix.parts.base import ExtraLoss, HiddenMixing, Mask, Needs, Normalization, Pairing, Part, Share
 from vitmix.parts.masks import NoMask
 from vitmix.parts.pairing import Reversed
 from vitmix.parts.shares import AreaShare
@@ -187,6 +187,10 @@ class Mixer(_Method):
                 values |= {f"{place}.{key}": value for key, value in part.draw(frame, generator).items()}
         return Draw(0, values)
 
+    def ahead(self, images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+        """What its parts can compute from the unmixed images alone, see `Part.ahead`, for `Draw.with_ahead`."""
+        return _ahead([self], images, normalization)
+
     def _drawing(self) -> list[tuple[str, Part]]:
         """The parts in the order in which they draw, with the names under which their numbers are stored."""
         return [
@@ -274,6 +278,19 @@ class Switch(_Method):
             uniform = torch.rand((), generator=shared or generator, dtype=torch.float64)
         choice = min(int(torch.searchsorted(odds / odds[-1], uniform, right=True)), len(self.choices) - 1)
         return Draw(choice, self.choices[choice].draw(frame, generator).values)
+
+    def ahead(self, images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+        """The same for all of its mixers: which one will be drawn is not asked."""
+        return _ahead(self.choices, images, normalization)
+
+
+def _ahead(mixers: Sequence[Mixer], images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+    return {
+        f"{number}.{place}.{key}": value
+        for number, mixer in enumerate(mixers)
+        for place, part in mixer._drawing()
+        for key, value in part.ahead(images, normalization).items()
+    }
 
 
 AnyMixer = Mixer | Switch

@@ -16,7 +16,7 @@ from vitmix._sampling import Draw, Stream
 from vitmix.attention.readers import Reader, frame_of, logits_of, mask_grid, read_model, rest_of_patches, unwrap
 from vitmix.attention.summaries import forget_casts
 from vitmix.attention.tap import Plan, Recorder, Tape
-from vitmix.parts.base import Actor, Evidence, Guidance, Part, Unmixed
+from vitmix.parts.base import Actor, Evidence, Guidance, Normalization, Part, Unmixed
 from vitmix.parts.losses import main_loss
 from vitmix.parts.masks import box_mask
 
@@ -69,6 +69,9 @@ class Mixing:
     `modules` holds the parameters that a method adds (a score net, a token head), and `parameters()` lists them for the
     optimizer. The model's state never changes.
 
+    `normalization` says how images are normalized, for masks that need their colors (SaliencyMix, Puzzle Mix). It is
+    that of the model's configuration (timm) or ImageNet's; set it if your images are normalized otherwise.
+
     Args:
         guide: another model for the guide pass on the unmixed images (default: the model itself).
         seed, step, rank: determine every draw. `step` counts batches. By default, the seed is drawn from torch's CPU
@@ -90,10 +93,11 @@ class Mixing:
         self.stream = Stream(seed, step, rank)
         self._plain_model = unwrap(model)
         self.modules = nn.ModuleDict()
+        self.normalization = _normalization(self._plain_model)
         self.closed = False
         self._grids: dict[Grid, Grid | None] = {}
         self._warned = False
-        asked = any(each.needs.guide_blocks is not None or each.needs.guide_features for each in mixer.mixers)
+        asked = any(_reads_guide(each) for each in mixer.mixers)
         self.reader = _reader_for(model, needed=mixer.looks_inside or (guide is None and asked))
         guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
@@ -148,8 +152,14 @@ class Mixing:
     def step(self, value: int) -> None:
         self.stream.step = value
 
+    @property
+    def per_process(self) -> list[str]:
+        """The tensors in the state dict of `modules` that belong to one process, such as RecursiveMix's last batch."""
+        modules = self.modules.named_modules()
+        return [f"{place}.{name}" for place, module in modules for name in getattr(module, "per_process", ())]
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs besides the model: the seed, the step and the added parameters."""
+        """What a resumed training needs besides the model: the seed, the step, and added parameters and state."""
         return {"draws": self.stream.state(), "added": self.modules.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,7 +265,8 @@ class Mixing:
         rows = unmixed_rows(labels, mixer, images, frame)
         if guidance is None:
             guidance = self._guide_pass.run(images, rows, frame, draw.choice)
-        unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
+        module, colors = self._module(mixer.mask), self.normalization
+        unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, module, colors)
         mixed, mix = apply_mask(mixer, unmixed, draw)
         if erase is not None:
             boxes, fill = erase
@@ -394,6 +405,13 @@ class Mixing:
         return tape.final
 
 
+def _normalization(model: nn.Module) -> Normalization:
+    """The mean and standard deviation in a model's configuration, as timm's models have one, or ImageNet's."""
+    config = getattr(model, "pretrained_cfg", None)
+    mean, std = (config.get(name) if isinstance(config, dict) else None for name in ("mean", "std"))
+    return Normalization(tuple(mean), tuple(std)) if mean and std else Normalization()
+
+
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
     """The model's reader, whose grid masks can use; None if there is no reader and `needed` is False."""
     try:
@@ -411,6 +429,12 @@ def _plan(mixer: Mixer, reader: Reader | None) -> Plan:
     for part in mixer.parts:
         plan = plan | part.plan(reader)
     return plan | Plan(final=mixer.needs.preview)
+
+
+def _reads_guide(mixer: Mixer) -> bool:
+    """Whether the mixer needs the guide's tokens or attention, so that the guide needs a reader."""
+    needs = mixer.needs
+    return needs.guide_blocks is not None or needs.guide_features or needs.guide_observer
 
 
 def _union(plans: tuple[Plan | None, ...]) -> Plan:

@@ -88,6 +88,7 @@ METHODS = _Methods(
         "puzzlemix": Method("puzzlemix"),
         "recursivemix": Method("recursivemix"),
         "tdattenmix": Method("tdattenmix"),
+        "mergemix": Method("mergemix"),
     }
 )
 _PARTS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}

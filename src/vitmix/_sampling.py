@@ -127,6 +127,12 @@ class Draw:
         packed = pack(list(self.values.values())).pin_memory().to(device, non_blocking=True)  # one copy for all
         return Draw(self.choice, dict(zip(self.values, unpack(packed, list(self.values.values())), strict=True)))
 
+    def with_ahead(self, numbers: dict[str, Tensor]) -> "Draw":
+        """The same draw with what the chosen mixer computed ahead, from `Mixer.ahead` or `Switch.ahead`."""
+        start = f"{self.choice}."
+        own = {key.removeprefix(start): value for key, value in numbers.items() if key.startswith(start)}
+        return Draw(self.choice, self.values | own) if own else self
+
     def part(self, name: str) -> dict[str, Tensor]:
         """The numbers of one part, stored under `name.`."""
         start = name + "."

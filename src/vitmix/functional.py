@@ -35,6 +35,7 @@ from vitmix.parts.maps import class_maps as class_maps
 from vitmix.parts.maps import crop_label_maps as crop_label_maps
 from vitmix.parts.maps import crop_maps as crop_maps
 from vitmix.parts.maps import dense_maps as dense_maps
+from vitmix.parts.maps import placed_logits as placed_logits
 from vitmix.parts.masks import best_window as best_window
 from vitmix.parts.masks import beta_share as beta_share
 from vitmix.parts.masks import box_mask as box_mask
@@ -45,6 +46,9 @@ from vitmix.parts.masks import draw_scattered as draw_scattered
 from vitmix.parts.masks import random_window as random_window
 from vitmix.parts.masks import window_region as window_region
 from vitmix.parts.masks import window_sums as window_sums
+from vitmix.parts.merged import match_tokens as match_tokens
+from vitmix.parts.merged import merge_schedule as merge_schedule
+from vitmix.parts.merged import merge_tokens as merge_tokens
 from vitmix.parts.pairing import best_assignment as best_assignment
 from vitmix.parts.pairing import random_derangement as random_derangement
 from vitmix.parts.pairing import reversed_pairs as reversed_pairs
@@ -87,11 +91,15 @@ __all__ = [
     "horizontal_mix",
     "initial_token_share",
     "label_rows",
+    "match_tokens",
+    "merge_schedule",
+    "merge_tokens",
     "mix_images",
     "mix_targets",
     "mix_tokens",
     "own_weight",
     "pick_tokens",
+    "placed_logits",
     "prior_share",
     "pulled_weight",
     "random_derangement",

@@ -77,8 +77,9 @@ def test_a_fresh_process_loads_a_checkpoint(tmp_path: Path) -> None:
     assert "equal" in done.stdout
 
 
-def test_a_resumed_fit_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    whole, first, second = module(), module(), MixModule(tiny_vit(), vitmix.create(HTM, CLASSES))
+@pytest.mark.parametrize("method", [HTM, "recursivemix"])
+def test_a_resumed_fit_ends_where_an_uninterrupted_one_does(tmp_path: Path, method: str) -> None:
+    whole, first, second = module(method), module(method), MixModule(tiny_vit(), vitmix.create(method, CLASSES))
     fit(whole, 4, tmp_path / "whole")
     fit(first, 2, tmp_path)
     fit(second, 4, tmp_path, ckpt_path=tmp_path / "2.ckpt", weights_only=True)

@@ -214,7 +214,7 @@ def added(mixed: Any) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in mixed.mixing.parameters()]
 
 
-@pytest.mark.parametrize("method", [HTM, "mix(mask=box) + region(head=separate)", "mixup | smmix"])
+@pytest.mark.parametrize("method", [HTM, "mix(mask=box) + region(head=separate)", "mixup | smmix", "recursivemix"])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(method: str, tmp_path: Path) -> None:
     whole = trainer(tmp_path / "whole", method)
     start = added(whole)

@@ -54,7 +54,7 @@ def one_hot(labels: np.ndarray, classes: int, smoothing: float = 0.0) -> Tensor:
 def test_golden_files_are_all_here() -> None:
     names = {"fmix", "resizemix", "gridmix", "saliencymix", "attentive_cutmix", "manifold_vit", "mixpro", "decouplemix"}
     names |= {"oa_cutmix", "tokenlabel_targets", "tokenlabel_loss", "mixtoken_boxes", "mixtoken_vit", "relabel"}
-    names |= {"puzzlemix", "recursivemix", "tdattenmix"}
+    names |= {"puzzlemix", "recursivemix", "tdattenmix", "mergemix"}
     assert names <= set(golden_cases("*"))
 
 
@@ -576,3 +576,57 @@ def test_golden_tdattenmix(case: str) -> None:
         close(F.mix_targets(tensor(data["clean_logits"]), partner, share), data["consistency_logits_right"], EXACT)
         each = torch.where(own + theirs > 0, theirs / (own + theirs), area)
         close(guided_share(scores, mix, area), (area + each) / 2, 1e-12)
+
+
+# MergeMix
+
+
+@pytest.mark.parametrize("case", golden_cases("mergemix"))
+def test_golden_mergemix_merging(case: str) -> None:
+    """Without the class token, which never merges. Of one schedule, the program's first entry is negative."""
+    data = load(case)
+    count, places = int(data["match_r"]), tensor(data["match_map"])
+    assert not places[:, 0].any()
+    found = F.match_tokens(tensor(data["match_metric"])[:, 1:], count, prefix=1)
+    same(found, places[:, 1:] - 1)
+    tokens, sizes = tensor(data["match_tokens"])[:, 1:], tensor(data["match_sizes"])[:, 1:, 0]
+    merged, summed = F.merge_tokens(tokens, sizes, found, tokens.shape[1] - count)
+    close(merged, data["match_merged"][:, 1:], EXACT)
+    close(summed, data["match_merged_sizes"][:, 1:, 0], EXACT)
+    for number, (blocks, total, rate) in enumerate(data["schedule_cases"].tolist()):
+        found, expected = F.merge_schedule(blocks, total, rate), data[f"schedule_{number}"].tolist()
+        assert found == expected if min(expected) >= 0 else (sum(found), min(found)) == (total, 0)
+
+
+def mergemix_model(data: Arrays) -> VisionTransformer:
+    """timm's ViT with the parameters of the program's, which has no head."""
+    names = {"/proj.": "/patch_embed.proj.", "/norm1.": "/norm.", "layers": "blocks", "ln": "norm", "ffn": "mlp"}
+    renamed = {"param/head.weight": np.zeros((2, data["param/cls_token"].shape[2])), "param/head.bias": np.zeros(2)}
+    for key, value in data.items():
+        for old, new in names.items():
+            key = key.replace(old, new) if key.startswith("param/") else key
+        renamed[key] = value
+    return golden_model(renamed)
+
+
+@pytest.mark.parametrize("case", golden_cases("mergemix"))
+def test_golden_mergemix_mask(case: str) -> None:
+    """The class token's row, spread back by the merging before it. Tokens that merged tie at the cut."""
+    data = load(case)
+    images, partner = tensor(data["images"]), tensor(data["partner"])
+    patches = data["saliency_right_row"].shape[1]
+    mixer = vitmix.mergemix(2, merged=int(data["merge_total"]) / patches, block=int(data["read_block"]))
+    with mixer.attach(mergemix_model(data)) as mixing:
+        share = torch.tensor([1 - float(data["own_drawn"])], dtype=torch.float64)
+        batch = mixing.mix(
+            images, torch.arange(len(images)) % 2, draw=Draw(0, {"partner": partner, "mask.share": share})
+        )
+        saliency = batch.guidance.observed
+        assert saliency is not None
+        close(saliency.flatten(1), data["saliency_right_row"], EXACT)
+        kept = ~batch.mix.mask
+        cut = torch.where(kept, saliency, torch.inf).amin((1, 2), keepdim=True)
+        apart = saliency != cut
+        same(kept[apart].double(), tensor(data["own_mask_right_row"])[apart])
+        assert apart.double().mean() > 0.9
+        close(1 - mixing.targets(batch)[torch.arange(4), torch.arange(4) % 2], 1 - data["own_share"], 1e-6)

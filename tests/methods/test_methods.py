@@ -15,6 +15,7 @@ from vitmix.parts.guided import GuidedShare
 from vitmix.parts.history import HistoryLoss, HistoryMask
 from vitmix.parts.lattice import LatticeMask
 from vitmix.parts.manifold import Manifold
+from vitmix.parts.merged import MergedMask
 from vitmix.parts.objects import ObjectShare
 from vitmix.parts.peak import PeakMask
 from vitmix.parts.progressive import CellMask, ProgressiveShare
@@ -51,7 +52,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fourier": dict(alpha=1.0, decay=3.0, max_soft=0.0, per="batch"),
     "resized": dict(low=0.1, high=0.8, interpolation="nearest"),
     "lattice": dict(alpha=1.0, least=2, most=6),
-    "peak_box": dict(alpha=1.0, per="sample", order="rgb", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "peak_box": dict(alpha=1.0, per="sample", order="rgb", mean=None, std=None),
     "top_cells": dict(alpha=2.0, cells=None, scores="attention", blocks=(-1,)),
     "manifold": dict(alpha=2.0, blocks=None, pixels=True),
     "cells": dict(alpha=1.0, tokens=4, clamp=True, grid=None),
@@ -70,10 +71,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         transport=True,
         cost=0.8,
         cell=None,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        mean=None,
+        std=None,
     ),
     "history": dict(most=0.5, interpolation="nearest"),
+    "merged": dict(alpha=1.0, merged=0.5, block=None),
     "guided": dict(blend=0.5, blocks=(-1,)),
     "recognize": dict(weight=0.5),
     "reversed": {},
@@ -106,6 +108,7 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "token_labeling": dict(mask=vitmix.BoxMask(1.0, "batch", True, None), extra=(TokenLabelLoss(weight=0.5),)),
     "puzzlemix": dict(mask=PuzzleMask(**DEFAULTS["puzzle"])),
     "recursivemix": dict(mask=HistoryMask(**DEFAULTS["history"]), extra=(HistoryLoss(weight=0.5),)),
+    "mergemix": dict(mask=MergedMask(**DEFAULTS["merged"])),
     "tdattenmix": dict(
         mask=vitmix.SalientMask(**(DEFAULTS["salient_box"] | {"sizes": "discrete"})),
         share=GuidedShare(blend=0.5, blocks=(-1,)),
@@ -203,6 +206,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
             extra=(vitmix.RegionLoss(head="separate"), vitmix.ConsistencyLoss(by="label")),
         ),
     ),
+    "mergemix": ("alpha=2.0, merged=0.1, block=1", dict(mask=MergedMask(2.0, 0.1, 1))),
     "recursivemix": (
         "most=0.3, interpolation=bilinear, weight=0.1",
         dict(mask=HistoryMask(0.3, "bilinear"), extra=(HistoryLoss(0.1),)),

@@ -363,6 +363,60 @@ def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
         learner(torch.randn(2, 1, 16, 16), torch.arange(2))
 
 
+PUZZLE = "puzzlemix(blocks=[4], labels=2, beta=1.0, gamma=1.0, eta=0.0, transport=False)"
+
+
+@pytest.mark.parametrize("method", ["saliencymix", PUZZLE])
+def test_colors_are_those_of_the_known_normalization(method: str) -> None:
+    """The mask of images is the same, whatever they were normalized with, if it is known."""
+    pixels, labels = torch.rand(4, 3, 4, 4, generator=generator_for(1)), torch.arange(4)
+    pixels = pixels.repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+    def mask(colors: vitmix.Normalization, given: str, *, tell: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in colors)
+        with vitmix.create(given, 10).attach(tiny_vit(), seed=3, step=0) as mixing:
+            if tell:
+                mixing.normalization = colors
+            mixing._run_guide = lambda *_: vitmix.parts.Guidance(gradient=pixels.mean(1))
+            return mixing.mix((pixels - mean) / std, labels).mix.mask
+
+    other = vitmix.Normalization((0.9, 0.1, 0.2), (0.05, 0.6, 0.3))
+    known = mask(vitmix.Normalization(), method, tell=True)
+    assert known.float().std() > 0
+    same(mask(other, method, tell=True), known)
+    start = method.removesuffix(")") + (", " if "(" in method else "(")
+    same(mask(other, f"{start}mean=[0.9, 0.1, 0.2], std=[0.05, 0.6, 0.3])", tell=False), known)
+    assert not torch.equal(mask(other, method, tell=False), known)
+
+
+def test_the_normalization_of_a_model_is_the_default() -> None:
+    model = tiny_vit()
+    cfg = model.pretrained_cfg
+    with vitmix.create("saliencymix", 10).attach(model) as mixing:
+        assert mixing.normalization == vitmix.Normalization(tuple(cfg["mean"]), tuple(cfg["std"]))
+    with vitmix.create("saliencymix", 10).attach(torch.nn.Linear(1, 1)) as mixing:
+        assert mixing.normalization == vitmix.Normalization()
+
+
+def test_the_saliency_peak_can_be_computed_ahead() -> None:
+    images, labels = tiny_batch(4)
+    method = vitmix.create("mixup | saliencymix | saliencymix(per=batch)", 10)
+    with method.attach(tiny_vit(), seed=3, step=0) as mixing:
+        ahead = method.ahead(images, mixing.normalization)
+        assert sorted(ahead) == ["1.mask.peak", "2.mask.peak"]
+        frame, seen = mixing.frame(images), set()
+        for _ in range(20):
+            draw = mixing.draw(frame)
+            seen.add(draw.choice)
+            later, before = (mixing.mix(images, labels, draw=each) for each in (draw, draw.with_ahead(ahead)))
+            same(before.images, later.images)
+            ruined = draw.with_ahead({name: 0 * value for name, value in ahead.items()})
+            if draw.choice == 1:
+                assert ruined.part("mask")["peak"].sum() == 0
+        assert seen == {0, 1, 2}
+
+
 # RecursiveMix
 
 
@@ -395,11 +449,41 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
     for batch, rows in ((images[:3], labels[:3]), (images, labels)):  # the second batch is larger
         same(learner(batch, rows).targets, F.label_rows(rows, 10))
     learner(images[:2], labels[:2])
-    assert not [key for key in learner.state_dict() if key.startswith("added") and "head" not in key]
     with pytest.raises(ValueError, match="keeps the previous batch"):
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+def test_recursivemix_resumes_with_its_history() -> None:
+    """State dicts hold it, so that a resumed training equals an uninterrupted one bit for bit."""
+    images, labels = tiny_batch(4)
+
+    def learner() -> vitmix.Learner:
+        torch.manual_seed(3)
+        return vitmix.Learner(tiny_vit(), vitmix.recursivemix(10, most=1.0), seed=5, step=0)
+
+    whole, empty = learner(), learner().state_dict()
+    assert [empty[f"added.history.{name}"].numel() for name in ("images", "rows", "logits")] == [0, 0, 0]
+    for _ in range(2):
+        whole(images, labels)
+    state = whole.state_dict()
+    assert state["added.history.images"].shape == images.shape
+    resumed = learner()
+    resumed.load_state_dict(state)
+    assert whole.mixing.per_process == ["history.images", "history.rows", "history.logits"]
+    for _ in range(2):
+        expected, found = whole(images.flip(0), labels), resumed(images.flip(0), labels)
+        for name in ("loss", "logits", "targets"):
+            same(getattr(found, name), getattr(expected, name))
+        assert found.parts["recognize"] > 0
+    resumed.load_state_dict(empty)
+    same(resumed(images, labels).targets, F.label_rows(labels, 10))
+    earlier = {key: value for key, value in state.items() if "history" not in key or "head" in key}
+    resumed.load_state_dict(earlier)  # of a version that did not save it
+    same(resumed(images, labels).targets, F.label_rows(labels, 10))
+    with pytest.raises(RuntimeError, match="must be of one batch"):
+        resumed.load_state_dict(state | {"added.history.rows": torch.zeros(9, 10)})
 
 
 # TdAttenMix

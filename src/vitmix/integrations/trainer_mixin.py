@@ -17,6 +17,7 @@ from vitmix._mixer import AnyMixer
 from vitmix._mixing import Mixing
 from vitmix._text import create
 from vitmix.attention.readers import logits_of, unwrap
+from vitmix.parts.base import Normalization
 
 __all__ = ["FILE", "MixTrainerMixin"]
 
@@ -82,6 +83,10 @@ class MixTrainerMixin:
                 self._guide.to(device)
             # `step` is given, because a trainer that is made again on purpose repeats its seed.
             self._mixing = mixer.attach(model, guide=self._guide, seed=self._mix_seed, step=0)
+            processor: Any = getattr(self, "processing_class", None)
+            mean, std = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
+            if mean and std:
+                self._mixing.normalization = Normalization(tuple(mean), tuple(std))
             self._mixing.modules.to(device)  # the trainer may move its model later
             for parameter in self._mixing.parameters():
                 _from_first_process(parameter)

@@ -9,7 +9,6 @@ from typing import Unpack
 
 from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
-from vitmix.parts.peak import MEAN, STD
 from vitmix.parts.puzzle import PuzzleMask
 
 __all__ = ["puzzlemix"]
@@ -28,8 +27,8 @@ def puzzlemix(
     transport: bool = True,
     cost: float = 0.8,
     cell: int | None = None,
-    mean: tuple[float, ...] = MEAN,
-    std: tuple[float, ...] = STD,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """Puzzle Mix: chooses blocks of both images by a minimum cut of gradient saliency and moves them; labels by area.
@@ -43,7 +42,7 @@ def puzzlemix(
         neighborhood: pixels over which colors are averaged.
         transport: whether hidden salient blocks move to visible places; `cost` is the price of distance.
         cell: pixels of a transported block (default: the blocks of the mask).
-        mean, std: with which the images were normalized (default: ImageNet's).
+        mean, std: with which the images were normalized (default: as configured, or else ImageNet's).
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     settings = (alpha, blocks, labels, beta, gamma, eta, neighborhood, transport, cost, cell, mean, std)

@@ -1,7 +1,6 @@
 """RecursiveMix: Mixing with History (Yang et al., NeurIPS 2022).
 
-Deviations: the history goes on over epochs, and a resumed training starts with an empty one. The feature map of a
-transformer is the grid of its final patch tokens.
+Deviations: the history goes on over epochs. The feature map of a transformer is the grid of its final patch tokens.
 """
 
 from typing import Unpack

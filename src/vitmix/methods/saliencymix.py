@@ -10,7 +10,7 @@ from typing import Literal, Unpack
 from vitmix._mixer import Mixer
 from vitmix.methods._common import CommonWithLoss
 from vitmix.parts.masks import Per
-from vitmix.parts.peak import MEAN, STD, PeakMask
+from vitmix.parts.peak import PeakMask
 
 __all__ = ["saliencymix"]
 
@@ -21,8 +21,8 @@ def saliencymix(
     alpha: float = 1.0,
     per: Per = "sample",
     order: Literal["rgb", "bgr"] = "rgb",
-    mean: tuple[float, ...] = MEAN,
-    std: tuple[float, ...] = STD,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
     """SaliencyMix: pastes a box around the most salient pixel of the partner; labels by area.
@@ -31,7 +31,7 @@ def saliencymix(
         alpha: parameter of the Beta distribution of the area; 1 is uniform.
         per: "sample" places each box at the peak of its partner, "batch" all at that of the first image's partner.
         order: order of the channels, "rgb" or "bgr", for the gray levels.
-        mean, std: with which images that are not uint8 were normalized (default: ImageNet's).
+        mean, std: with which images that are not uint8 were normalized (default: as configured, or else ImageNet's).
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """
     return Mixer(num_classes, mask=PeakMask(alpha, per, order, mean, std), **common)

@@ -31,6 +31,8 @@ __all__ = [
     "HiddenMixing",
     "Mask",
     "Needs",
+    "Normalization",
+    "Observer",
     "Pairing",
     "Part",
     "Paste",
@@ -59,6 +61,7 @@ class Needs:
         guide_logits: the guide's logits of the unmixed images.
         guide_gradient: the gradient of the guide's loss with respect to the unmixed images.
         guide_features: the channel mean of the guide's final tokens on the unmixed images.
+        guide_observer: the part's own pass of the guide, see `Mask.observer`.
         preview: the final tokens of a pass without hidden mixing, before the pass with it.
         one_label: label rows that sum to one, because the formula is undefined for several labels per image.
     """
@@ -70,6 +73,7 @@ class Needs:
     guide_logits: bool = False
     guide_gradient: bool = False
     guide_features: bool = False
+    guide_observer: bool = False
     preview: bool = False
     one_label: bool = False
 
@@ -90,7 +94,8 @@ class Needs:
     @property
     def guide(self) -> bool:
         """Whether a pass on the unmixed images is needed."""
-        return self.guide_blocks is not None or self.guide_logits or self.guide_gradient or self.guide_features
+        others = (self.guide_logits, self.guide_gradient, self.guide_features, self.guide_observer)
+        return self.guide_blocks is not None or any(others)
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,31 @@ class Guidance:
         logits: `(B, K)`.
         gradient: `(B, H, W)` gradient of the loss at each pixel, as the root mean square over channels.
         features: `(B, rows, columns)` channel mean of the final tokens, on the guide's grid.
+        observed: the result of the mask's `observer`.
     """
 
     scores: Tensor | None = None
     logits: Tensor | None = None
     gradient: Tensor | None = None
     features: Tensor | None = None
+    observed: Tensor | None = None
+
+
+class Observer:
+    """A pass of the guide that a part runs itself: from unmixed images `(B, C, H, W)` to one tensor.
+
+    It is called in evaluation mode and without gradient. A plain object, so that learners can be copied and pickled.
+    """
+
+    def __call__(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Normalization(NamedTuple):
+    """With which mean and standard deviation per channel, of colors in 0..1, images were normalized."""
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -121,6 +145,7 @@ class Unmixed:
         rows: targets `(B, K)` of the unmixed images, without smoothing.
         partner: `(B,)` the batch index of the image that each image will be mixed with.
         module: the result of the mask's `module`.
+        normalization: of the images; ImageNet's if it is not known.
     """
 
     images: Tensor
@@ -129,6 +154,7 @@ class Unmixed:
     frame: Frame
     guidance: Guidance = field(default_factory=Guidance)
     module: nn.Module | None = None
+    normalization: Normalization = Normalization()
 
 
 @dataclass(frozen=True)
@@ -244,6 +270,14 @@ class Part:
         """Draws the random numbers for one batch, on the host."""
         return {}
 
+    def ahead(self, images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+        """Numbers `(B, ...)` that depend on the unmixed images alone.
+
+        `vitmix train` computes them in the loader's workers. The part finds them among its `values`, and must compute
+        them itself if they are missing.
+        """
+        return {}
+
     def conflict(self, mixer: "Mixer") -> str | None:
         """Why the part cannot be combined with the other parts of a mixer; None if it can."""
         return None
@@ -284,6 +318,10 @@ class Mask(Part):
     mixes: ClassVar[bool] = True
     moves_pixels: ClassVar[bool] = False
     pastes_partner: ClassVar[bool] = True
+
+    def observer(self, reader: "Reader") -> Observer | None:
+        """The mask's own pass of the guide, if `needs.guide_observer`. Raises an error if the guide is not suited."""
+        return None
 
     def where(self, values: Values, batch: Unmixed) -> Paste | Composed:
         """Computes where the partner is pasted, or the mixed images themselves, from the drawn numbers."""

@@ -5,10 +5,11 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-__all__ = ["grid_energy", "grid_labels"]
+__all__ = ["batch_labels", "grid_energy", "grid_labels"]
 
 Floats = NDArray[np.float64]
 LARGEST = 2**30  # SciPy's flows are 32-bit integers and overflow silently
+CELLS = 1024  # of the grids that are cut at once
 PRECISION = 1e-14  # of the total cost, at which capacities count as used up
 
 
@@ -27,29 +28,41 @@ def grid_energy(labels: NDArray[np.int64], unary: Floats, down: Floats, right: F
 
 
 def grid_labels(unary: Floats, down: Floats, right: Floats) -> NDArray[np.int64]:
-    """Labels `(rows, columns)` with the smallest `grid_energy`; weights must not be negative.
+    """Labels `(rows, columns)` with the smallest `grid_energy`; weights must not be negative."""
+    return batch_labels(unary[None], down[None], right[None])[0]
+
+
+def batch_labels(unary: Floats, down: Floats, right: Floats) -> NDArray[np.int64]:
+    """The same for a batch, `(B, rows, columns)`, several grids in one graph: a call takes longer than a small cut."""
+    at_once = max(1, CELLS // (unary.shape[1] * unary.shape[2]))
+    parts = [slice(start, start + at_once) for start in range(0, len(unary), at_once)]
+    return np.concatenate([_labels(unary[part], down[part], right[part]) for part in parts])
+
+
+def _labels(unary: Floats, down: Floats, right: Floats) -> NDArray[np.int64]:
+    """Labels `(B, rows, columns)` by one cut.
 
     Label i is written as L - 1 binary variables, "label > k" for each k, so squared differences are pairs of variables
     and the minimum is one cut of a graph with L - 1 layers.
     """
-    rows, columns, count = unary.shape
-    layers = count - 1
-    first, second, weight = _neighbors(down, right)
-    cells = rows * columns
+    count = unary.shape[3]
+    layers, cells = count - 1, unary[..., 0].size
+    first, second, weight = _neighbors(unary.shape[:3], down, right)
     # (i - j)^2 = sum over layers of (a_k - b_l)^2 + i^2 + j^2 - layers * (i + j)
     load = np.bincount(first, weight, cells) + np.bincount(second, weight, cells)
     label = np.arange(count)
     cost = unary.reshape(cells, count) + load[:, None] * (label**2 - layers * label) / layers**2
     step = np.diff(cost, axis=1)  # (cells, layers): what "label > k" adds
     above = _cut(step, first, second, weight / layers**2)
-    return above.sum(1).reshape(rows, columns)
+    return above.sum(1).reshape(unary.shape[:3])
 
 
-def _neighbors(down: Floats, right: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    rows, columns = right.shape[0], down.shape[1]
-    cell = np.arange(rows * columns).reshape(rows, columns)
-    first = np.concatenate([cell[:-1].ravel(), cell[:, :-1].ravel()])
-    second = np.concatenate([cell[1:].ravel(), cell[:, 1:].ravel()])
+def _neighbors(
+    shape: tuple[int, ...], down: Floats, right: Floats
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    cell = np.arange(np.prod(shape)).reshape(shape)
+    first = np.concatenate([cell[:, :-1].ravel(), cell[:, :, :-1].ravel()])
+    second = np.concatenate([cell[:, 1:].ravel(), cell[:, :, 1:].ravel()])
     return first, second, np.concatenate([down.ravel(), right.ravel()])
 
 

@@ -1,7 +1,7 @@
 """RecursiveMix: the mixed batch of the previous step, reduced into a box, and a loss that recognizes it there."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ SHARED = "history"  # name of the module that the mask and the loss share
 class History(nn.Module):
     """The mixed images, labels and logits of the previous step, and the classifier of the box, if there is a loss.
 
-    The tensors are not buffers: they belong to one process and to the next step, so they are neither saved nor sent.
+    State dicts hold the tensors, empty before the first step, so that a resumed training continues. They are not
+    buffers: each process has its own, and data parallelism would send the first one's to all.
     """
+
+    per_process: ClassVar[tuple[str, ...]] = ("images", "rows", "logits")
 
     def __init__(self, head: nn.Linear | None = None) -> None:
         super().__init__()
@@ -42,9 +45,37 @@ class History(nn.Module):
     def fits(self, images: Tensor) -> bool:
         """Whether the previous batch has at least as many images, of the same kind."""
         old = self.images
-        if old is None or len(old) < len(images):
-            return False
-        return old.shape[1:] == images.shape[1:] and old.dtype == images.dtype and old.device == images.device
+        return (
+            old is not None
+            and len(old) >= len(images)
+            and (old.shape[1:], old.dtype) == (images.shape[1:], images.dtype)
+        )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.per_process:
+            value = getattr(self, name)
+            destination[prefix + name] = torch.empty(0) if value is None else value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        keys = [prefix + name for name in self.per_process]
+        found = {key: state_dict.get(key) for key in keys}  # none in a state dict of an earlier version
+        kept = [value if value is not None and value.numel() else None for value in found.values()]
+        if len({len(value) for value in kept if value is not None}) > 1:
+            error_msgs.append(f"the tensors of {prefix}images, rows and logits must be of one batch")
+            return
+        self.images, self.rows, self.logits = kept
+        rest = {key: value for key, value in state_dict.items() if key not in found}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 def pooled_box(features: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
@@ -113,13 +144,13 @@ class HistoryMask(Mask):
         history.pasted = None
         if history.fits(images):
             assert history.images is not None and history.rows is not None
-            mixed = paste_resized(
-                images, history.images[: len(images)], box.expand(len(images), 4), (values["rows"], values["columns"])
-            )
-            old = history.rows[: len(images)].to(rows.dtype)
+            before = history.images[: len(images)].to(images.device)  # on the host after loading
+            sides = values["rows"], values["columns"]
+            mixed = paste_resized(images, before, box.expand(len(images), 4), sides)
+            old = history.rows[: len(images)].to(rows)
             rows = torch.lerp(rows, old, mask.to(rows.dtype).mean())
             if history.logits is not None:
-                history.pasted = (box, history.logits[: len(images)])
+                history.pasted = (box, history.logits[: len(images)].to(images.device))
         else:
             mask = torch.zeros_like(mask)
         history.images, history.rows, history.logits = mixed.detach(), rows, None

@@ -10,14 +10,14 @@ from torch.nn import functional
 from vitmix._checks import check_choice, check_positive
 from vitmix._mix import Frame
 from vitmix._registry import register
-from vitmix.parts.base import Mask, Paste, Unmixed, Values
+from vitmix.parts.base import Mask, Normalization, Paste, Unmixed, Values
 from vitmix.parts.masks import Per, beta_share, box_mask, box_reach, boxes_within
 
 __all__ = ["PeakMask", "fine_grained_saliency", "gray_levels", "saliency_peak"]
 
 SCALES = (12, 24, 48, 28, 56, 112)  # half sides of the surrounds, in pixels
+IMAGENET = Normalization()
 GRAY = (9798, 19235, 3735)  # 0.299 of red, 0.587 of green, 0.114 of blue, in units of 2 ** -15, as OpenCV has them
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 def gray_levels(images: Tensor, weights: tuple[int, ...] = GRAY) -> Tensor:
@@ -88,45 +88,62 @@ class PeakMask(Mask):
         per: "sample" places the box at the peak of each image's partner, "batch" all boxes at the peak of the first
             image's partner. The area is drawn once per batch.
         order: order of the channels, "rgb" or "bgr", for the gray levels.
-        mean, std: with which images that are not uint8 were normalized (default: ImageNet's).
+        mean, std: with which images that are not uint8 were normalized (default: as in the training's or the model's
+            configuration, or else ImageNet's).
     """
 
     name: ClassVar[str] = "peak_box"
     alpha: float = 1.0
     per: Per = "sample"
     order: Literal["rgb", "bgr"] = "rgb"
-    mean: tuple[float, ...] = MEAN
-    std: tuple[float, ...] = STD
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_choice("per", self.per, ("batch", "sample"))
         check_choice("order", self.order, ("rgb", "bgr"))
         for name in ("mean", "std"):
-            if not isinstance(value := getattr(self, name), tuple) or len(value) != 3:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, tuple) or len(value) != 3):
                 raise ValueError(f"{name} must be three numbers, for red, green and blue, got {value!r}")
-        for value in self.std:
-            check_positive("std", value)
+        check_normalization(self.mean, self.std)
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
         return {"reach": box_reach(frame.size, beta_share(1, self.alpha, generator=generator))}
 
+    def ahead(self, images: Tensor, normalization: Normalization) -> dict[str, Tensor]:
+        return {"peak": saliency_peak(self.saliency(images, normalization))}
+
     def where(self, values: Values, batch: Unmixed) -> Paste:
         first = batch.partner[:1] if self.per == "batch" else batch.partner
-        center = saliency_peak(self.saliency(batch.images[first]))
+        if "peak" in values:
+            center = values["peak"][first]
+        else:
+            center = saliency_peak(self.saliency(batch.images[first], batch.normalization))
         return Paste(box_mask(boxes_within(center, batch.frame.size, values["reach"]), batch.frame.size))
 
-    def saliency(self, images: Tensor) -> Tensor:
+    def saliency(self, images: Tensor, normalization: Normalization = IMAGENET) -> Tensor:
         """Saliency levels `(B, H, W)` of images `(B, 3, H, W)`."""
         if images.shape[1] != 3:
             raise ValueError(f"a {self.name} mask needs color images (B, 3, H, W), got {tuple(images.shape)}")
         weights = GRAY if self.order == "rgb" else GRAY[::-1]
-        return fine_grained_saliency(gray_levels(self._levels(images), weights))
+        mean, std = self.mean or normalization.mean, self.std or normalization.std
+        return fine_grained_saliency(gray_levels(_levels(images, mean, std), weights))
 
-    def _levels(self, images: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:
-            return images
-        # Numbers instead of tensors, because creating a tensor would make a GPU wait.
-        channels = zip(images.detach().float().unbind(1), self.mean, self.std, strict=True)
-        levels = torch.stack([(channel * std + mean) * 255 for channel, mean, std in channels], dim=1)
-        return levels.round().clamp(0, 255).to(torch.uint8)
+
+def _levels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    if images.dtype == torch.uint8:
+        return images
+    # Numbers instead of tensors, because creating a tensor would make a GPU wait.
+    channels = zip(images.detach().float().unbind(1), mean, std, strict=True)
+    levels = torch.stack([(channel * wide + center) * 255 for channel, center, wide in channels], dim=1)
+    return levels.round().clamp(0, 255).to(torch.uint8)
+
+
+def check_normalization(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Refuses one of the two alone, and deviations that are not positive."""
+    if (mean is None) != (std is None) or (mean and std and len(mean) != len(std)):
+        raise ValueError(f"mean and std must be one number per channel, or both none, got {mean!r} and {std!r}")
+    for value in std or ():
+        check_positive("std", value)

@@ -13,7 +13,7 @@ from vitmix._mix import Frame, Grid
 from vitmix._registry import register
 from vitmix.parts.base import Composed, Evidence, Mask, Needs, Shown, Unmixed, Values
 from vitmix.parts.masks import beta_share
-from vitmix.parts.peak import MEAN, STD
+from vitmix.parts.peak import check_normalization
 
 __all__ = ["Costs", "PuzzleMask", "block_saliency", "move_blocks", "puzzle_costs", "puzzle_mix", "transport_plan"]
 
@@ -124,12 +124,13 @@ def transport_plan(saliency: Tensor, visible: Tensor, *, cost: float = 0.8) -> T
     distance = (row.unsqueeze(1) - row).square() + (column.unsqueeze(1) - column).square()
     total = cost * (distance.to(torch.float32) / max(side - 1, 1) ** 2)  # float32, as the authors have it
     total = total - saliency.flatten(1).unsqueeze(2) * visible.flatten(1).unsqueeze(1)
-    won = torch.zeros_like(total, dtype=torch.bool)
+    wanted, won = place.expand(len(total), -1).unsqueeze(2), torch.zeros_like(total, dtype=torch.bool)
     for _ in range(side):
-        bids = functional.one_hot(total.argmin(2), side * side).bool()
-        best = torch.where(bids, total, 0).argmin(1, keepdim=True)
-        won = torch.zeros_like(bids).scatter(1, best, True) & bids
-        total = total + (bids & ~won)
+        wanted = total.argmin(2, keepdim=True)
+        bids = torch.zeros_like(total).scatter(2, wanted, total.gather(2, wanted))  # zero without a bid
+        wins = bids.argmin(1).gather(1, wanted.squeeze(2)) == place
+        won = torch.zeros_like(won).scatter(2, wanted, wins.unsqueeze(2))
+        total = total.scatter_add(2, wanted, (~wins).to(total.dtype).unsqueeze(2))
     return won
 
 
@@ -154,11 +155,10 @@ def _enlarged(grid: Tensor, size: Grid) -> Tensor:
 
 def puzzle_labels(costs: Costs) -> Tensor:
     """The labels `(B, n, n)` of the smallest energy, found on the host."""
-    from vitmix.parts.cuts import grid_labels
+    from vitmix.parts.cuts import batch_labels
 
-    arrays = [each.detach().cpu().numpy() for each in costs]
-    found = [torch.from_numpy(grid_labels(*rows)) for rows in zip(*arrays, strict=True)]
-    return torch.stack(found).to(costs.unary.device)
+    found = batch_labels(*(each.detach().cpu().numpy() for each in costs))
+    return torch.from_numpy(found).to(costs.unary.device)
 
 
 @torch.library.custom_op("vitmix::puzzle_mix", mutates_args=())
@@ -241,7 +241,8 @@ class PuzzleMask(Mask):
         neighborhood: pixels over which colors are averaged.
         transport: whether hidden salient blocks move to visible places; `cost` is the price of distance.
         cell: pixels of a transported block (default: the blocks of the mask).
-        mean, std: with which the images were normalized (default: ImageNet's).
+        mean, std: with which the images were normalized (default: as in the training's or the model's configuration, or
+            else ImageNet's).
     """
 
     name: ClassVar[str] = "puzzle"
@@ -256,8 +257,8 @@ class PuzzleMask(Mask):
     transport: bool = True
     cost: float = 0.8
     cell: int | None = None
-    mean: tuple[float, ...] = MEAN
-    std: tuple[float, ...] = STD
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
@@ -274,10 +275,7 @@ class PuzzleMask(Mask):
         check_not_negative("cost", self.cost)
         if self.cell is not None:
             check_count("cell", self.cell)
-        if not isinstance(self.mean, tuple) or not isinstance(self.std, tuple) or len(self.mean) != len(self.std):
-            raise ValueError(f"mean and std must be one number per channel, got {self.mean!r} and {self.std!r}")
-        for each in self.std:
-            check_positive("std", each)
+        check_normalization(self.mean, self.std)
 
     @property
     def needs(self) -> Needs:
@@ -297,17 +295,16 @@ class PuzzleMask(Mask):
     def where(self, values: Values, batch: Unmixed) -> Composed:
         images, saliency = batch.images, batch.guidance.gradient
         assert saliency is not None
-        if images.shape[1] != len(self.mean):
-            raise ValueError(
-                f"mean and std are of {len(self.mean)} channels, but images have {images.shape[1]}; set both"
-            )
+        mean, std = self.mean or batch.normalization.mean, self.std or batch.normalization.std
+        if images.shape[1] != len(mean):
+            raise ValueError(f"mean and std are of {len(mean)} channels, but images have {images.shape[1]}; set both")
         mixed, mask = puzzle_mix(
             images,
             saliency.to(batch.frame.dtype),
             batch.partner,
             values["share"],
             values["blocks"],
-            [*self.mean, *self.std],
+            [*mean, *std],
             [self.beta, self.gamma, self.eta, self.cost],
             [self.labels, self.neighborhood, self.cell or 0],
             self.transport,

@@ -113,6 +113,10 @@ def test_whole_training_equals_that_of_one_process(pair: Path, tmp_path: Path) -
     assert len(rows(pair / "plain")) == 2 and same_tables(tmp_path / "one", pair / "plain")
 
 
+def test_each_process_resumes_with_its_own_history(pair: Path) -> None:
+    assert same_weights(weights(pair / "history"), weights(pair / "history_parts"))
+
+
 @pytest.mark.parametrize("run", ["resumed", "stopped", "lost", "disk0/run"])
 def test_interrupted_training_equals_the_uninterrupted(pair: Path, run: str) -> None:
     for name in ("last", "best"):

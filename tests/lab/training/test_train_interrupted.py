@@ -64,7 +64,9 @@ def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, workers: i
 
 
 @pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("method", ["(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "mixup | smmix"])
+@pytest.mark.parametrize(
+    "method", ["(mixup | cutmix) + htm(block=1) + vtm(block=1, tokens=2)", "mixup | smmix", "recursivemix"]
+)
 def test_every_state_is_resumed(tmp_path: Path, method: str, resident: bool) -> None:
     settings = {"method": method, "resident": resident, "accumulate": 2, "erasing": 0.5, "erase_after_mixing": True}
     settings |= {"clip_grad": 1.0, "mixing_off_epoch": 1, "repeats": 2, "optimizer": "sgd", "layer_decay": 0.8}

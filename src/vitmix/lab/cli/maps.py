@@ -1,4 +1,4 @@
-"""`vitmix maps`: activation maps of a teacher, for TokenMix's labels."""
+"""`vitmix maps`: maps of a teacher, for TokenMix's labels, token labeling and ReLabel."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ SALIENCY = "saliency:"
 
 @dataclass(frozen=True, kw_only=True)
 class Maps(EarlierChoice):
-    """Make a teacher's activation maps, for TokenMix's labels."""
+    """Make a teacher's maps, for TokenMix's labels, token labeling and ReLabel."""
 
     epilog = (
         "--model names the teacher; saliency:spectral needs none. Afterwards: vitmix train --data THE_SAME --method "
-        "'tokenmix(label=activation)' --maps FOLDER. A stopped command resumes when rerun."
+        "'tokenmix(label=activation)' or token_labeling --maps FOLDER. A stopped command resumes when rerun."
     )
 
     data: str = option(..., "the training data, written as for vitmix train")
@@ -61,6 +61,8 @@ def run(settings: Maps) -> int:
     used = sum(path.stat().st_size for path in Path(settings.output).iterdir())
     print(f"Maps of {len(images)} images by {teacher.name} are in {settings.output} ({used / 2**20:.1f} MiB).")
     print(f"Use them: vitmix train --method 'tokenmix(label=activation)' --maps {settings.output}")
+    if not teacher.any_class:
+        print(f"Or: vitmix train --method token_labeling --maps {settings.output}")
     return 0
 
 

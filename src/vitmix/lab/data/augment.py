@@ -13,6 +13,7 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 from torchvision import transforms
 
 from vitmix._sampling import generator_for
@@ -97,18 +98,59 @@ def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, s
     return _map_tensor(_train_transform(augmentation, of_map=True)(_map_image(activation, size)))
 
 
+def augment_places(size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:
+    """Where each pixel of the image that `augment` makes comes from: `(3, H, W)`, as of `places_of`.
+
+    An image of places goes through the transform of a map, so one pass serves maps of any number of classes.
+
+    Args:
+        size: height and width of the image.
+    """
+    seed_global_generators(*seed_numbers)
+    return _pixels(_train_transform(augmentation, of_map=True)(_places_image(size))) / 255
+
+
+def centered_places(size: Size, augmentation: Augmentation) -> Tensor:
+    """The same for the center of the image, which is trained on where `scale` is `None`."""
+    return _pixels(_center(augmentation.sides, 1.0, augmentation.interpolation)(_places_image(size))) / 255
+
+
+def places_of(size: Size) -> Tensor:
+    """Row and column of each pixel, as fractions of the image, and ones: `(3, H, W)`. All are 0 outside the image."""
+    row, column = ((torch.arange(side) + 0.5) / side for side in size)
+    return torch.stack([*torch.meshgrid(row, column, indexing="ij"), torch.ones(size)])
+
+
+def cell_places(places: Tensor, grid: Size) -> Tensor:
+    """Row and column of the part of each cell that is inside the image, and how much that is, `(B, 3, *grid)`.
+
+    Args:
+        places: `(B, 3, H, W)` of pixels.
+    """
+    pooled = adaptive_avg_pool2d(places, grid)
+    inside = pooled[:, 2:].clamp(0, 1)
+    return torch.cat([(pooled[:, :2] / inside.clamp_min(1e-3)).clamp(0, 1), inside], dim=1)
+
+
+def _places_image(size: Size) -> Image.Image:
+    # 256 levels are enough: a cell averages many pixels, and three channels go through Pillow at once.
+    levels = (places_of(size) * 255).round().byte()
+    return _fit_sides(Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy()))
+
+
 def centered_map(activation: Tensor, size: Size, augmentation: Augmentation) -> Tensor:
     """The map `(H, W)` of the center of the image, which is used for training if `scale` is `None`."""
     return _map_tensor(_center(augmentation.sides, 1.0, augmentation.interpolation)(_map_image(activation, size)))
 
 
-def check_maps(maps: Tensor | None, count: int, description: str, augmentation: Augmentation) -> None:
-    """Refuses maps that cannot belong to `count` images, and augmentation that maps cannot follow."""
-    if maps is None:
-        return
-    if maps.ndim != 3 or len(maps) != count:
+def check_maps(
+    maps: Tensor | None, count: int, description: str, augmentation: Augmentation, *, places: bool = False
+) -> None:
+    """Refuses maps that cannot belong to `count` images, and augmentation that maps or places cannot follow."""
+    if maps is not None and (maps.ndim != 3 or len(maps) != count):
         raise ValueError(f"maps must be ({count}, h, w), one per image of {description}, got {tuple(maps.shape)}")
-    _train_transform(augmentation, of_map=True)
+    if maps is not None or places:
+        _train_transform(augmentation, of_map=True)
 
 
 def normalize(pixels: Tensor, augmentation: Augmentation) -> Tensor:

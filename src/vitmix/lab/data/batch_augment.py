@@ -46,10 +46,24 @@ def augment_maps(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tens
     maps = maps.float().unsqueeze(1)
     if (maps.shape[2], maps.shape[3]) != settings.source:
         maps = interpolate(maps, settings.source, mode="bilinear", antialias=True)
+    return _moved(maps, numbers, settings).squeeze(1)
+
+
+def augment_places(places: Tensor, numbers: Tensor, settings: BatchSettings) -> Tensor:
+    """Where the pixels of `augment_batch` come from: `(B, 3, H, W)`, as of `augment.places_of`.
+
+    Args:
+        places: `(3, h, w)` of the images before.
+        numbers: those given to `augment_batch`.
+    """
+    return _moved(places.expand(len(numbers), -1, -1, -1), numbers, settings)
+
+
+def _moved(maps: Tensor, numbers: Tensor, settings: BatchSettings) -> Tensor:
     maps = _crop_and_flip(maps, numbers, settings.augmentation, levels=False)
     for columns in _layers(numbers, settings):
-        maps = _move(maps, columns, settings, fill=(0,), levels=False)
-    return maps.squeeze(1)
+        maps = _move(maps, columns, settings, fill=(0,) * maps.shape[1], levels=False)
+    return maps
 
 
 def _layers(numbers: Tensor, settings: BatchSettings) -> list[Tensor]:

@@ -17,12 +17,24 @@ from torch import Tensor
 from vitmix._checks import check_count
 from vitmix._mix import Grid, resample_mask
 
-from .augment import augment, augment_map, check_maps, erase, eval_pixels, global_generators_kept, normalize
+from .augment import (
+    augment,
+    augment_map,
+    augment_places,
+    cell_places,
+    check_maps,
+    erase,
+    eval_pixels,
+    global_generators_kept,
+    normalize,
+)
 from .augmentation import Augmentation
 from .images import ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
+
+Ahead = Callable[[Tensor], dict[str, Tensor]]
 
 
 @dataclass
@@ -33,6 +45,9 @@ class Batch:
         erase: `(B, 4)` boxes (top, bottom, left, right) to be erased after mixing, empty if there is none; `None`
             when the images are erased already.
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
+        places: `(B, 3, h, w)` where each cell of an image comes from: row and column as fractions of the image as it
+            is stored, and the part of the cell that is inside it.
+        ahead: what the method computes from the images alone, `(B, ...)` each; it stays on the host.
         broken: the unreadable images found while loading it, because a worker's own list would stay in the worker.
     """
 
@@ -41,6 +56,8 @@ class Batch:
     indices: Tensor
     erase: Tensor | None = None
     maps: Tensor | None = None
+    places: Tensor | None = None
+    ahead: dict[str, Tensor] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -57,8 +74,9 @@ class Batch:
         return self._each(lambda values: values.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        erase, maps = (None if values is None else change(values) for values in (self.erase, self.maps))
-        return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps, self.broken)
+        given = (self.erase, self.maps, self.places)
+        given = [None if values is None else change(values) for values in given]
+        return Batch(change(self.images), change(self.labels), change(self.indices), *given, self.ahead, self.broken)
 
 
 def _empty(broken: dict[int, str]) -> Batch:
@@ -66,13 +84,20 @@ def _empty(broken: dict[int, str]) -> Batch:
 
 
 def _train_batch(
-    images: ImageSet, augmentation: Augmentation, seed: int, maps: Tensor | None, map_grid: Grid | None, keys: list[Key]
+    images: ImageSet,
+    augmentation: Augmentation,
+    seed: int,
+    maps: Tensor | None,
+    map_grid: Grid | None,
+    place_grid: Grid | None,
+    ahead: Ahead | None,
+    keys: list[Key],
 ) -> Batch:
     """The augmented samples of these keys; empty if not a single image is readable.
 
     The main process then raises the error, because a worker's error would come with its whole traceback.
     """
-    samples, labels, indices, moved = [], [], [], []
+    samples, labels, indices, moved, places = [], [], [], [], []
     known = len(images.broken)
     with global_generators_kept():
         for epoch, index, repeat in keys:
@@ -86,16 +111,22 @@ def _train_batch(
             indices.append(found)
             if maps is not None:
                 moved.append(augment_map(maps[found], (image.height, image.width), augmentation, seed_numbers=numbers))
+            if place_grid is not None:
+                places.append(augment_places((image.height, image.width), augmentation, seed_numbers=numbers))
     pixels, boxes = (torch.stack(each) for each in zip(*samples, strict=True))
     batch = Batch(normalize(pixels, augmentation), torch.tensor(labels), torch.tensor(indices))
     batch.broken = dict(itertools.islice(images.broken.items(), known, None))
     if moved:
         batch.maps = pooled(torch.stack(moved), map_grid)
+    if place_grid is not None:
+        batch.places = cell_places(torch.stack(places), place_grid)
     if augmentation.erase_after_mixing:
         batch.erase = boxes[:, 0]
-        return batch
-    for row, key in enumerate(keys):
-        erase(batch.images[row], boxes[row], seed_numbers=(seed, *key))
+    else:
+        for row, key in enumerate(keys):
+            erase(batch.images[row], boxes[row], seed_numbers=(seed, *key))
+    if ahead is not None:
+        batch.ahead = ahead(batch.images)
     return batch
 
 
@@ -152,6 +183,8 @@ class TrainLoader(Fetcher[Batch], Epochs):
         maps: `(N, h, w)` activation map of each image's label over the whole image, to be augmented with it; see
             `vitmix.lab.maps`. The images' random choices do not depend on them.
         map_grid: pools the augmented maps by area; `None` leaves them at the images' size.
+        place_grid: gives each batch its `places` on this grid.
+        ahead: a function of each batch's images, for its `ahead`, called in the workers.
     """
 
     def __init__(
@@ -168,11 +201,13 @@ class TrainLoader(Fetcher[Batch], Epochs):
         balance: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
+        place_grid: Grid | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        check_maps(maps, len(images), images.description, augmentation)
+        check_maps(maps, len(images), images.description, augmentation, places=place_grid is not None)
         self.images = images
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
-        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid)
+        fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid, ahead)
         super().__init__(fetch, workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from vitmix._mix import Grid
 from vitmix._sampling import generator_for
 
-from .augment import centered_map, check_maps, eval_pixels, normalize
+from .augment import cell_places, centered_map, centered_places, check_maps, eval_pixels, normalize, places_of
 from .augmentation import Augmentation
-from .batch_augment import augment_batch, augment_maps
+from .batch_augment import augment_batch, augment_maps, augment_places
 from .batch_draws import batch_settings, draw, uniforms_per_sample
 from .images import ImageSet, in_memory
 from .loader import Batch, Epochs, pooled, read_batch
@@ -31,7 +31,7 @@ class ResidentLoader(Epochs):
 
     Args:
         batch: samples per batch and process.
-        repeats, balance, maps, map_grid: as in `TrainLoader`.
+        repeats, balance, maps, map_grid, place_grid: as in `TrainLoader`.
         compile: runs the augmentation through `torch.compile`.
     """
 
@@ -50,9 +50,10 @@ class ResidentLoader(Epochs):
         compile: bool = False,
         maps: Tensor | None = None,
         map_grid: Grid | None = None,
+        place_grid: Grid | None = None,
     ) -> None:
-        check_maps(maps, len(images), images.description, augmentation)
-        self.images, self.map_grid = images, map_grid
+        check_maps(maps, len(images), images.description, augmentation, places=place_grid is not None)
+        self.images, self.map_grid, self.place_grid = images, map_grid, place_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
@@ -62,10 +63,11 @@ class ResidentLoader(Epochs):
             self._readable[row] = arrays.readable(row)[2]
         pixels = torch.from_numpy(arrays.pixels)
         size = (pixels.shape[1], pixels.shape[2])
+        places = places_of(size)
         if augmentation.scale is None and size != augmentation.sides:  # the center of each image
             whole = replace(augmentation, crop_pct=1.0)
             centers = [eval_pixels(arrays.read(row), whole) for row in range(len(arrays))]
-            pixels = torch.stack(centers).permute(0, 2, 3, 1)
+            pixels, places = torch.stack(centers).permute(0, 2, 3, 1), centered_places(size, augmentation)
             if maps is not None:
                 maps = torch.stack([centered_map(each, size, augmentation).to(maps.dtype) for each in maps])
         # A compiler and a GPU need fixed shapes; a CPU is faster when each operation sees only its own samples.
@@ -74,6 +76,7 @@ class ResidentLoader(Epochs):
         self._pixels = pixels.to(self.device)  # (N, H, W, 3), shared with `images` where that is possible
         self._labels = torch.from_numpy(arrays.labels).to(self.device)
         self._maps = None if maps is None else maps.to(self.device)
+        self._places = places.to(self.device)
         self._augment = torch.compile(augment_batch, dynamic=False) if compile else augment_batch
         self._augment_maps = torch.compile(augment_maps, dynamic=False) if compile else augment_maps
 
@@ -129,8 +132,12 @@ class ResidentLoader(Epochs):
         with torch.autocast(self.device.type, enabled=False):
             images = self._augment(images, numbers, noise, self.settings)
             maps = None if self._maps is None else self._augment_maps(self._maps[rows], numbers, self.settings)
+            places = None if self.place_grid is None else self._cell_places(numbers, self.place_grid)
         maps = None if maps is None else pooled(maps, self.map_grid)
-        return Batch(images, self._labels[rows], rows, boxes, maps)
+        return Batch(images, self._labels[rows], rows, boxes, maps, places)
+
+    def _cell_places(self, numbers: Tensor, grid: Grid) -> Tensor:
+        return cell_places(augment_places(self._places, numbers, self.settings), grid)
 
 
 class ResidentEvalLoader:

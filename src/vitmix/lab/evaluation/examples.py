@@ -27,6 +27,7 @@ from vitmix.lab.figures.samples import demonstrated, in_pixels
 from vitmix.lab.plotting.grid import ImageGrid, as_pixels
 from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
 from vitmix.lab.training import prepare
+from vitmix.parts.base import Normalization
 
 from .subject import Subject
 
@@ -77,19 +78,23 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
     # Hidden mixing acts in training mode only.
     learner = Learner(model, method.each(demonstrated), guide=guide, seed=0, step=0).train()
     augmentation = prepare.build_augmentation(config, model)
+    learner.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
     maps = prepare.map_settings(config, images, learner, augmentation)
+    teacher = prepare.build_labels(config, images, learner, augmentation, torch.device("cpu"))
+    maps["place_grid"] = None if teacher is None else teacher.place_grid(augmentation.sides)
     batch = min(BATCH, len(images))
     loader = TrainLoader(images, augmentation, batch=batch, seed=config.seed, repeats=config.repeats, **maps)
     found: dict[int, list[Example]] = {}
     names = [*images.classes, *(str(number) for number in range(len(images.classes), outputs))]
     first = next(loader.epoch(0))
+    labels = prepare.training_labels(config, teacher, first, first.indices)[0]
     frame = learner.mixing.frame(first.images)
     for step in range(TRIES):
         own, shared = generator_for(config.seed, step, 1), generator_for(config.seed, step, 0)
         draw = method.draw(frame, own, shared=shared)
         if draw.choice in found:
             continue
-        mixed = learner.mixing.mix(first.images, first.labels, maps=first.maps, draw=draw)
+        mixed = learner.mixing.mix(first.images, labels, maps=first.maps, draw=draw)
         learner.model(mixed.images)
         targets = learner.mixing.targets(mixed)
         looks, sources = _sources(mixed, first.images)

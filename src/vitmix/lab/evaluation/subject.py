@@ -232,6 +232,9 @@ def _built(
         raise ValueError(f"{weights} names {len(classes)} classes, but its model has {outputs} outputs; correct them")
     plain = dataclasses.replace(config, checkpoint=None, grad_checkpointing=False)
     model, _ = prepare.build_model(plain, outputs, initial_weights=published)
+    own = prepare.build_augmentation(plain, model)
+    # So that a method attached to the model knows it; a copy, because timm's models share their configuration.
+    vars(model)["pretrained_cfg"] = {**getattr(model, "pretrained_cfg", {}), "mean": own.mean, "std": own.std}
     return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
 
 

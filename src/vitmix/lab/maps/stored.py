@@ -1,4 +1,4 @@
-"""Folders of activation maps, and the one map of each image that training needs: that of its label.
+"""Folders of activation maps, and what training needs of them: the map of each image's label, or those of all classes.
 
 A folder holds `index.json` and shards. A shard is a safetensors file for consecutive images: `classes` and `values`
 `(n, k, h, w)`, the k highest logits of each place of the whole image and their classes. The index names the data, the
@@ -7,6 +7,7 @@ teacher, and the checksum of every shard.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +149,45 @@ def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
 def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
     """The map `(N, h, w)` float16 of each image's label, never negative, checked against data and checksums."""
     folder = Path(folder)
+    index, grid = _whole_index(folder, images)
+    wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
+    maps = torch.zeros(len(images), *grid, dtype=torch.float16)
+    for rows, values, classes in _shards(folder, index, len(images)):
+        maps[rows] = class_maps(values, classes, wanted[rows]).clamp_min(0)
+    return maps
+
+
+def read_top_maps(folder: str | Path, images: ImageSet) -> tuple[Tensor, Tensor]:
+    """All stored logits `(N, k, h, w)` float16 and their labels `(N, k, h, w)`, whole numbers, checked as above.
+
+    The teacher's classes that the data does not have are -1.
+    """
+    folder = Path(folder)
+    index, _ = _whole_index(folder, images)
+    if index.teacher.any_class:
+        raise ValueError(
+            f"the maps in {str(folder)!r} are of {index.teacher.name}, which knows no classes; labels of tokens need a "
+            "classifier's, made with 'vitmix maps --model RUN|FILE|NAME'"
+        )
+    if len(set(index.classes)) < len(index.classes):
+        raise ValueError(
+            f"the maps in {str(folder)!r} have one teacher's class for several classes of the data; labels of tokens "
+            "need a teacher that knows every class"
+        )
+    known, order = torch.as_tensor(index.classes, dtype=torch.int32).sort()
+    small = torch.int16 if len(known) < 2**15 else torch.int32
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for rows, values, classes in _shards(folder, index, len(images)):
+        place = torch.searchsorted(known, classes).clamp_max(len(known) - 1)
+        found[rows.start] = values, torch.where(known[place] == classes, order[place], -1).to(small)
+    if len({values.shape[1] for values, _ in found.values()}) > 1:
+        raise ValueError(f"the maps in {str(folder)!r} differ in how many classes they keep; make them again")
+    maps, labels = zip(*(found[start] for start in sorted(found)), strict=True)
+    return torch.cat(maps), torch.cat(labels)
+
+
+def _whole_index(folder: Path, images: ImageSet) -> tuple[MapIndex, tuple[int, int]]:
+    """The index of a folder with all maps of these images, and their grid."""
     index, ours = read_index(folder), describe_data(images)
     if not ours.same_as(index.data):
         raise ValueError(
@@ -159,17 +199,17 @@ def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
         raise ValueError(
             f"{str(folder)!r} lacks the maps of {missing} of {len(images)} images; run the same 'vitmix maps' again"
         )
-    wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
-    maps = torch.zeros(len(images), *index.grid, dtype=torch.float16)
+    return index, index.grid
+
+
+def _shards(folder: Path, index: MapIndex, count: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows, values and classes `(n, k, h, w)` of each shard."""
     for shard in index.shards:
         try:
             values, classes = read_shard(folder, shard)
-            if values.shape[2:] != index.grid or shard.rows[1] > len(images):
+            if values.shape[2:] != index.grid or shard.rows[1] > count:
                 raise ValueError(f"{shard.file!r} does not fit the index")
         except ValueError as problem:
             raise ValueError(f"{problem}; run the same 'vitmix maps' again, which makes it again") from None
-        rows = slice(*shard.rows)
         # torch has few operations on unsigned numbers, so the class numbers become int32 here.
-        found = class_maps(torch.from_numpy(values), torch.from_numpy(classes.astype(np.int32)), wanted[rows])
-        maps[rows] = found.clamp_min(0)
-    return maps
+        yield slice(*shard.rows), torch.from_numpy(values), torch.from_numpy(classes.astype(np.int32))

@@ -140,11 +140,13 @@ class Trainer(Setup):
         values = []
         for part in range(accumulate):
             self._part = part
-            batch = next(batches).to(self.device)
-            draw = self._draw(batch.images, epoch, self.update * accumulate + part)
+            loaded = next(batches)
+            batch = loaded.to(self.device)
+            draw = self._draw(batch.images, epoch, self.update * accumulate + part).with_ahead(batch.ahead)
             erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
-                output = self.learner(batch.images, batch.labels, maps=batch.maps, draw=draw, erase=erase)
+                labels, maps = prepare.training_labels(self.config, self.teacher, batch, loaded.indices)
+                output = self.learner(batch.images, labels, maps=maps, draw=draw, erase=erase)
                 self.accelerator.backward(output.loss)
             values.append(self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts}))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)

@@ -21,7 +21,11 @@ class What(Settings):
     model_args: dict[str, Any] = option({}, "settings of the model; reset if a later source changes the model")
     method: str = option("mixup(alpha=0.8) | cutmix", "mixing method, such as 'mixup(alpha=0.8) | tl_align'")
     maps: str | None = option(
-        None, "activation maps of this data, written by 'vitmix maps'; for methods with activation labels"
+        None, "a teacher's maps of this data, written by 'vitmix maps'; for activation labels and token labeling"
+    )
+    labels: Literal["data", "teacher"] | None = option(
+        None,
+        "labels of the images: the data's, or from --maps the teacher's of each crop (default: what the method uses)",
     )
     guide: str | None = option(
         None, "another model for SMMix's guide pass: run folder, weights file, or timm model with published weights"

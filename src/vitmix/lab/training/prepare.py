@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from vitmix._mixer import AnyMixer, Mixer
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.data.loader import Ahead, Batch
 from vitmix.lab.data.sources import open_images
+from vitmix.lab.maps.labels import TeacherLabels
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.weights import load_weights
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
+
+IMAGE_GRID = (7, 7)  # cells whose mean is the label of an image, where the model has no tokens
 
 
 def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
@@ -137,19 +142,38 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
                 f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
                 "--maps FOLDER, or use label=area"
             )
-        if mixer.needs.label_maps:
+        if mixer.needs.label_maps and config.maps is None:
             raise ValueError(
-                f"{mixer} needs a teacher's labels of every token, which 'vitmix maps' does not store yet; train it in "
-                "your own loop, with maps of vitmix.functional.crop_label_maps"
+                f"{mixer} needs a teacher's labels of every token; make maps with 'vitmix maps' and give --maps FOLDER"
             )
         return mixer if config.loss is None else dataclasses.replace(mixer, loss=config.loss)  # pyright: ignore
 
-    if config.maps is not None and not any(mixer.needs.maps for mixer in method.mixers):
-        raise ValueError(
-            f"maps are given, but {config.method!r} does not use them; use a method with activation labels, "
-            "such as 'tokenmix(label=activation)', or remove maps"
-        )
+    _check_maps(config, method)
     return method.each(finished)
+
+
+def _check_maps(config: TrainConfig, method: AnyMixer) -> None:
+    """Refuses maps that nothing uses, or that two mixers use in two ways."""
+    activation, all_classes = (
+        any(getattr(each.needs, name) for each in method.mixers) for name in ("maps", "label_maps")
+    )
+    if config.maps is None and config.labels == "teacher":
+        raise ValueError("the teacher's labels come from its maps; make them with 'vitmix maps' and give --maps FOLDER")
+    if config.maps is not None and not (activation or teaches(config, method)):
+        raise ValueError(
+            f"maps are given, but {config.method!r} does not use them; use a method with activation labels, such as "
+            "'tokenmix(label=activation)', token_labeling or labels=teacher, or remove maps"
+        )
+    if activation and (all_classes or config.labels == "teacher"):
+        raise ValueError(
+            f"{config.method!r} uses the label's map alone, so it cannot be trained with the teacher's labels of all "
+            "classes; use one of them"
+        )
+
+
+def teaches(config: TrainConfig, method: AnyMixer) -> bool:
+    """Whether the teacher's labels of all classes are used, for tokens or for images."""
+    return config.labels == "teacher" or any(mixer.needs.label_maps for mixer in method.mixers)
 
 
 def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.Module | None:
@@ -175,11 +199,47 @@ def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmen
 
     This is the grid of the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
     """
-    if config.maps is None:
+    if config.maps is None or not any(mixer.needs.maps for mixer in learner.mixer.mixers):
         return {}
     masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
     grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
     return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
+
+
+def ahead_of(learner: Learner, size: tuple[int, int]) -> Ahead | None:
+    """What the loader's workers compute for the method, if there is anything."""
+    ahead = functools.partial(learner.mixer.ahead, normalization=learner.mixing.normalization)
+    return ahead if ahead(torch.zeros(1, 3, *size)) else None
+
+
+def build_labels(
+    config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation, device: torch.device
+) -> TeacherLabels | None:
+    """The teacher's labels, if the run uses them: for each final token, or on a coarse grid for whole images.
+
+    They are kept where the loader keeps the indices of its batches.
+    """
+    if config.maps is None or not teaches(config, learner.mixer):
+        return None
+    frame = learner.mixing.frame(torch.empty(1, 3, *augmentation.sides))
+    grid = frame.final_grid or IMAGE_GRID
+    place = device if config.resident else "cpu"
+    return TeacherLabels.read(config.maps, images, grid, learner.mixer.num_classes, place)
+
+
+def training_labels(
+    config: TrainConfig, teacher: TeacherLabels | None, batch: Batch, indices: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The labels of the images, and the maps that go with them: the data's or the teacher's.
+
+    Args:
+        indices: those of the batch, where the loader left them.
+    """
+    if teacher is None:
+        return batch.labels, batch.maps
+    assert batch.places is not None
+    rows, maps = teacher.of(batch.places, indices)
+    return batch.labels if config.labels == "data" else rows, maps
 
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:

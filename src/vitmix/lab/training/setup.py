@@ -18,6 +18,7 @@ from vitmix.lab.training import checkpoints, prepare, processes, sharding
 from vitmix.lab.training.config import FIELDS, TrainConfig
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 from vitmix.lab.training.partial import choose_parameters
+from vitmix.parts.base import Normalization
 
 
 class Setup:
@@ -27,6 +28,7 @@ class Setup:
         classes: outputs of the model.
         has_initial_weights: no checkpoint will replace the model's weights.
         core: the learner itself; `learner` is Accelerate's wrapper around it.
+        teacher: the teacher's labels, if they are used.
         method, quiet: the mixer, and the one used from `mixing_off_epoch` on.
         remarks: notes for the user.
     """
@@ -72,6 +74,8 @@ class Setup:
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation.sides)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # for a process without further images
+        self.core.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
+        self.teacher = prepare.build_labels(config, self.images, self.core, augmentation, self.device)
         self.loader, self.eval_loader = self._loaders(part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
@@ -100,11 +104,13 @@ class Setup:
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
         training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats, **place, **maps}
         training["balance"] = config.balance
+        training["place_grid"] = None if self.teacher is None else self.teacher.place_grid(augmentation.sides)
         evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, **place}
         if config.resident:
             loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
             return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)
-        loader = TrainLoader(self.images, augmentation, **training)
+        ahead = prepare.ahead_of(self.core, augmentation.sides)
+        loader = TrainLoader(self.images, augmentation, ahead=ahead, **training)
         return loader, EvalLoader(self.eval_images, augmentation, **evaluation)
 
     @property

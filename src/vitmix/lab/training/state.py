@@ -80,6 +80,7 @@ class TrainState:
             "world": self.accelerator.num_processes,
             "tally": {"sums": sums, "count": count},
             "added": sharding.whole(self.core.added.state_dict()),
+            "own": self._own_tensors(),
             "optimizer": sharding.whole(self.optimizer.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": processes.random_states(self.accelerator),
@@ -110,7 +111,7 @@ class TrainState:
         """Restores the state that `capture` returned."""
         training, scaler = checkpoint.training, self.accelerator.scaler
         sharding.load(self.core.model, checkpoint.model)
-        sharding.load(self.core.added, training["added"])
+        sharding.load(self.core.added, {**training["added"], **self._own_part(training)})
         if self.ema is not None and checkpoint.ema is not None:
             self.ema.module.load_state_dict(checkpoint.ema)
         sharding.load_optimizer(self.optimizer, training["optimizer"])
@@ -120,6 +121,20 @@ class TrainState:
             self.tally.sums, self.tally.count = training["tally"]["sums"], training["tally"]["count"]
         self.position = Position.stored(training["position"], self.config)
         processes.restore_random_states(self.accelerator, training["random"])
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """What the method keeps in each process, such as RecursiveMix's last batch: one row per process."""
+        if self.accelerator.num_processes == 1 or not (names := self.core.mixing.per_process):
+            return {}
+        state, device = self.core.added.state_dict(), self.accelerator.device
+        rows: Any = self.accelerator.gather({name: state[name][None].to(device) for name in names})
+        return {name: row.cpu() for name, row in rows.items()}
+
+    def _own_part(self, training: dict[str, Any]) -> dict[str, Tensor]:
+        """This process's row; nothing is left of it where the number of processes has changed."""
+        if training["world"] != self.accelerator.num_processes:
+            return dict.fromkeys(self.core.mixing.per_process, torch.empty(0))
+        return {name: rows[self.accelerator.process_index] for name, rows in training.get("own", {}).items()}
 
     @torch.no_grad()
     def nonfinite_part(self) -> str | None:
