@@ -339,7 +339,7 @@ def test_hidden_mixing_by_hand() -> None:
     table = analyze.hidden_mixing(rows, batch=128, tokens=256)
     assert table.column("samples per batch") == [0, 32]
     assert table.column("tokens per sample") == pytest.approx([0, 51.2])
-    with pytest.raises(ValueError, match="no such counts"):
+    with pytest.raises(ValueError, match="which this run does not have"):
         analyze.hidden_mixing([Epoch(1, {})], batch=8, tokens=4)
 
 
