@@ -163,9 +163,10 @@ def test_ready_matrices_are_trainings(name: str, tmp_path: Path) -> None:
     assert trainings and ready.about and ready.reference in ready.rows
     for training in trainings:
         method = create(training.config.method, 10, loss=training.config.loss)
-        activation = any(mixer.share.name == "activation" for mixer in method.mixers)
-        assert activation == (training.config.maps is not None)
-        assert not activation or "vitmix maps --data DATA --model NAME --pretrained --output" in ready.note
+        taught = training.config.labels == "teacher"
+        maps = taught or any(mixer.needs.maps or mixer.needs.label_maps for mixer in method.mixers)
+        assert maps == (training.config.maps is not None)
+        assert not maps or "vitmix maps --data DATA --model NAME --pretrained --output" in ready.note
     deciding = {(training.model, yaml.safe_dump(_settings(training.config))) for training in trainings}
     assert len(deciding) == len(trainings)  # no two rows are the same training
 
