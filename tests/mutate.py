@@ -122,26 +122,26 @@ def digest(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
-def stamp(test_file: Path) -> str:
+def stamp(test_file: Path, place: Path) -> str:
     """A checksum of a test file, the helpers it imports and the sources."""
-    files, waiting = set(), [test_file, TESTS / "conftest.py"]
+    files, waiting = set(), [test_file, place / "tests" / "conftest.py"]
     while waiting:
         files.add(file := waiting.pop())
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            near = {place / f"{name}.py" for name in names for place in (TESTS, file.parent)}
+            near = {folder / f"{name}.py" for name in names for folder in (place / "tests", file.parent)}
             waiting += [each for each in near - files if each.exists()]
-    return digest([*files, *SOURCES.rglob("*.py")])
+    return digest([*files, *place.glob("src/**/*.py")])
 
 
 def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
     """The kept notes of every test, made anew where something changed; whether there was time for all."""
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
-    files = {file.stem: file for file in TESTS.rglob("test_*.py")}
+    files = {file.stem: file for file in place.glob("tests/**/test_*.py")}
     for file in (files[f"test_{name}"] for name in ABOUT_CORE):
-        kept = KEPT / f"{file.stem}-{stamp(file)}.json"
+        kept = KEPT / f"{file.stem}-{stamp(file, place)}.json"
         if not kept.exists():
             if time.monotonic() > deadline:
                 return tests, False
@@ -156,7 +156,7 @@ def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
 
 def trace(place: Path, file: Path, kept: Path) -> int:
     tracer = Tracer(place / "src")
-    run_pytest([str(file.relative_to(ROOT))], place, place / "src", tracer)
+    run_pytest([str(file.relative_to(place))], place, place / "src", tracer)
     written = kept.with_suffix(".partial")
     written.write_text(json.dumps(tracer.tests))
     written.rename(kept)
@@ -279,8 +279,8 @@ def verdict(code: int) -> str:
 class Verdicts:
     """What became of mutants, kept until a source or a test changes."""
 
-    def __init__(self) -> None:
-        texts = [*TESTS.rglob("*.py"), *TESTS.rglob("*.json"), *SOURCES.rglob("*.py")]
+    def __init__(self, place: Path) -> None:
+        texts = [file for kind in ("py", "json") for file in place.glob(f"*/**/*.{kind}")]
         self.file = KEPT / f"verdicts-{digest(texts)}.jsonl"
         for old in set(KEPT.glob("verdicts-*")) - {self.file}:
             old.unlink()
@@ -311,7 +311,7 @@ def copy_to(place: Path) -> None:
 
 def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace, place: Path, end: float) -> float:
     """Tries the mutants as long as there is time; prints survivors and the percentage that was found."""
-    verdicts = Verdicts()
+    verdicts = Verdicts(place)
     running: dict[int, tuple[Mutant, Path]] = {}
     waiting = [mutant for mutant in reversed(mutants) if verdicts.get(mutant) is None]
     print("\n\n".join([*(str(each) for each in mutants if verdicts.get(each) == SURVIVED), ""]), end="", flush=True)
