@@ -1,6 +1,6 @@
 """Fuzzing of everything that reads what others wrote: a value or one sentence, at once, and never a traceback.
 
-    python tests/fuzz.py --seed 1 --count 100000 [--kinds texts,yaml] [--minutes 5]
+    python tests/fuzz.py --seed 1 --count 100000 [--kinds texts,yaml] [--minutes 5] [--log FILE]
     python tests/fuzz.py --seed 1 --kinds yaml --case 17
 
 Valid inputs are changed in their structure and given to their reader (`fuzz_kinds`). Right is a result, or a refusal as
@@ -36,12 +36,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from confine import can_confine, confine
+from vitmix.lab.writing import write_file
 
 PATIENCE, STEPS = 5.0, 10  # seconds, and in how many parts they are counted
 MOST_MEMORY = 10**9  # bytes
@@ -287,9 +288,15 @@ def fuzz(
     *,
     until: float = float("inf"),
     say: Callable[[str], None] = say_at_once,
+    log: Path | None = None,
 ) -> dict[str, Tally]:
-    """Runs so many cases of each kind, batches of the kinds in turn, and says each finding."""
+    """Runs so many cases of each kind, batches of the kinds in turn, and says each finding.
+
+    What was found is kept in `log`, after each batch; it goes on from there.
+    """
     tallies = {name: Tally() for name in counts}
+    if log is not None and log.exists():
+        tallies |= {name: _tally(kept) for name, kept in json.loads(log.read_text()).items() if name in counts}
     alike: Counter[str] = Counter()
     while time.monotonic() < until:
         # The kind that is furthest behind: whenever it stops, all have had their part.
@@ -306,7 +313,13 @@ def fuzz(
                 tally.findings.append(result)
                 alike[result.place] += 1
                 say(described(result, name, seed, whole=alike[result.place] <= SHOWN_ALIKE))
+        if log is not None:
+            write_file(log, json.dumps({name: asdict(tally) for name, tally in tallies.items()}).encode())
     return tallies
+
+
+def _tally(kept: dict[str, Any]) -> Tally:
+    return Tally(kept["cases"], kept["accepted"], [Result(*each) for each in kept["findings"]])
 
 
 def described(result: Result, name: str, seed: int, *, whole: bool = True) -> str:
@@ -331,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="cases of all kinds together (default: 1000)")
     parser.add_argument("--kinds", help="some of texts, yaml, commands, headers, runs, images (default: all)")
     parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep results there and go on from those it has")
     parser.add_argument("--case", type=int, metavar="N", help="only this case of one kind")
     parser.add_argument("--unconfined", action="store_true", help="run where the kernel has no Landlock, at your risk")
     given = parser.parse_args(arguments)
@@ -353,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             described(result, names[0], given.seed) if result.finding else "accepted" if result.accepted else "refused"
         )
         return int(result.finding is not None)
-    tallies = fuzz(kinds, given.seed, counts_of(kinds, given.count), until=until)
+    tallies = fuzz(kinds, given.seed, counts_of(kinds, given.count), until=until, log=given.log)
     for name, tally in tallies.items():
         print(f"{name:<9} {tally.cases:>7} cases, {tally.accepted:>7} accepted, {len(tally.findings)} findings")
     findings = sum(len(tally.findings) for tally in tallies.values())
