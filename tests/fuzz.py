@@ -148,7 +148,7 @@ class _limited:
     """
 
     def __enter__(self) -> None:
-        self.began, self.seen, self.idle = time.process_time(), _scheduled(), 0
+        self.began, self.seen, self.idle = time.process_time(), _scheduled()[1], 0
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE / STEPS, PATIENCE / STEPS)
 
@@ -156,7 +156,7 @@ class _limited:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _look(self, *_: object) -> None:
-        now = _scheduled()
+        _, now = _scheduled()
         self.idle += now - self.seen < 0.1 * PATIENCE / STEPS
         self.seen = now
         if time.process_time() - self.began >= PATIENCE or self.idle >= STEPS:
@@ -164,11 +164,11 @@ class _limited:
             raise Hang
 
 
-def _scheduled() -> float:
-    """Seconds that the process computed or could have, had there been a processor."""
-    with open("/proc/self/schedstat") as file:
+def _scheduled(process: int | str = "self") -> tuple[float, float]:
+    """Seconds that a process computed, and with those that it could have, had there been a processor."""
+    with open(f"/proc/{process}/schedstat") as file:
         computed, queued, _ = map(int, file.read().split())
-    return (computed + queued) / 1e9
+    return computed / 1e9, (computed + queued) / 1e9
 
 
 def _where() -> str:
@@ -252,6 +252,21 @@ def run_cases(kind: Kind, name: str, seed: int, numbers: Sequence[int]) -> Itera
             yield Result(begun, finding="the process died, or had to be killed", place="death")
 
 
+def _is_heard(read: int, child: int) -> bool:
+    """Waits for a message. The alarm ends a case; False for a process in which it cannot ring, which is killed.
+
+    It may have to wait for a processor as long as the machine is busy.
+    """
+    (began, seen), idle = _scheduled(child), 0
+    while not select.select([read], [], [], PATIENCE)[0]:
+        computed, now = _scheduled(child)
+        idle += now - seen < 0.1 * PATIENCE
+        if idle >= 12 or computed - began >= 12 * PATIENCE:
+            return False
+        seen = now
+    return True
+
+
 def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[list[Any]]:
     read, write = os.pipe()
     box = Path(tempfile.mkdtemp(prefix="vitmix-fuzz-"))
@@ -267,8 +282,7 @@ def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[
     os.close(write)
     rest = b""
     try:
-        # The alarm ends a case; a process in which it cannot ring is killed.
-        while select.select([read], [], [], 12 * PATIENCE)[0] and (content := os.read(read, 2**16)):
+        while _is_heard(read, child) and (content := os.read(read, 2**16)):
             *lines, rest = (rest + content).split(b"\n")
             yield from map(json.loads, lines)
     finally:
