@@ -417,7 +417,7 @@ def main() -> None:
             mutants = [replace(each, spans=each.spans[:1]) for each in mutants]
         elif unseen := [path for path in CORE if not any(path in test["lines"] for test in tests.values())]:
             raise SystemExit(f"no test of ABOUT_CORE runs {', '.join(unseen)}")
-        some = covering(Mutant(mutants[0].path, "", 0, 0, "", ((1, 10**9),)), tests, 5)
+        some = covering(Mutant(mutants[0].path, "", 0, 0, "", ((1, 10**9),)), tests, 1)
         if not some or finish(fork(lambda: try_tests(some, tests, place, place / "src"))):
             raise SystemExit("tests fail without a mutant; make them pass first")
         found = judge(mutants, tests, args, place, began + 60 * args.minutes)
