@@ -1,7 +1,7 @@
 """Fault injection: every file operation of a training, an evaluation, a comparison and a report fails once, in turn.
 
     python tests/faults.py [--commands train,eval,compare,report] [--kinds EIO,ENOSPC,full,short,death,power]
-                           [--sample 40 --seed 1] [--jobs 2] [--list]
+                           [--sample 40 --seed 1] [--jobs 2] [--log FILE] [--list]
 
 Each command is run once to count its operations, then again for each of them and each kind of fault that can happen to
 it. Afterwards the same command is started again, and must not have lost finished work, must have told the truth, must
@@ -18,6 +18,8 @@ power   the machine ends before the operation, or after the last one. Twice: onc
 
 Not modelled: content that is damaged without an error, blocks of one file that reach the disk in another order, an
 fsync that fails and whose next call succeeds without having written, several faults at once.
+
+With --log, results are kept in that file, and the same command continues where it was stopped.
 
 A process per start, forked from one that has torch and vitmix; a comparison's trainings are forks of their own too.
 """
@@ -471,7 +473,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="print the operations and inject nothing")
     parser.add_argument("--only", metavar="TEXT", help="faults whose line, as printed, holds this text")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep results there and go on from those it has")
     given = parser.parse_args()
+    log = Path(os.devnull if given.log is None else given.log).resolve()
     torch.set_num_threads(1)
     os.environ |= {"COLUMNS": "1000", "NO_COLOR": "1", "TERM": "dumb"}
     kinds = [each for name in given.kinds.split(",") for each in (POWER if name == "power" else (name,))]
@@ -499,7 +503,7 @@ def main() -> int:
         if given.sample is not None:
             chosen = random.Random(given.seed).sample(range(len(cases)), min(given.sample, len(cases)))
             cases = [cases[number] for number in sorted(chosen)]
-        failed = _inject_all(cases, references, given.jobs, Path(folder))
+        failed = _inject_all(cases, references, given.jobs, Path(folder), log)
         os.chdir("/")
         gc.unfreeze()
     _print_counts(cases, kinds)
@@ -507,9 +511,12 @@ def main() -> int:
     return int(failed > 0)
 
 
-def _inject_all(cases: Sequence[Case], references: dict[str, Reference], jobs: int, folder: Path) -> int:
+def _inject_all(cases: Sequence[Case], references: dict[str, Reference], jobs: int, folder: Path, log: Path) -> int:
     """Injects the faults in so many processes; prints what is wrong, and returns how many were not recovered from."""
-    workers = []
+    results = folder / "results"
+    results.write_bytes(log.read_bytes() if log.exists() else b"")
+    known = {json.loads(line)[0] for line in results.read_text().splitlines()}
+    left, workers = [case for case in cases if _name(case) not in known], []
     for job in range(jobs):
         sys.stdout.flush()
         child = os.fork()
@@ -517,23 +524,29 @@ def _inject_all(cases: Sequence[Case], references: dict[str, Reference], jobs: i
         if child == 0:
             (folder / f"worker{job}").mkdir()
             os.chdir(folder / f"worker{job}")
-            failed = 0
-            for number, case in enumerate(cases[job::jobs]):
+            for number, case in enumerate(left[job::jobs]):
                 if number % 100 == 0:
-                    print(f"process {job}: {number} of {len(cases[job::jobs])}", file=sys.stderr, flush=True)
+                    print(f"process {job}: {number} of {len(left[job::jobs])}", file=sys.stderr, flush=True)
                 wrong = inject(case.scenario, folder / case.scenario.name, references[case.scenario.name], case.fault)
-                failed += bool(wrong)
+                for file in (results, log):
+                    with file.open("a") as kept:
+                        kept.write(json.dumps([_name(case), wrong]) + "\n")
                 if wrong:
                     print("\n".join([f"### {_line(case)}", *wrong]), flush=True)
-            (folder / f"failed{job}").write_text(str(failed))
             os._exit(0)
     for child in workers:
         assert os.waitpid(child, 0)[1] == 0
-    return sum(int((folder / f"failed{job}").read_text()) for job in range(jobs))
+    found = dict(json.loads(line) for line in results.read_text().splitlines())
+    return sum(bool(found[_name(case)]) for case in cases)
+
+
+def _name(case: Case) -> str:
+    return f"{case.scenario.name}: {case.fault.kind} at operation {case.fault.number}"
 
 
 def _line(case: Case) -> str:
-    return f"{case.scenario.name}: {case.fault.kind} at operation {case.fault.number}, {' '.join(case.at)}"
+    """With the path, which may hold the number of a process."""
+    return f"{_name(case)}, {' '.join(case.at)}"
 
 
 def _print_counts(cases: Sequence[Case], kinds: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Fuzzing of everything that reads what others wrote: a value or one sentence, at once, and never a traceback.
 
-    python tests/fuzz.py --seed 1 --count 100000 [--kinds texts,yaml] [--minutes 5]
+    python tests/fuzz.py --seed 1 --count 100000 [--kinds texts,yaml] [--minutes 5] [--log FILE]
     python tests/fuzz.py --seed 1 --kinds yaml --case 17
 
 Valid inputs are changed in their structure and given to their reader (`fuzz_kinds`). Right is a result, or a refusal as
@@ -36,12 +36,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from confine import can_confine, confine
+from vitmix.lab.writing import write_file
 
 PATIENCE, STEPS = 5.0, 10  # seconds, and in how many parts they are counted
 MOST_MEMORY = 10**9  # bytes
@@ -147,7 +148,7 @@ class _limited:
     """
 
     def __enter__(self) -> None:
-        self.began, self.seen, self.idle = time.process_time(), _scheduled(), 0
+        self.began, self.seen, self.idle = time.process_time(), _scheduled()[1], 0
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE / STEPS, PATIENCE / STEPS)
 
@@ -155,7 +156,7 @@ class _limited:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _look(self, *_: object) -> None:
-        now = _scheduled()
+        _, now = _scheduled()
         self.idle += now - self.seen < 0.1 * PATIENCE / STEPS
         self.seen = now
         if time.process_time() - self.began >= PATIENCE or self.idle >= STEPS:
@@ -163,11 +164,11 @@ class _limited:
             raise Hang
 
 
-def _scheduled() -> float:
-    """Seconds that the process computed or could have, had there been a processor."""
-    with open("/proc/self/schedstat") as file:
+def _scheduled(process: int | str = "self") -> tuple[float, float]:
+    """Seconds that a process computed, and with those that it could have, had there been a processor."""
+    with open(f"/proc/{process}/schedstat") as file:
         computed, queued, _ = map(int, file.read().split())
-    return (computed + queued) / 1e9
+    return computed / 1e9, (computed + queued) / 1e9
 
 
 def _where() -> str:
@@ -251,6 +252,21 @@ def run_cases(kind: Kind, name: str, seed: int, numbers: Sequence[int]) -> Itera
             yield Result(begun, finding="the process died, or had to be killed", place="death")
 
 
+def _is_heard(read: int, child: int) -> bool:
+    """Waits for a message. The alarm ends a case; False for a process in which it cannot ring, which is killed.
+
+    It may have to wait for a processor as long as the machine is busy.
+    """
+    (began, seen), idle = _scheduled(child), 0
+    while not select.select([read], [], [], PATIENCE)[0]:
+        computed, now = _scheduled(child)
+        idle += now - seen < 0.1 * PATIENCE
+        if idle >= 12 or computed - began >= 12 * PATIENCE:
+            return False
+        seen = now
+    return True
+
+
 def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[list[Any]]:
     read, write = os.pipe()
     box = Path(tempfile.mkdtemp(prefix="vitmix-fuzz-"))
@@ -266,8 +282,7 @@ def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[
     os.close(write)
     rest = b""
     try:
-        # The alarm ends a case; a process in which it cannot ring is killed.
-        while select.select([read], [], [], 12 * PATIENCE)[0] and (content := os.read(read, 2**16)):
+        while _is_heard(read, child) and (content := os.read(read, 2**16)):
             *lines, rest = (rest + content).split(b"\n")
             yield from map(json.loads, lines)
     finally:
@@ -287,9 +302,15 @@ def fuzz(
     *,
     until: float = float("inf"),
     say: Callable[[str], None] = say_at_once,
+    log: Path | None = None,
 ) -> dict[str, Tally]:
-    """Runs so many cases of each kind, batches of the kinds in turn, and says each finding."""
+    """Runs so many cases of each kind, batches of the kinds in turn, and says each finding.
+
+    What was found is kept in `log`, after each batch; it goes on from there.
+    """
     tallies = {name: Tally() for name in counts}
+    if log is not None and log.exists():
+        tallies |= {name: _tally(kept) for name, kept in json.loads(log.read_text()).items() if name in counts}
     alike: Counter[str] = Counter()
     while time.monotonic() < until:
         # The kind that is furthest behind: whenever it stops, all have had their part.
@@ -306,7 +327,13 @@ def fuzz(
                 tally.findings.append(result)
                 alike[result.place] += 1
                 say(described(result, name, seed, whole=alike[result.place] <= SHOWN_ALIKE))
+        if log is not None:
+            write_file(log, json.dumps({name: asdict(tally) for name, tally in tallies.items()}).encode())
     return tallies
+
+
+def _tally(kept: dict[str, Any]) -> Tally:
+    return Tally(kept["cases"], kept["accepted"], [Result(*each) for each in kept["findings"]])
 
 
 def described(result: Result, name: str, seed: int, *, whole: bool = True) -> str:
@@ -331,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="cases of all kinds together (default: 1000)")
     parser.add_argument("--kinds", help="some of texts, yaml, commands, headers, runs, images (default: all)")
     parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep results there and go on from those it has")
     parser.add_argument("--case", type=int, metavar="N", help="only this case of one kind")
     parser.add_argument("--unconfined", action="store_true", help="run where the kernel has no Landlock, at your risk")
     given = parser.parse_args(arguments)
@@ -353,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             described(result, names[0], given.seed) if result.finding else "accepted" if result.accepted else "refused"
         )
         return int(result.finding is not None)
-    tallies = fuzz(kinds, given.seed, counts_of(kinds, given.count), until=until)
+    tallies = fuzz(kinds, given.seed, counts_of(kinds, given.count), until=until, log=given.log)
     for name, tally in tallies.items():
         print(f"{name:<9} {tally.cases:>7} cases, {tally.accepted:>7} accepted, {len(tally.findings)} findings")
     findings = sum(len(tally.findings) for tally in tallies.values())

@@ -6,7 +6,8 @@ that is being written is left half written; one of three at a random moment. A t
 again while it resumes. Each must end with the files of an undisturbed run: weights, optimizer, EMA, random states and
 metrics are equal, except for times, and nothing else is left behind.
 
-The processes of a training are forked, so that the imports are paid once.
+The processes of a training are forked, so that the imports are paid once. With --folder, results are kept there and the
+same command continues where it was stopped.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import torch
 from training import tiny
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
+from vitmix.lab.writing import write_file
 
 METHODS = (
     "none",
@@ -43,7 +45,7 @@ METHODS = (
 TIMES = ("seconds", "wall", "training_seconds", "images/s", "text")  # the summary's text has times
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
-LONGEST = 120.0  # seconds that a training may take; it needs a few
+LONGEST = 900.0  # seconds that a training may take; it needs a few, on a machine that has nothing else to do
 RECOVERY = 12  # a resumed run is killed again within so many file operations
 
 
@@ -209,6 +211,7 @@ class Undisturbed(NamedTuple):
 
 
 def undisturbed(case: Case, folder: Path) -> Undisturbed:
+    shutil.rmtree(folder, ignore_errors=True)
     end = finish(start(case, folder / "run"))
     assert not any(end.codes), (folder / "log0").read_text()
     return Undisturbed(contents(folder / "run"), len(said(folder)), end.seconds)
@@ -259,19 +262,21 @@ def try_case(case: Case, kills: int, folder: Path, whole: Undisturbed, chance: r
 def run_matrix(kills: int, seed: int, folder: Path) -> int:
     """Prints a line for each training that was killed; returns how many kills did no harm."""
     torch.set_num_threads(1)
-    chance = random.Random(seed)
-    cases, wholes, equal = chance.sample(MATRIX, len(MATRIX)), {}, 0
+    cases, wholes, equal = random.Random(seed).sample(MATRIX, len(MATRIX)), {}, 0
     for number, case in enumerate(cases[:kills]):
         dealt = kills // len(cases) + (number < kills % len(cases))
-        plain = replace(case, workers=0)  # workers change nothing
-        if plain not in wholes:
-            wholes[plain] = undisturbed(plain, folder / f"whole{len(wholes)}")
-        place = folder / f"killed{number}"
-        same, text = try_case(case, dealt, place, wholes[plain], chance)
+        place, result = folder / f"killed{number}", folder / f"killed{number}-{dealt}-{seed}.json"
+        if not result.exists():
+            plain = replace(case, workers=0)  # workers change nothing
+            if plain not in wholes:
+                wholes[plain] = undisturbed(plain, folder / f"whole{number}")
+            chance = random.Random(f"{seed}/{number}")
+            write_file(result, json.dumps(try_case(case, dealt, place, wholes[plain], chance)).encode())
+        same, text = json.loads(result.read_text())
         print(f"{case}: {text}", flush=True)
         if same:
             equal += dealt
-            shutil.rmtree(place)
+            shutil.rmtree(place, ignore_errors=True)
     return equal
 
 
@@ -279,10 +284,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kills small trainings and compares what they end with.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the trainings are kept that did not end equal")
+    parser.add_argument("--folder", type=Path, help="where results are kept, and trainings that did not end equal")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        equal = run_matrix(options.kills, options.seed, (options.folder or Path(temporary)).resolve())
+        folder = (options.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        equal = run_matrix(options.kills, options.seed, folder)
     print(f"{options.kills} kills, {equal} equal")
     return int(equal != options.kills)
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
-# What is mutated; nothing else names these files.
-CORE = """
-    vitmix/parts/masks.py vitmix/parts/shares.py vitmix/parts/losses.py vitmix/parts/hidden.py vitmix/parts/pairing.py
-    vitmix/parts/assignment.py vitmix/parts/prior.py
-    vitmix/_mix.py vitmix/_mixer.py vitmix/_mixing.py vitmix/_apply.py vitmix/_guide.py
-    vitmix/_learner.py
-    vitmix/attention/tap.py vitmix/attention/flow.py vitmix/attention/summaries.py
-""".split()
+# What is mutated: every part, how a method is put together and run, and how attention is followed.
+CORE = [
+    *sorted(str(path.relative_to(SOURCES)) for path in SOURCES.glob("vitmix/parts/[a-z]*.py")),
+    *(f"vitmix/{name}.py" for name in "_mix _mixer _mixing _apply _guide _learner _sampling".split()),
+    *(f"vitmix/attention/{name}.py" for name in "tap flow groups summaries".split()),
+]
 
 # Each operator or function with what may stand in its place.
 OTHERS = {
@@ -54,6 +52,11 @@ class Mutant:
     end: int
     new: str
     spans: tuple[tuple[int, int], ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is in the body of a function, and not in a default, a field or a constant."""
+        return len(self.spans) > 1 + (0 if self.scope == "module" else 1 + self.scope.count("."))
 
     @property
     def module(self) -> str:

@@ -1,10 +1,12 @@
 """Mutation testing of the core: small faults, one at a time, each of which some test should see.
 
     python tests/mutate.py --sample 600 --seed 1 [--modules masks,shares] [--jobs 2] [--minutes 5] [--list]
+    python tests/mutate.py --again FILE  # those that an earlier run printed
 
 A fault is put into a copy of the sources, and the tests that run its line are run against it, quick ones first, until
 one fails. Faults that no test could see are listed with a reason in `mutants_equivalent.txt` and left out; survivors
-are printed as they would be written there. Which test runs which line is found once and kept in `build/mutants`.
+are printed as they would be written there. Which test runs which line is found once and kept in `build/mutants`; so
+are the verdicts until a source or a test changes, so the same command continues what was stopped.
 
 In little time: `python tests/mutate.py --modules masks,pairing,shares,losses,mix,flow --sample 12 --minutes 1`, whose
 tests are looked at first.
@@ -29,7 +31,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +45,17 @@ ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
 # Test files that are about the core; with little time only the first of them are looked at.
 ABOUT_CORE = """
     parts masks pairing shares prior flow mixing hidden mixers tap methods golden_tokens golden_images readers misuse
-    spatial geometry changed_models learner families pvt many_labels registry shown show figures
+    baselines golden_baselines behaviour spatial geometry changed_models vertical_models wrappers learner families pvt
+    many_labels sampling registry surface shown
 """.split()
+# Tests of every default, which run no line of what they look at.
+PINS = ("test_surface.py::test_methods_and_their_defaults", "test_surface.py::test_parts_and_their_defaults")
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
-HEAVY = 6 * 2**30  # bytes of memory that a mutant may ask for
+HEAVY = 3 * 2**30  # bytes of memory that a mutant may ask for
 PATIENCE = 12  # seconds of computing after which a test is too slow to be run against mutants
+NOTE = "test"  # a file in the sources of a mutant that names the test that is being run
+SURVIVED = "survived"
+STUCK = 600  # seconds, of any kind, after which a test waits for something that does not come
 
 # Which test runs which line
 
@@ -85,7 +93,7 @@ class Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.lines, self.passed = defaultdict(set), False
-        began = time.monotonic()
+        began = computed()
         signal.signal(signal.SIGPROF, give_up)  # compilers run for minutes where their lines are watched
         signal.setitimer(signal.ITIMER_PROF, PATIENCE)  # of computing: a busy machine is no reason to leave a test out
         sys.settrace(self._enter)
@@ -98,34 +106,42 @@ class Tracer:
             threading.settrace(None)  # pyright: ignore[reportArgumentType]
             if self.passed:
                 lines = {path: sorted(numbers) for path, numbers in self.lines.items()}
-                self.tests[item.nodeid] = {"seconds": time.monotonic() - began, "lines": lines}
+                self.tests[item.nodeid] = {"seconds": computed() - began, "lines": lines}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             self.passed = report.passed
 
 
-def stamp(test_file: Path) -> str:
+def computed() -> float:
+    """Seconds of computing, by the processes that have been waited for too; others may keep the machine busy."""
+    return sum(os.times()[:4])
+
+
+def digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
+
+
+def stamp(test_file: Path, place: Path) -> str:
     """A checksum of a test file, the helpers it imports and the sources."""
-    files, waiting = set(), [test_file, TESTS / "conftest.py"]
+    files, waiting = set(), [test_file, place / "tests" / "conftest.py"]
     while waiting:
         files.add(file := waiting.pop())
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            near = {folder / f"{name}.py" for name in names for folder in (TESTS, file.parent)}
+            near = {folder / f"{name}.py" for name in names for folder in (place / "tests", file.parent)}
             waiting += [each for each in near - files if each.exists()]
-    texts = [file.read_bytes() for file in [*sorted(files), *sorted(SOURCES.rglob("*.py"))]]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+    return digest([*files, *place.glob("src/**/*.py")])
 
 
 def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
     """The kept notes of every test, made anew where something changed; whether there was time for all."""
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
-    for name in ABOUT_CORE:
-        file = next((place / "tests").rglob(f"test_{name}.py"))
-        kept = KEPT / f"{file.stem}-{stamp(file)}.json"
+    files = {file.stem: file for file in place.glob("tests/**/test_*.py")}
+    for file in (files[f"test_{name}"] for name in ABOUT_CORE):
+        kept = KEPT / f"{file.stem}-{stamp(file, place)}.json"
         if not kept.exists():
             if time.monotonic() > deadline:
                 return tests, False
@@ -141,7 +157,9 @@ def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
 def trace(place: Path, file: Path, kept: Path) -> int:
     tracer = Tracer(place / "src")
     run_pytest([str(file.relative_to(place))], place, place / "src", tracer)
-    kept.write_text(json.dumps(tracer.tests))
+    written = kept.with_suffix(".partial")
+    written.write_text(json.dumps(tracer.tests))
+    written.rename(kept)
     return 0
 
 
@@ -158,7 +176,8 @@ def covering(mutant: Mutant, tests: dict[str, Any], seconds: float) -> list[str]
         function = name.partition("[")[0]
         ordered.append((turns[function], tests[name]["seconds"], name))
         turns[function] += 1
-    chosen, total = [], 0.0
+    chosen = [] if mutant.runs else [name for name in tests if name.endswith(PINS)]
+    total = sum(tests[name]["seconds"] for name in chosen)
     for _, cost, name in sorted(ordered):
         if not chosen or total + cost <= seconds:
             chosen.append(name)
@@ -169,16 +188,26 @@ def covering(mutant: Mutant, tests: dict[str, Any], seconds: float) -> list[str]
 # Running
 
 
-class Limits:
-    """A plugin that ends the process where a test takes many times as long as it did."""
+class Chosen:
+    """A plugin that runs the chosen tests in their order, notes which one fails, and ends the process where a test
+    computes many times as long as it did."""
 
-    def __init__(self, tests: dict[str, Any]) -> None:
-        self.tests = tests
+    def __init__(self, chosen: list[str], tests: dict[str, Any], note: Path) -> None:
+        self.turns, self.tests, self.note = {name: turn for turn, name in enumerate(chosen)}, tests, note
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """By id: a mutant may change the parameters of tests, which is not yet a failure."""
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.turns), key=lambda item: self.turns[item.nodeid]
+        )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.note.write_text(item.nodeid)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, 10 + 10 * self.tests[item.nodeid]["seconds"])
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10 + int(10 * self.tests[item.nodeid]["seconds"]))
+        signal.alarm(STUCK)
         return (yield)
 
 
@@ -223,14 +252,62 @@ def finish(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def try_tests(chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
+    """What pytest returns of these tests, first of those in the files that are most about the same lines.
+
+    Most faults are seen there, and reading a file of tests takes longer than running one of its tests.
+    """
+    whole, asked = (Counter(name.partition("::")[0] for name in names) for names in (tests, chosen))
+    near = sorted(asked, key=lambda file: asked[file] / whole[file], reverse=True)[:2]
+    first = [name for name in chosen if name.partition("::")[0] in near]
+    for names in filter(None, (first, [name for name in chosen if name not in first])):
+        functions = dict.fromkeys(name.partition("[")[0] for name in names)
+        code = run_pytest(["-x", *functions], place, sources, Chosen(names, tests, sources / NOTE))
+        if verdict(code) != SURVIVED:
+            return code
+    return 0
+
+
 def try_mutant(mutant: Mutant, chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
     """What pytest returns with a mutant in the sources."""
     sys.dont_write_bytecode = True  # within a second, one mutant's bytecode could be taken for the next one's
     resource.setrlimit(resource.RLIMIT_DATA, (HEAVY, HEAVY))
+    shutil.copytree(place / "src", sources, copy_function=os.link)
+    (sources / mutant.path).unlink()
     (sources / mutant.path).write_text(mutant.source())
     for compiled in (sources / mutant.path).parent.glob(f"__pycache__/{mutant.module}.*"):
         compiled.unlink()
-    return run_pytest(["-x", *chosen], place, sources, Limits(tests))
+    return try_tests(chosen, tests, place, sources)
+
+
+def verdict(code: int) -> str:
+    if code in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return SURVIVED
+    return "timed out" if code in (-signal.SIGPROF, -signal.SIGALRM) else "killed"
+
+
+class Verdicts:
+    """What became of mutants, kept until a source or a test changes."""
+
+    def __init__(self, place: Path) -> None:
+        texts = [file for kind in ("py", "json") for file in place.glob(f"*/**/*.{kind}")]
+        self.file = KEPT / f"verdicts-{digest(texts)}.jsonl"
+        for old in set(KEPT.glob("verdicts-*")) - {self.file}:
+            old.unlink()
+        rows = map(json.loads, self.file.read_text().splitlines()) if self.file.exists() else ()
+        self.known = {row["mutant"]: row["verdict"] for row in rows}
+
+    @staticmethod
+    def _name(mutant: Mutant) -> str:
+        return f"{mutant.path}:{mutant.start}-{mutant.end}:{mutant.new}"
+
+    def get(self, mutant: Mutant) -> str | None:
+        return self.known.get(self._name(mutant))
+
+    def add(self, mutant: Mutant, verdict: str, by: str) -> None:
+        self.known[self._name(mutant)] = verdict
+        with self.file.open("a") as file:
+            file.write(json.dumps({"mutant": self._name(mutant), "verdict": verdict, "by": by}) + "\n")
 
 
 def copy_to(place: Path) -> None:
@@ -244,40 +321,51 @@ def copy_to(place: Path) -> None:
 
 def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace, place: Path, end: float) -> float:
     """Tries the mutants as long as there is time; prints survivors and the percentage that was found."""
-    counts: Counter[str] = Counter()
+    verdicts = Verdicts(place)
     running: dict[int, tuple[Mutant, Path]] = {}
-    waiting = list(reversed(mutants))
+    waiting = [mutant for mutant in reversed(mutants) if verdicts.get(mutant) is None]
+    print("\n\n".join([*(str(each) for each in mutants if verdicts.get(each) == SURVIVED), ""]), end="", flush=True)
     while waiting or running:
         while waiting and len(running) < args.jobs and time.monotonic() < end:
             mutant = waiting.pop()
-            chosen = covering(mutant, tests, args.seconds)
-            if not chosen:  # there was no time to look at its tests
-                continue
-            sources = place / f"mutant{len(waiting)}"
-            shutil.copytree(place / "src", sources)
-            running[fork(lambda m=mutant, c=chosen, s=sources: try_mutant(m, c, tests, place, s))] = mutant, sources
+            if chosen := covering(mutant, tests, args.seconds):
+                sources = place / f"mutant{len(waiting)}"
+                running[fork(lambda m=mutant, c=chosen, s=sources: try_mutant(m, c, tests, place, s))] = mutant, sources
         if not running:
             break
         child, status = os.waitpid(-1, 0)
         mutant, sources = running.pop(child)
+        note = sources / NOTE
+        verdicts.add(mutant, verdict(os.waitstatus_to_exitcode(status)), note.read_text() if note.exists() else "")
         shutil.rmtree(sources)
-        code = os.waitstatus_to_exitcode(status)
-        counts["survived" if code == 0 else "timed out" if code == -signal.SIGALRM else "killed"] += 1
-        if code == 0:
+        if verdicts.get(mutant) == SURVIVED:
             print(f"{mutant}\n", flush=True)
-    found = 100 * (1 - counts["survived"] / max(counts.total(), 1))
+        if len(verdicts.known) % 50 == 0:
+            print(f"{len(waiting)} left", file=sys.stderr, flush=True)
+    return summarize([verdicts.get(mutant) for mutant in mutants], args)
+
+
+def summarize(verdicts: list[str | None], args: argparse.Namespace) -> float:
+    """Prints how many of the mutants that were tried were found, and returns the percentage."""
+    counts = Counter(each for each in verdicts if each)
+    found = 100 * (1 - counts[SURVIVED] / max(counts.total(), 1))
     print(
         f"{counts.total()} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
-        f"{counts['survived']} survived; {found:.1f} % found"
+        f"{counts[SURVIVED]} survived; {found:.1f} % found"
     )
     return found
 
 
 def equivalents() -> set[str]:
     """The mutants that nobody could tell from the original, or not here; without the new line, all of a line."""
-    text = (TESTS / "mutants_equivalent.txt").read_text()
-    blocks = ("\n".join(line for line in block.split("\n") if not line.startswith("#")) for block in text.split("\n\n"))
-    return {block.strip() for block in blocks} - {""}
+    return blocks_of(TESTS / "mutants_equivalent.txt")
+
+
+def blocks_of(file: Path) -> set[str]:
+    blocks = (
+        (line for line in block.split("\n") if not line.startswith("#")) for block in file.read_text().split("\n\n")
+    )
+    return {"\n".join(block).strip() for block in blocks} - {""}
 
 
 def names_of(mutant: Mutant) -> set[str]:
@@ -295,6 +383,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="how long tests are let try to find one mutant")
     parser.add_argument("--minutes", type=float, default=600, help="starts nothing after so long")
     parser.add_argument("--least", type=float, default=0, help="fails where fewer percent are found")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="instead of a sample those that a run printed there")
     parser.add_argument("--list", action="store_true", help="prints the mutants instead of trying them")
     args = parser.parse_args()
     began = time.monotonic()
@@ -307,7 +396,11 @@ def main() -> None:
         raise SystemExit(f"no module of {', '.join(sorted(asked))} is in the core")
     if stale := known.difference(*map(names_of, every)) if not asked else set():
         print("\n\n".join(["no longer there, take them out of mutants_equivalent.txt:", *sorted(stale)]) + "\n")
-    mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))
+    if args.again is not None:
+        printed = blocks_of(args.again)
+        mutants = [each for each in mutants if str(each) in printed]
+    else:
+        mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))
     for each in mutants:
         ast.parse(each.source())
     if args.list:
@@ -322,8 +415,10 @@ def main() -> None:
         tests, whole = line_map(place, began + 30 * args.minutes)
         if not whole:  # what no test is known to run may well be run by the others
             mutants = [replace(each, spans=each.spans[:1]) for each in mutants]
-        some = covering(Mutant(CORE[0], "", 0, 0, "", ((1, 10**9),)), tests, 5)
-        if not some or finish(fork(lambda: run_pytest(some, place, place / "src", Limits(tests)))):
+        elif unseen := [path for path in CORE if not any(path in test["lines"] for test in tests.values())]:
+            raise SystemExit(f"no test of ABOUT_CORE runs {', '.join(unseen)}")
+        some = covering(Mutant(mutants[0].path, "", 0, 0, "", ((1, 10**9),)), tests, 1)
+        if not some or finish(fork(lambda: try_tests(some, tests, place, place / "src"))):
             raise SystemExit("tests fail without a mutant; make them pass first")
         found = judge(mutants, tests, args, place, began + 60 * args.minutes)
     raise SystemExit(found < args.least)

@@ -145,3 +145,23 @@ def test_a_seeded_sample_finds_nothing() -> None:
     assert said.stdout.splitlines()[-1] == f"{COUNT} cases, 0 findings", said.stdout[-5000:] + said.stderr[-3000:]
     accepted = {line.split()[0]: int(line.split()[3]) for line in said.stdout.splitlines()[-7:-1]}
     assert len(accepted) == 6 and min(accepted.values()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_process_that_cannot_be_interrupted_is_given_up(monkeypatch: pytest.MonkeyPatch, computes: bool) -> None:
+    """After computing or waiting for long, and not because it has to share the machine."""
+    monkeypatch.setattr(fuzz, "PATIENCE", 0.02)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        while computes:
+            pass
+        time.sleep(60)
+    try:
+        assert not fuzz._is_heard(read, child)
+        os.write(write, b"message")
+        assert fuzz._is_heard(read, child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from training import TINY, one_thread, train  # noqa: F401
+from training import TINY, one_thread, rows, train  # noqa: F401
 from vitmix._registry import KINDS, METHODS, parts
 from vitmix.lab.cli import main as cli
 from vitmix.lab.training import prepare
@@ -104,6 +104,14 @@ def test_resuming_another_configuration(tmp_path: Path, tiny_file: str, capsys: 
     assert "already holds a run" in said
     said = refused(capsys, "train", "--config", tiny_file, "--output", str(tmp_path / "new"), "--resume")
     assert "no run to resume" in said
+
+
+def test_a_switch_is_trained_with_one_loss(tmp_path: Path, tiny_file: str) -> None:
+    """An untrained classifier of 12 classes has a cross-entropy near 2.5 and a binary one near 0.7."""
+    given = ("--method", "0.5*mixup(alpha=0.8) | 0.5*tokenmix", "--epochs", "1", "--lr", "1e-9", "--warmup-epochs", "0")
+    with pytest.warns(UserWarning, match="mixup.* will be trained with binary cross-entropy, the loss of tokenmix"):
+        assert cli.main(["train", "--config", tiny_file, "--output", str(tmp_path / "run"), *given]) == 0
+    assert 0.5 < rows(tmp_path / "run")[0]["loss"] < 0.9
 
 
 def test_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:

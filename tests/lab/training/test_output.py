@@ -13,7 +13,7 @@ import yaml
 
 from training import TINY, one_thread, tiny  # noqa: F401
 from vitmix.lab.training.engine import Trainer
-from vitmix.lab.training.output import Unfailing
+from vitmix.lab.training.output import Unfailing, unfailing_output
 
 
 @pytest.fixture
@@ -47,6 +47,18 @@ def test_training_from_python_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(sys, "stdout", stream)
         assert Trainer(tiny(tmp_path / "run", epochs=1)).run() == 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else closing it fails
+
+
+def test_what_others_print_in_a_training_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        stream = _Failing()
+        stream.failure = errno.EPIPE
+        monkeypatch.setattr(sys, name, stream)
+    with unfailing_output():
+        print("from a data set")
+        print("from a plugin", file=sys.stderr, flush=True)
+    with pytest.raises(BrokenPipeError):
+        print("after it")
 
 
 @pytest.mark.parametrize("arguments", [("methods",), ("train", "--help"), ("recipes", "deit")])
