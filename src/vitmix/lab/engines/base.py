@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -55,9 +54,7 @@ class Engine(Protocol):
 
     def __enter__(self) -> "Engine": ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         """Brings what an earlier command left elsewhere into the run folders."""
