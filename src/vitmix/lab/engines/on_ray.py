@@ -24,6 +24,7 @@ OBJECTS = "objects"  # as --store: files travel through Ray's object store in an
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 6.0  # a free node begins a run within this time
 CONNECT_SECONDS = 5.0
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
 
 
@@ -216,23 +217,29 @@ def connect(ray: Any, address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of clusters that start here; nobody agreed to send any
     address = address or os.environ.get("RAY_ADDRESS")
     check_address(address)
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
-        if address not in (None, "local"):
-            ray.init(address=address, **quiet)
+        if address != "local":
+            ray.init(address=address or "auto", **QUIET)
             return
+    except Exception as error:  # Ray raises errors of every kind, plain ones too
+        if address is not None or not isinstance(error, ConnectionError):
+            here = "this machine must be one of its nodes ('ray start --address HOST:PORT' makes it one)"
+            where = address or "this machine"
+            raise ValueError(f"cannot join the Ray cluster at {where}: {_line(error)}; {here}") from None
+    _start_here(ray)
+
+
+def _start_here(ray: Any, attempts: int = 2) -> None:
+    """Starts a cluster of this machine alone. Ray gives a node 30 seconds, which a busy machine can miss once."""
+    for left in reversed(range(attempts)):
         try:
-            if address is None:
-                ray.init(address="auto", **quiet)
-                return
-        except ConnectionError:  # none is running here
-            pass
-        ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_MEMORY, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        start = "start one with 'ray start --head', or join it here with 'ray start --address HOST:PORT'"
-        raise ValueError(
-            f"cannot join the Ray cluster at {address or 'this machine'}: {_line(error)}; {start}"
-        ) from None
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_MEMORY, **QUIET)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not left:
+                busy = "the machine may be too busy; try again, or start Ray yourself with 'ray start --head'"
+                raise ValueError(f"Ray did not start on this machine ({_line(error)}); {busy}") from None
 
 
 def check_address(address: str | None) -> None:
