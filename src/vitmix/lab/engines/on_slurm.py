@@ -198,8 +198,8 @@ class SlurmJob:
         self.engine, self.training, self.number, self.attempt, self.say = engine, training, number, attempt, say
         self.verb, self._node, self._restarts = beginning(training), "", 0
         self._outcome: Outcome | None = None
-        self.begun = self._seen = time.monotonic()
-        self._stopping = False
+        self.begun = self._seen = self._ordered = time.monotonic()
+        self._stopping = self._heard = False
 
     def outcome(self) -> Outcome | None:
         if self._outcome is not None:
@@ -214,7 +214,7 @@ class SlurmJob:
             self.engine.jobs_at_work.discard(self.number)
             self._outcome = self._ended(state)
         else:
-            self._take_back(state)
+            self._repeat_stop(state)
             self.engine.home.glance(self.training)
         return self._outcome
 
@@ -229,10 +229,11 @@ class SlurmJob:
             self._node = state.node
             self.say(f"{self.training.name} {'resumes' if self._restarts else self.verb} on node {state.node}")
 
-    def _take_back(self, state: State | None) -> None:
-        """A job that is in the queue again when everything stops must not begin."""
-        if self._stopping and state is not None and state.state in WAITS:
-            self._order(slurm.cancel)
+    def _repeat_stop(self, state: State | None) -> None:
+        """A job that Slurm was about to put back into the queue has not heard that it must stop."""
+        late = time.monotonic() - self._ordered > LOOK_SECONDS
+        if self._stopping and late and state is not None and (state.state in WAITS or not self._heard):
+            self.stop()
 
     def _ended(self, state: State | None) -> Outcome:
         home = self.engine.home
@@ -286,15 +287,15 @@ class SlurmJob:
     def kill(self) -> None:
         self._order(slurm.cancel)
 
-    def _order(self, order: Callable[[str], None]) -> None:
-        """Gives Slurm an order; if it cannot be given, the job is left to the next command."""
+    def _order(self, order: Callable[[str], bool]) -> None:
+        """Gives Slurm an order; if nobody takes it, the job is left to the next command."""
+        self._ordered = time.monotonic()
         try:
-            order(self.number)
+            self._heard = order(self.number)
             self.engine.look_again()
         except slurm.Silent:
-            self._outcome = Outcome(
-                "Slurm's controller does not answer, so the job goes on; rerun the command to take it over"
-            )
+            goes_on = "so the job goes on; rerun the command to take it over"
+            self._outcome = Outcome(f"Slurm's controller does not answer, {goes_on}")
             self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
 
 

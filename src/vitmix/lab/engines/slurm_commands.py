@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 from .words import Node
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS, ORDER_SECONDS = 60.0, 10.0
 FIELDS = ("JobID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "Name")
 FREE_STATES = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "POWERED_DOWN", "POWERING_UP"}
 
 
 class Silent(Exception):
     """Slurm's controller does not answer, which says nothing about the jobs."""
+
+
+class Slow(Silent):
+    """A command has not ended in time."""
 
 
 class Rejected(ValueError):
@@ -72,14 +76,21 @@ def _exit_code(status: int) -> int:
     return status >> 8 & 255 or -(status & 127)
 
 
-def cancel(job: str) -> None:
-    """Ends a job, and takes a waiting one out of the queue."""
-    _call("scancel", job)
+def cancel(job: str) -> bool:
+    """Ends a job, and takes a waiting one out of the queue; False if Slurm has not done it in time."""
+    return _order("scancel", job)
 
 
-def stop(job: str) -> None:
+def stop(job: str) -> bool:
     """Lets a job that runs write a checkpoint; `cancel` gives it only as long as the cluster's KillWait."""
-    _call("scancel", "--batch", "--signal=TERM", job)
+    return _order("scancel", "--batch", "--signal=TERM", job)
+
+
+def _order(*command: str) -> bool:
+    try:
+        return _call(*command, seconds=ORDER_SECONDS).returncode == 0
+    except Slow:  # scancel waits for a job between two states, such as one that is put back into the queue
+        return False
 
 
 def partitions() -> dict[str, bool]:
@@ -128,14 +139,22 @@ def _in_words(states: set[str]) -> str:
     return " and ".join(sorted(states - FREE_STATES)).lower().replace("_", " ")
 
 
-def _call(*command: str, content: str | None = None) -> "subprocess.CompletedProcess[str]":
+def _call(
+    *command: str, content: str | None = None, seconds: float = PATIENCE_SECONDS
+) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            command, input=content, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment
+            command,
+            input=content,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the comparison alone
         )
     except subprocess.TimeoutExpired:
-        raise Silent(f"{command[0]} has not answered for {PATIENCE_SECONDS} s") from None
+        raise Slow(f"{command[0]} has not answered for {seconds:g} s") from None
     if done.returncode and re.search("Unable to contact|Socket timed out|Zero Bytes were", done.stderr):
         raise Silent(done.stderr.strip())
     return done
