@@ -40,7 +40,9 @@ def reference(folder: Path, matrix: Path) -> list[Training]:
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's 15 starves on a machine with other work
+    # A machine with other work: Ray's niceness of 15 would starve, and its monitor would end tasks for others' memory.
+    given = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    os.environ.update(given)
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": MEMORY})
     try:
         for _ in range(2):
@@ -49,7 +51,8 @@ def cluster() -> Iterator[Any]:
         yield found
     finally:
         found.shutdown()
-        del os.environ["RAY_worker_niceness"]
+        for name in given:
+            del os.environ[name]
 
 
 def node_of(cluster: Any, training: Training) -> Any:

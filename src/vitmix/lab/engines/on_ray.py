@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,8 @@ class RayCluster:
         gpus: float | None = None,
         store: str | None = None,
     ) -> None:
+        # The comparison tells of lost nodes in a sentence; Ray would add the raylet's last pages. Read at import.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated")
         self.ray = need("ray")
         self.jobs, self.address, self.cpus, self.gpus = jobs, address, cpus, gpus
         self.home, self.look = Home(runs, None if store == OBJECTS else store), store != OBJECTS
@@ -107,7 +110,9 @@ class RayCluster:
         connect(self.ray, self.address)
         here = self.ray.get_runtime_context().get_node_id()
         near = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        kind = self.ray.remote(num_cpus=0, scheduling_strategy=near)(Desk)
+        # Ray ends processes when memory runs out, this one too; runs must not end with it.
+        again = {"max_restarts": -1, "max_task_retries": -1}
+        kind = self.ray.remote(num_cpus=0, scheduling_strategy=near, **again)(Desk)
         self._desk = kind.remote(str(self.home.runs))
         return self
 
@@ -148,7 +153,8 @@ class RayCluster:
         """The node that has begun a run; empty while it waits."""
         if attempt not in self._nodes and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._nodes = self.ray.get(self._desk.nodes.remote())
+            with suppress(self.ray.exceptions.RayError):  # it is being started again
+                self._nodes |= self.ray.get(self._desk.nodes.remote(), timeout=CONNECT_SECONDS)
         return self._nodes.get(attempt, "")
 
 
@@ -191,8 +197,9 @@ class RayJob:
         except errors.TaskCancelledError:
             return Outcome(home.try_fetch(self.training) or "it was stopped")
         except errors.OutOfMemoryError:
-            less = "ask for more cores each (--cpus), so that fewer runs share a node, or set a smaller batch"
-            return Outcome(f"Ray ended it, because memory ran out on node {node}; {less}")
+            fewer = "with more --cpus, fewer runs share a node"
+            reason = f"Ray ended it when memory ran out on node {node} ({fewer})"
+            return Outcome(reason, lost=True, update=home.update(self.training))
         except errors.RayTaskError as error:
             return Outcome(f"node {node} could not run it: {_line(error.cause)}")
         except errors.RayError as error:
