@@ -15,6 +15,7 @@ from comparing import SETTINGS, wait_for, write
 from vitmix.lab.comparison import read_matrix, runner
 from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.comparison.runner import is_busy
+from vitmix.lab.engines import LocalProcesses, local
 
 LONG = SETTINGS | {"epochs": 400, "checkpoint_every": "100 epochs", "log_every": 1, "eval_every": 400}
 
@@ -78,7 +79,7 @@ time.sleep(60 if sys.argv[2] != "short" else 0)
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(
-        runner, "training_command", lambda settings: [sys.executable, "-c", STAND_IN, str(settings), kind]
+        local, "training_command", lambda settings: [sys.executable, "-c", STAND_IN, str(settings), kind]
     )
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
 
@@ -137,14 +138,14 @@ def test_processes_share_the_cores_and_keep_to_what_was_set(
     trainings: list[Training], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(runner, "available_cores", lambda: 8)
-    say = f"import os; print(*(os.environ.get(name) for name in {runner.THREADS!r}))"
-    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", say])
+    monkeypatch.setattr(local, "available_cores", lambda: 8)
+    say = f"import os; print(*(os.environ.get(name) for name in {local.THREADS!r}))"
+    monkeypatch.setattr(local, "training_command", lambda settings: [sys.executable, "-c", say])
     for jobs, given, expected in ((1, None, "None None"), (4, None, "2 2"), (16, None, "1 1"), (4, "3", "3 2")):
-        for name in runner.THREADS:
+        for name in local.THREADS:
             monkeypatch.delenv(name, raising=False)
         if given is not None:
-            monkeypatch.setenv(runner.THREADS[0], given)
+            monkeypatch.setenv(local.THREADS[0], given)
         (failure,) = runner.run_trainings(trainings[:1], jobs=jobs)  # it ended without having trained
         assert failure.reason == expected
 
@@ -163,10 +164,10 @@ def test_a_training_that_another_process_trains_is_left_to_it(
 def test_a_killed_training_and_a_failing_one_are_told_apart(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("epoch 1/3  update 7\nvitmix: error: no such data\n\n")
-    assert runner._reason(2, log) == "no such data"
-    assert runner._reason(-9, log) == "signal 9 ended it (Killed, as when memory runs out)"
+    assert local.reason_of(2, log) == "no such data"
+    assert local.reason_of(-9, log) == "signal 9 ended it (Killed, as when memory runs out)"
     log.write_text("")
-    assert runner._reason(3, log) == "it ended with code 3"
+    assert local.reason_of(3, log) == "it ended with code 3"
 
 
 def test_a_failure_stops_everything_if_asked(trainings: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +177,9 @@ def test_a_failure_stops_everything_if_asked(trainings: list[Training], monkeypa
 
 
 def test_two_comparisons_start_a_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "training_command", lambda settings: [sys.executable, "-c", "input()"])
+    monkeypatch.setattr(local, "training_command", lambda settings: [sys.executable, "-c", "input()"])
     trainings = read_matrix(str(write(tmp_path))).trainings(tmp_path / "out")
-    one, other = (runner._Crew(jobs, runner.NOTHING, lambda text: None) for jobs in (1, 2))
+    one, other = (runner._Crew(LocalProcesses(jobs), runner.NOTHING, lambda text: None) for jobs in (1, 2))
     try:
         assert one.start(trainings) == trainings[1:]
         assert other.start(trainings) == trainings[:1]

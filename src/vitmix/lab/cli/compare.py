@@ -1,12 +1,12 @@
 """`vitmix compare`: a matrix of runs, and what may be concluded from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.columns import aligned
-from vitmix.lab.settings import Count, Folder, Method, Name, Positive, Settings, key_and_value, option
+from vitmix.lab.settings import Count, Folder, Method, Name, NotNegative, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Matrix, Training
@@ -15,7 +15,31 @@ UNFINISHED = 75  # what shells know as "try again later"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Settings):
+class Cluster(Settings):
+    """Where runs are executed, if not on this machine."""
+
+    section = "On a cluster"
+
+    on: Literal["ray", "slurm"] | None = option(None, "run on a Ray or Slurm cluster instead of this machine")
+    address: Annotated[str, "HOST:PORT"] | None = option(
+        None, "running Ray cluster (default: $RAY_ADDRESS, the one of this machine, or a new one here)"
+    )
+    slurm: tuple[Annotated[str, "KEY=VALUE"], ...] = option(
+        (), "options of sbatch, such as partition=gpu time=4:00:00 account=mine"
+    )
+    cpus: Count | None = option(None, "CPU cores of each run (default: as many as data-loader workers, at least 1)")
+    gpus: NotNegative | None = option(
+        None, "GPUs of each run; with Ray also a part of one, such as 0.5 (default: 1 if the cluster has any)"
+    )
+    store: Annotated[str, "URL"] | None = option(
+        None,
+        "how files of runs travel to and from nodes: s3://BUCKET/FOLDER or another URL of fsspec, or 'objects' for "
+        "Ray's object store (default: the output folder, if nodes share it; with Ray otherwise objects)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Cluster):
     """Train a matrix of methods, models, data and seeds, and compare."""
 
     epilog = (
@@ -43,7 +67,9 @@ class Compare(Settings):
         None, "also run these suites of vitmix eval on every finished run, such as clean,noise,occlusion"
     )
     analyze: bool = option(False, "also run the studies of vitmix analyze on every finished run")
-    jobs: Count = option(1, "number of parallel runs on the device")
+    jobs: Count | None = option(
+        None, "number of parallel runs on the device; on a cluster, all that find room unless given (default: 1)"
+    )
     minutes: Positive | None = option(None, "stop at checkpoints after this time; rerun to resume")
     stop_at_failure: bool = option(False, "stop all runs when one fails (default: the others continue)")
     dry_run: bool = option(False, "list the runs and whether they are finished")
@@ -59,6 +85,7 @@ def run(settings: Compare) -> int:
     from vitmix.lab.comparison import matrix as matrices
     from vitmix.lab.comparison.evaluations import Evaluations
     from vitmix.lab.comparison.runner import Interrupted, check_trainings, is_done, run_trainings
+    from vitmix.lab.engines.choosing import choose_engine
 
     if settings.list:
         return _list()
@@ -87,6 +114,8 @@ def run(settings: Compare) -> int:
         matrix = _only(matrix, settings.rows, output, asked=settings.baseline)
     trainings = matrix.trainings(output, *([Path(settings.matrix)] if settings.no_train and settings.matrix else []))
     check_trainings(trainings)
+    cluster = {each.name: getattr(settings, each.name) for each in fields(Cluster)}
+    engine = choose_engine(runs=output / "runs", jobs=settings.jobs, **cluster)
     bare = [training.name for training in trainings if is_done(training) and not training.run.best.exists()]
     if evaluations.flags and bare:
         raise ValueError(
@@ -105,7 +134,7 @@ def run(settings: Compare) -> int:
         try:
             failures = run_trainings(
                 trainings,
-                jobs=settings.jobs,
+                engine=engine,
                 minutes=settings.minutes,
                 stop_at_failure=settings.stop_at_failure,
                 evaluations=evaluations,

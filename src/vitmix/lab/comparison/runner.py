@@ -2,19 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmix.lab.environment import available_cores
+from vitmix.lab.engines import Engine, Job, LocalProcesses, NoRoom, Outcome
 from vitmix.lab.runs import FolderLock, check_folder
-from vitmix.lab.training.config import to_yaml
 from vitmix.lab.training.prepare import check_model
-from vitmix.lab.writing import make_folder, write_file
+from vitmix.lab.writing import make_folder
 
 from .evaluations import NOTHING, Evaluations
 from .matrix import Training, is_trained
@@ -26,9 +23,10 @@ except ImportError:  # Windows
     fcntl = None
 
 LOOK_SECONDS = 0.3
-THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each run has its part
-CLAIM = ".claim"  # locked by the comparison that has a process for the run, from before its start to its end
-SETTINGS = ".training.yaml"  # hidden: a run folder must look empty before the run begins
+STOP_LOOK_SECONDS = 0.05
+TELL_SECONDS = 600.0  # between sentences about the same wait
+MOST_LOSSES = 3  # of a run in a row, without a new checkpoint between them
+CLAIM = ".claim"  # locked by the comparison that has a job for the run, from before its start to its end
 
 
 class Interrupted(Exception):
@@ -41,11 +39,20 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A training run whose process ended with an error, and the last thing it said."""
+    """A training run whose job ended with an error, and the last thing it said."""
 
     training: Training
     reason: str
     log: Path
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A run that an engine has."""
+
+    training: Training
+    job: Job
+    begun: float
 
 
 def is_done(training: Training, evaluations: Evaluations = NOTHING) -> bool:
@@ -70,49 +77,54 @@ def run_trainings(
     trainings: Sequence[Training],
     *,
     jobs: int = 1,
+    engine: Engine | None = None,
     minutes: float | None = None,
     stop_at_failure: bool = False,
     evaluations: Evaluations = NOTHING,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Failure]:
-    """Runs and evaluates every run that is not done, `jobs` at a time, each in its process; returns what failed.
+    """Runs and evaluates every run that is not done, on the engine or `jobs` at a time here; returns what failed.
 
     Several comparisons may work on one folder: a run that another process trains is left to it. Whatever ends this
     function early (a signal, the end of the `minutes`, a failure if asked) lets each run write a checkpoint.
     """
     check_trainings(trainings)
-    waiting = [training for training in trainings if not is_done(training, evaluations)]
-    to_evaluate = sum(is_trained(training.run) for training in waiting)
-    to_run = len(waiting) - to_evaluate
-    said = f"{len(trainings)} run{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
-    say(f"{said}, {to_evaluate} to evaluate." if to_evaluate else f"{said}.")
-    if not waiting:
-        return []
-    with Overview(trainings) as overview, _Crew(jobs, evaluations, overview.say) as crew:
-        while (waiting or crew.working) and not crew.received:
-            if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
-                overview.say(f"{minutes:g} minutes are over; runs stop at a checkpoint, evaluations at once.")
-                break
-            if crew.failures and stop_at_failure:
-                break
-            waiting = crew.start(waiting)
-            overview.update([training for training, _, _ in crew.working])
-            time.sleep(LOOK_SECONDS)
-            waiting = [*crew.collect(), *waiting]
+    with engine or LocalProcesses(jobs) as place:
+        place.prepare(trainings, say)
+        waiting = [training for training in trainings if not is_done(training, evaluations)]
+        to_evaluate = sum(is_trained(training.run) for training in waiting)
+        to_run = len(waiting) - to_evaluate
+        said = f"{len(trainings)} run{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
+        say(f"{said}, {to_evaluate} to evaluate." if to_evaluate else f"{said}.")
+        if not waiting:
+            return []
+        with Overview(trainings) as overview, _Crew(place, evaluations, overview.say) as crew:
+            while (waiting or crew.working) and not crew.received:
+                if minutes is not None and time.monotonic() - overview.begun >= 60 * minutes:
+                    overview.say(f"{minutes:g} minutes are over; runs stop at a checkpoint, evaluations at once.")
+                    break
+                if crew.failures and stop_at_failure:
+                    break
+                waiting = crew.start(waiting)
+                overview.update(crew.running())
+                time.sleep(LOOK_SECONDS)
+                waiting = [*crew.collect(), *waiting]
     if crew.received:
         raise Interrupted(crew.received)
     return crew.failures
 
 
 class _Crew:
-    """The processes at work now. While it is at work, signals are remembered; at its end every process ends."""
+    """The jobs at work now. While it is at work, signals are remembered; at its end every job ends."""
 
-    def __init__(self, jobs: int, evaluations: Evaluations, say: Callable[[str], None]) -> None:
-        self.jobs, self.evaluations, self.say = jobs, evaluations, say
-        self.working: list[tuple[Training, subprocess.Popen[bytes], float]] = []
+    def __init__(self, engine: Engine, evaluations: Evaluations, say: Callable[[str], None]) -> None:
+        self.engine, self.evaluations, self.say = engine, evaluations, say
+        self.working: list[_Work] = []
         self.failures: list[Failure] = []
-        self.received = 0
+        self.received, self._hurry = 0, False
         self._claims: dict[str, int] = {}
+        self._losses: dict[str, list[int]] = {}  # newest update at each loss in a row
+        self._told: dict[str, float] = {}
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "_Crew":
@@ -125,26 +137,28 @@ class _Crew:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: Any) -> None:
-        """Remembers a signal: an exception here could part a process from the list that it must be in."""
-        if self.received and number == signal.SIGINT:  # a second Ctrl-C: do not wait for checkpoints
-            for _, process, _ in self.working:
-                process.kill()
+        """Remembers a signal: an exception here could part a job from the list that it must be in."""
+        self._hurry = self._hurry or (self.received != 0 and number == signal.SIGINT)  # a second Ctrl-C
         self.received = self.received or number
 
     def start(self, waiting: list[Training]) -> list[Training]:
         """Starts what there is room for; returns what still waits."""
         left = []
-        for training in waiting:
-            if len(self.working) >= self.jobs or self.received:
-                left.append(training)
-            elif is_done(training, self.evaluations):  # by another comparison in the meantime
+        for number, training in enumerate(waiting):
+            if not self.engine.has_room(len(self.working)) or self.received:
+                return [*left, *waiting[number:]]
+            if is_done(training, self.evaluations):  # by another comparison in the meantime
                 continue
-            elif self._claim(training):
-                begun = "resumes" if training.run.exists else "begins"
-                self.say(f"{training.name} {'is trained; evaluating it' if is_trained(training.run) else begun}")
-                self.working.append((training, self._process(training), time.monotonic()))
-            else:
+            if not self._claim(training):
                 left.append(training)
+                continue
+            try:
+                job = self.engine.start(training, self.evaluations.flags, self.say)
+            except NoRoom as full:
+                self._release(training)
+                self._tell(str(full))
+                return [*left, *waiting[number:]]
+            self.working.append(_Work(training, job, time.monotonic()))
         return left
 
     def _claim(self, training: Training) -> bool:
@@ -157,61 +171,81 @@ class _Crew:
         except BlockingIOError:
             return False
         # Done in the meantime, or being trained by a process that no comparison started.
-        if is_done(training, self.evaluations) or is_busy(training):
+        if is_done(training, self.evaluations) or (is_busy(training) and not self.engine.knows(training)):
             os.close(claim)
             return False
         self._claims[training.name] = claim
         return True
 
-    def _process(self, training: Training) -> "subprocess.Popen[bytes]":
-        settings = training.run.path / SETTINGS
-        write_file(settings, to_yaml(training.config).encode())
-        environment = dict(os.environ)
-        if self.jobs > 1:
-            for name in THREADS:
-                environment.setdefault(name, str(max(1, available_cores() // self.jobs)))
-        with open(training.run.log, "ab") as log:
-            # A separate session: Ctrl-C reaches only the comparison, which then stops each run once.
-            return subprocess.Popen(
-                [*training_command(settings), *self.evaluations.flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+    def _release(self, training: Training) -> None:
+        os.close(self._claims.pop(training.name))
+
+    def running(self) -> list[Training]:
+        """The runs that have begun; says what the others wait for."""
+        reasons: dict[str, list[Training]] = {}
+        for work in self.working:
+            reasons.setdefault(work.job.waiting(), []).append(work.training)
+        begun = reasons.pop("", [])
+        for reason, trainings in reasons.items():
+            others = f" and {len(trainings) - 1} more wait" if len(trainings) > 1 else " waits"
+            self._tell(f"{trainings[0].name}{others} for {reason}", key=reason)
+        return begun
+
+    def _tell(self, text: str, key: str | None = None) -> None:
+        """Says a sentence, unless it was said lately."""
+        now, key = time.monotonic(), key or text
+        if now - self._told.get(key, -TELL_SECONDS) >= TELL_SECONDS:
+            self._told[key] = now
+            self.say(text)
 
     def collect(self) -> list[Training]:
-        """Takes note of the processes that have ended; returns runs that must wait for another comparison."""
-        ended = [each for each in self.working if each[1].poll() is not None]
-        self.working = [each for each in self.working if each not in ended]
+        """Takes note of the jobs that have ended; returns runs that are to be started again."""
+        ended = [(work, outcome) for work in self.working if (outcome := work.job.outcome()) is not None]
+        over = {work.training.name for work, _ in ended}
+        self.working = [work for work in self.working if work.training.name not in over]
         again = []
-        for training, process, begun in ended:
-            os.close(self._claims.pop(training.name))
+        for work, outcome in ended:
+            training = work.training
+            self._release(training)
             if is_done(training, self.evaluations):
-                self.say(f"{training.name} is done, after {time.monotonic() - begun:.0f} s")
+                self.say(f"{training.name} is done, after {time.monotonic() - work.begun:.0f} s")
+            elif self._is_lost(training, outcome):
+                self.say(f"{training.name} starts again from its newest checkpoint, because {outcome.reason}")
+                again.append(training)
             elif is_busy(training):  # another comparison was a moment faster
                 again.append(training)
             else:
-                failure = Failure(training, _reason(process.returncode, training.run.log), training.run.log)
-                self.failures.append(failure)
-                self.say(f"{training.name} failed: {failure.reason}")
+                self._fail(training, outcome)
         return again
 
+    def _is_lost(self, training: Training, outcome: Outcome) -> bool:
+        """Whether to start a run again. One that loses its node over and over would otherwise never end."""
+        before = [update for update in self._losses.get(training.name, []) if update >= outcome.update]
+        self._losses[training.name] = [*before, outcome.update]
+        return outcome.lost and len(before) + 1 < MOST_LOSSES
+
+    def _fail(self, training: Training, outcome: Outcome) -> None:
+        reason = outcome.reason
+        if outcome.lost:
+            often = "write checkpoints more often (--set checkpoint_every='300 seconds')"
+            reason = f"{reason}, {MOST_LOSSES} times without a new checkpoint; {often} and rerun the command"
+        self.failures.append(Failure(training, reason, training.run.log))
+        self.say(f"{training.name} failed: {reason}")
+
     def _stop(self) -> None:
-        """Lets every run write its checkpoint and end."""
-        for _, process, _ in self.working:
-            process.terminate()
-        for _, process, _ in self.working:
-            process.wait()
+        """Lets every run write its checkpoint and end; a second Ctrl-C does not wait for that."""
+        for work in self.working:
+            work.job.stop()
+        while any(work.job.outcome() is None for work in self.working):
+            if self._hurry:
+                for work in self.working:
+                    work.job.kill()
+                self._hurry = False
+            time.sleep(STOP_LOOK_SECONDS)
         self.working.clear()
         for claim in self._claims.values():
             os.close(claim)
         self._claims.clear()
-
-
-def training_command(settings: Path) -> list[str]:
-    return [sys.executable, "-m", "vitmix.lab.comparison.process", str(os.getpid()), str(settings)]
 
 
 def take(file: Path) -> int:
@@ -225,12 +259,3 @@ def take(file: Path) -> int:
             os.close(handle)
             raise
     return handle
-
-
-def _reason(code: int, log: Path) -> str:
-    if code < 0:
-        hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
-        return f"signal {-code} ended it ({signal.strsignal(-code)}{hint})"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    lines = [line for line in lines if line]
-    return lines[-1].removeprefix("vitmix: error: ") if lines else f"it ended with code {code}"

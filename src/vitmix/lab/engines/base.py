@@ -1,0 +1,81 @@
+"""What the runner of a comparison knows of the place where runs are executed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from vitmix.lab.comparison.matrix import Training
+
+Say = Callable[[str], None]
+
+
+class NoRoom(Exception):
+    """The engine takes no further job at present; the text says why, and the runner asks again later."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Why a job has ended; of a run that is finished it is not read.
+
+    Attributes:
+        reason: a clause without a full stop.
+        lost: the node or its time was lost, so the run may start again from its checkpoint.
+        update: of the newest checkpoint, by which the runner knows whether a lost run makes progress.
+    """
+
+    reason: str
+    lost: bool = False
+    update: int = 0
+
+
+class Job(Protocol):
+    """One run that was handed to an engine."""
+
+    def outcome(self) -> Outcome | None:
+        """Why it has ended; None while it waits or runs. The run's files are here when it is not None."""
+        ...
+
+    def waiting(self) -> str:
+        """What it waits for, as the end of "it waits for ..."; empty while it runs."""
+        ...
+
+    def stop(self) -> None:
+        """Lets the run end at a checkpoint; does not wait for it."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the run at once."""
+        ...
+
+
+class Engine(Protocol):
+    """Where runs are executed, from `__enter__` to `__exit__`."""
+
+    def __enter__(self) -> "Engine": ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
+        """Brings what an earlier command left elsewhere into the run folders."""
+        ...
+
+    def has_room(self, working: int) -> bool:
+        """Whether to hand it a further run, beside those at work."""
+        ...
+
+    def knows(self, training: "Training") -> bool:
+        """Whether a job of an earlier command still has the run, which `start` then takes over."""
+        ...
+
+    def start(self, training: "Training", flags: Sequence[str], say: Say) -> Job:
+        """Hands over a run. `flags` ask for evaluations. NoRoom if it must wait, ValueError if it cannot run at all."""
+        ...
+
+
+def beginning(training: "Training") -> str:
+    """What happens to a run that begins now."""
+    run = training.run
+    if run.summary is not None and run.evaluation is not None:
+        return "is trained; evaluating it"
+    return "resumes" if run.exists else "begins"

@@ -1,0 +1,234 @@
+"""What a node of a cluster does: one run of a comparison, in the shared folder or in one of its own.
+
+`python -m vitmix.lab.engines.node` reads the plan from standard input, as a Slurm job does; a Ray task calls `run`.
+Where the node does not see the comparison's folder, it works in a temporary one, fetches the run's files from a store
+before, and sends what is new to it every few seconds.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitmix import __version__
+from vitmix.lab.reading import parse_json
+from vitmix.lab.runs.folder import LOG
+from vitmix.lab.training.config import CONFIG, resolve, to_yaml
+from vitmix.lab.writing import make_folder, write_file
+
+from .files import bring, copy
+from .local import SETTINGS, begin_process, reason_of, training_command
+from .stores import FolderStore, Store, open_store
+
+SEND_SECONDS = 3.0
+ATTEMPTS = 4  # to send what a run has left, with growing pauses between them
+REPORT = ".report.json"
+MARK = ".cluster"  # beside the run folders: by its content a node knows that it sees the same folder
+REFUSED, UNSEEN, UNSENT = 2, 73, 74  # exit codes; 73 and 74 as in sysexits.h
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as a node is told of it.
+
+    Attributes:
+        settings: YAML of `vitmix train`; `output` is the run folder that it names.
+        runs: the folder of all runs, as the command sees it; `mark` is the content of its file MARK.
+        folder: the current folder of the command, to which paths of data are relative.
+        store: URL through which files travel, if they do.
+        attempt: names this job, so that what an earlier one reported is not taken for its word.
+    """
+
+    name: str
+    settings: str
+    output: str
+    flags: list[str]
+    runs: str
+    mark: str
+    folder: str
+    environment: dict[str, str]
+    store: str | None
+    attempt: str
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a run ended on a node; `stopped` if it was told to."""
+
+    attempt: str
+    node: str
+    code: int
+    reason: str
+    stopped: bool = False
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Report | None":
+        """The report in a file, if that is one."""
+        try:
+            return cls(**parse_json(content))
+        except (ValueError, TypeError):
+            return None
+
+
+def run(plan: Plan, *, carried: Store | None = None, signals: tuple[int, ...] = (signal.SIGINT,)) -> Report:
+    """Trains and evaluates what the plan says.
+
+    Args:
+        carried: where files travel if the plan names no store and the node does not see the folder.
+        signals: those that stop the run at a checkpoint.
+    """
+    node = socket.gethostname()
+    if plan.version != __version__:
+        why = f"node {node} has vitmix {__version__}, the command {plan.version}; install the same version there"
+        return Report(plan.attempt, node, REFUSED, why)
+    store = open_store(plan.store) if plan.store else None if sees(plan) else carried
+    if store is None and not sees(plan):
+        why = f"node {node} does not see the folder {plan.runs}; put --output on a shared file system, or give --store"
+        return Report(plan.attempt, node, UNSEEN, why)
+    if store is None:
+        return _execute(plan, Path(plan.runs) / plan.name, lambda: None, signals)
+    with tempfile.TemporaryDirectory(prefix="vitmix-") as scratch:
+        folder = Path(scratch) / plan.name
+        make_folder(folder)
+        bring(store, plan.name, folder)
+        sender = _Sender(plan, Path(scratch), store)
+        report = _execute(plan, folder, sender.try_once, signals)
+        failed = sender.send_rest()
+        return dataclasses.replace(report, code=UNSENT, reason=failed) if failed else report
+
+
+def sees(plan: Plan) -> bool:
+    """Whether this machine has the folder of the command."""
+    try:
+        return (Path(plan.runs) / MARK).read_text() == plan.mark
+    except OSError:
+        return False
+
+
+def _execute(plan: Plan, folder: Path, each_time: Callable[[], object], signals: tuple[int, ...]) -> Report:
+    settings = _written(folder / SETTINGS, plan.settings)
+    if folder != Path(plan.runs) / plan.name:
+        _written(settings, with_output(settings, str(folder)))
+    here = Path(plan.folder) if Path(plan.folder).is_dir() else None
+    command = [*training_command(settings), *plan.flags]
+    with _stoppable(signals) as begin:
+        environment = {**os.environ, **plan.environment}
+        process = begin(lambda: begin_process(command, folder / LOG, environment=environment, folder=here))
+        while True:
+            try:
+                code = process.wait(SEND_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                each_time()
+        stopped = begin.asked
+    return Report(plan.attempt, socket.gethostname(), code, reason_of(code, folder / LOG), stopped)
+
+
+def with_output(settings: Path, output: str) -> str:
+    """The settings in a file, for another run folder."""
+    return to_yaml(dataclasses.replace(resolve(file=settings), output=output))
+
+
+def _written(file: Path, text: str) -> Path:
+    write_file(file, text.encode())
+    return file
+
+
+class _Begin:
+    """Begins the process that signals stop."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.asked = False
+
+    def __call__(self, start: "Callable[[], subprocess.Popen[bytes]]") -> "subprocess.Popen[bytes]":
+        self.process = start()
+        if self.asked:  # before it was there
+            self.process.terminate()
+        return self.process
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.asked = True
+        if self.process is not None:
+            self.process.terminate()
+
+
+@contextmanager
+def _stoppable(signals: tuple[int, ...]) -> Iterator[_Begin]:
+    begin = _Begin()
+    before = {number: signal.signal(number, begin.stop) for number in signals}
+    try:
+        yield begin
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Sender:
+    """Sends what is new in a run's folder to the store."""
+
+    def __init__(self, plan: Plan, scratch: Path, store: Store) -> None:
+        self.plan, self.scratch, self.store = plan, scratch, store
+        self.source = _HomeNamed(scratch, plan.output)
+        self._seen = dict(FolderStore(scratch).files(plan.name))  # it came from there
+
+    def try_once(self) -> str:
+        """Sends; returns why that failed, which the log tells too."""
+        try:
+            copy(self.source, self.store, self.plan.name, self._seen)
+            return ""
+        except (OSError, ValueError) as error:
+            why = f"node {socket.gethostname()} could not send its files: {error}"
+            with open(self.scratch / self.plan.name / LOG, "a") as log:
+                print(f"vitmix: note: {why}", file=log)
+            return why
+
+    def send_rest(self) -> str:
+        """Sends what the run has left, with some patience; returns why that failed."""
+        failed = self.try_once()
+        for attempt in range(ATTEMPTS - 1):
+            if not failed:
+                break
+            time.sleep(2.0**attempt)
+            failed = self.try_once()
+        return failed
+
+
+class _HomeNamed(FolderStore):
+    """A node's own folder, whose configurations name the run folder of the command."""
+
+    def __init__(self, root: Path, output: str) -> None:
+        super().__init__(root)
+        self.output = output
+
+    def read(self, run: str, path: str) -> bytes:
+        return with_output(self.root / run / path, self.output).encode() if path == CONFIG else super().read(run, path)
+
+
+def main() -> int:
+    """A Slurm job: the plan comes with the job's script, the report goes to the run's files."""
+    plan = Plan(**json.load(sys.stdin))
+    try:
+        report = run(plan, signals=(signal.SIGTERM, signal.SIGINT))
+        if report.code not in (UNSEEN, UNSENT):
+            target = open_store(plan.store) if plan.store else FolderStore(Path(plan.runs))
+            target.write(plan.name, REPORT, json.dumps(dataclasses.asdict(report)).encode())
+    except (OSError, ValueError) as error:  # of the store
+        print(f"vitmix: error: {error}", file=sys.stderr)
+        return UNSENT
+    return 128 - report.code if report.code < 0 else report.code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

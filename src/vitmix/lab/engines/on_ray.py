@@ -1,0 +1,269 @@
+"""Runs as tasks of a Ray cluster: one that is running, or one that is started on this machine.
+
+Ray's own retries are off: the runner starts lost runs again, and says so. An actor beside the command, the desk, knows
+which node has which run, and keeps the files of runs whose node does not see the output folder.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .base import Outcome, Say, beginning
+from .home import Home, cores_of
+from .node import Plan, Report, run
+from .stores import FolderStore, need
+from .words import Node, waiting_for
+
+if TYPE_CHECKING:
+    from vitmix.lab.comparison.matrix import Training
+
+OBJECTS = "objects"  # as --store: files travel through Ray's object store in any case
+LOOK_SECONDS = 1.0
+PATIENCE_SECONDS = 6.0  # a free node begins a run within this time
+CONNECT_SECONDS = 5.0
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
+
+
+class Desk:
+    """An actor on the machine of the command."""
+
+    def __init__(self, runs: str) -> None:
+        self._store, self._nodes = FolderStore(Path(runs)), dict[str, str]()
+
+    def begin(self, attempt: str, node: str) -> None:
+        self._nodes[attempt] = node
+
+    def nodes(self) -> dict[str, str]:
+        """The node of each run that has begun, by attempt."""
+        return self._nodes
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the store of this machine answers."""
+        return getattr(self._store, method)(*arguments)
+
+
+class DeskStore:
+    """The desk's files, as a node sees them."""
+
+    def __init__(self, desk: Any) -> None:
+        self.desk = desk
+
+    def files(self, run: str) -> dict[str, str]:
+        return self._ask("files", run)
+
+    def read(self, run: str, path: str) -> bytes:
+        return self._ask("read", run, path)
+
+    def write(self, run: str, path: str, content: bytes) -> None:
+        self._ask("write", run, path, content)
+
+    def remove(self, run: str, path: str) -> None:
+        self._ask("remove", run, path)
+
+    def _ask(self, *arguments: Any) -> Any:
+        ray = need("ray")
+        try:
+            return ray.get(self.desk.call.remote(*arguments))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+
+def train(plan: Plan, desk: Any) -> Report:
+    """The task."""
+    desk.begin.remote(plan.attempt, socket.gethostname())
+    return run(plan, carried=DeskStore(desk))
+
+
+class RayCluster:
+    """The engine `--on ray`.
+
+    Args:
+        runs: the folder of the run folders.
+        gpus: of each run; None is one, if the cluster has any and the run uses it.
+        store: a URL, OBJECTS, or None: the folder where the node sees it, otherwise Ray's object store.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        jobs: int | None = None,
+        address: str | None = None,
+        cpus: int | None = None,
+        gpus: float | None = None,
+        store: str | None = None,
+    ) -> None:
+        # The comparison tells of lost nodes in a sentence; Ray would add the raylet's last pages. Read at import.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated")
+        self.ray = need("ray")
+        self.jobs, self.address, self.cpus, self.gpus = jobs, address, cpus, gpus
+        self.home, self.look = Home(runs, None if store == OBJECTS else store), store != OBJECTS
+        self._looked, self._nodes = 0.0, dict[str, str]()
+        self._desk: Any = None
+
+    def __enter__(self) -> "RayCluster":
+        connect(self.ray, self.address)
+        here = self.ray.get_runtime_context().get_node_id()
+        near = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        # Ray ends processes when memory runs out, this one too; runs must not end with it.
+        again = {"max_restarts": -1, "max_task_retries": -1}
+        kind = self.ray.remote(num_cpus=0, scheduling_strategy=near, **again)(Desk)
+        self._desk = kind.remote(str(self.home.runs))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ray.shutdown()
+
+    def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
+        nodes = self.nodes()
+        cpus, gpus = (sum(node.total.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+        say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus:g} CPU cores and {gpus:g} GPUs.")
+        self.home.bring_results(trainings, say)
+
+    def has_room(self, working: int) -> bool:
+        return self.jobs is None or working < self.jobs
+
+    def knows(self, training: "Training") -> bool:
+        return False  # tasks end with the command that started them
+
+    def start(self, training: "Training", flags: Sequence[str], say: Say) -> "RayJob":
+        self.home.send(training)
+        request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
+        plan = self.home.plan(training, flags, int(request["CPU"]), look=self.look)
+        options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
+        task = self.ray.remote(**options)(train).remote(plan, self._desk)
+        return RayJob(self, training, plan.attempt, task, request, say)
+
+    def _gpus(self, training: "Training") -> float:
+        if self.gpus is not None:
+            return self.gpus
+        return float(not training.config.cpu and any(node.total.get("GPU", 0) >= 1 for node in self.nodes()))
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive, by host name."""
+        alive = [each for each in self.ray.nodes() if each["Alive"]]
+        return [Node(each["NodeManagerHostname"], each["Resources"]) for each in alive]
+
+    def node_of(self, attempt: str) -> str:
+        """The node that has begun a run; empty while it waits."""
+        if attempt not in self._nodes and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            with suppress(self.ray.exceptions.RayError):  # it is being started again
+                self._nodes |= self.ray.get(self._desk.nodes.remote(), timeout=CONNECT_SECONDS)
+        return self._nodes.get(attempt, "")
+
+
+class RayJob:
+    """A run as a task."""
+
+    def __init__(
+        self,
+        engine: RayCluster,
+        training: "Training",
+        attempt: str,
+        task: Any,
+        request: dict[str, float],
+        say: Say,
+    ) -> None:
+        self.engine, self.training, self.attempt, self.task, self.request = engine, training, attempt, task, request
+        self.begun, self.say, self.verb, self._told = time.monotonic(), say, beginning(training), False
+        self._outcome: Outcome | None = None
+
+    def outcome(self) -> Outcome | None:
+        if self._outcome is not None:
+            return self._outcome
+        node = self.engine.node_of(self.attempt)
+        if node and not self._told:
+            self._told = True
+            self.say(f"{self.training.name} {self.verb} on node {node}")
+        ended, _ = self.engine.ray.wait([self.task], timeout=0)
+        if not ended:
+            self.engine.home.glance(self.training)
+            return None
+        self._outcome = self._ended(node or "a node that had not reported")
+        return self._outcome
+
+    def _ended(self, node: str) -> Outcome:
+        errors, home = self.engine.ray.exceptions, self.engine.home
+        try:
+            report: Report = self.engine.ray.get(self.task)
+            failed = home.try_fetch(self.training)
+            return Outcome(failed or f"{report.reason} (on node {report.node})")
+        except errors.TaskCancelledError:
+            return Outcome(home.try_fetch(self.training) or "it was stopped")
+        except errors.OutOfMemoryError:
+            fewer = "with more --cpus, fewer runs share a node"
+            reason = f"Ray ended it when memory ran out on node {node} ({fewer})"
+            return Outcome(reason, lost=True, update=home.update(self.training))
+        except errors.RayTaskError as error:
+            return Outcome(f"node {node} could not run it: {_line(error.cause)}")
+        except errors.RayError as error:
+            died = "its process ended" if isinstance(error, errors.WorkerCrashedError) else "the node was lost"
+            return Outcome(f"{died} ({node})", lost=True, update=home.update(self.training))
+
+    def waiting(self) -> str:
+        new = time.monotonic() - self.begun < PATIENCE_SECONDS
+        if new or self._outcome is not None or self.engine.node_of(self.attempt):
+            return ""
+        return waiting_for(self.request, self.engine.nodes(), self.engine.ray.available_resources())
+
+    def stop(self) -> None:
+        self.engine.ray.cancel(self.task)
+
+    def kill(self) -> None:
+        self.engine.ray.cancel(self.task, force=True)
+
+
+def connect(ray: Any, address: str | None) -> None:
+    """Joins a running cluster, that of the address or of this machine; starts one here if there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of clusters that start here; nobody agreed to send any
+    address = address or os.environ.get("RAY_ADDRESS")
+    check_address(address)
+    try:
+        if address != "local":
+            ray.init(address=address or "auto", **QUIET)
+            return
+    except Exception as error:  # Ray raises errors of every kind, plain ones too
+        if address is not None or not isinstance(error, ConnectionError):
+            here = "this machine must be one of its nodes ('ray start --address HOST:PORT' makes it one)"
+            where = address or "this machine"
+            raise ValueError(f"cannot join the Ray cluster at {where}: {_line(error)}; {here}") from None
+    _start_here(ray)
+
+
+def _start_here(ray: Any, attempts: int = 2) -> None:
+    """Starts a cluster of this machine alone. Ray gives a node 30 seconds, which a busy machine can miss once."""
+    for left in reversed(range(attempts)):
+        try:
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_MEMORY, **QUIET)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not left:
+                busy = "the machine may be too busy; try again, or start Ray yourself with 'ray start --head'"
+                raise ValueError(f"Ray did not start on this machine ({_line(error)}); {busy}") from None
+
+
+def check_address(address: str | None) -> None:
+    """Refuses an address that does not answer; Ray itself would take minutes and end the process."""
+    if address in (None, "local", "auto"):
+        return
+    if address.startswith("ray://"):
+        there = "run the command on a node of the cluster, for example with 'ray job submit', and give HOST:PORT"
+        raise ValueError(f"the address {address} is that of a Ray client, through which no files travel; {there}")
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        ask = "'ray status' shows the address of a running one; leave --address out to start one here"
+        raise ValueError(f"no Ray cluster answers at {address} ({why}); {ask}") from None
+
+
+def _line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__

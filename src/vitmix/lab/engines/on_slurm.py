@@ -1,0 +1,324 @@
+"""Runs as jobs of a Slurm cluster, one job each, which Slurm itself puts back into the queue if it loses the node.
+
+Jobs outlive the command: one that is killed leaves them at work, and the next command takes them over.
+"""
+
+import dataclasses
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitmix.lab.reading import read_json
+from vitmix.lab.writing import write_file
+
+from . import slurm_commands as slurm
+from .base import NoRoom, Outcome, Say, beginning
+from .home import Home, cores_of
+from .local import reason_of
+from .node import REPORT, UNSEEN, UNSENT, Plan, Report
+from .slurm_commands import State
+from .words import Node, waiting_for
+
+if TYPE_CHECKING:
+    from vitmix.lab.comparison.matrix import Training
+
+LOOK_SECONDS, NODES_SECONDS = 5.0, 30.0
+PATIENCE_SECONDS = 10.0  # in which a job begins if there is room
+FORGOTTEN_SECONDS = 60.0  # after which a job that squeue does not list is gone
+JOB = ".job"  # of a run folder: the job that has it
+OURS = ("job-name", "output", "open-mode", "parsable", "array", "wrap", "error", "input")
+GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+WAITS = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"}
+LOST = {
+    "NODE_FAIL": "its node was lost",
+    "BOOT_FAIL": "its node did not boot",
+    "PREEMPTED": "another job took its place",
+    "TIMEOUT": "its time was over before it had stopped",
+    "REVOKED": "Slurm took it back",
+}
+ENDED = {*LOST, "COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "OUT_OF_MEMORY"}
+STOPPED = 143  # the exit code of a run that SIGTERM stopped at a checkpoint
+
+
+class SlurmCluster:
+    """The engine `--on slurm`.
+
+    Args:
+        runs: the folder of the run folders.
+        gpus: of each run; None is one, if the partition has any and the run uses it.
+        options: options of sbatch by their long names: partition, gres, time, account, ...
+        store: a URL through which files travel; None is the folder, which nodes must see.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        jobs: int | None = None,
+        cpus: int | None = None,
+        gpus: float | None = None,
+        options: Mapping[str, str] | None = None,
+        store: str | None = None,
+    ) -> None:
+        slurm.check_installed()
+        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options or {})
+        for name in self.options:
+            if name in OURS:
+                raise ValueError(f"--slurm {name} is decided by the comparison; leave it out")
+        if gpus is not None and gpus != math.floor(gpus):
+            raise ValueError(f"Slurm gives whole GPUs to a job, got --gpus {gpus:g}; give a whole number")
+        self.home = Home(runs, store)
+        self.jobs_at_work: set[str] = set()
+        self._states: dict[str, State] = {}
+        self.nodes: list[Node] = []
+        self._looked, self._saw_nodes, self._silent_since, self._taken = -math.inf, -math.inf, 0.0, False
+
+    def __enter__(self) -> "SlurmCluster":
+        try:
+            known = slurm.partitions()
+            self.nodes = slurm.nodes(self.options.get("partition"))
+        except slurm.Silent as error:
+            raise ValueError(f"Slurm's controller does not answer ({error}); try 'sinfo', then again") from None
+        for name in filter(None, self.options.get("partition", "").split(",")):
+            if known and name not in known:
+                raise ValueError(f"Slurm has no partition {name!r}; give --slurm partition= one of {', '.join(known)}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
+        self.home.bring_results(trainings, say)
+
+    def has_room(self, working: int) -> bool:
+        return self.jobs is None or working < self.jobs
+
+    def knows(self, training: "Training") -> bool:
+        return bool(self._earlier(training))
+
+    def _earlier(self, training: "Training") -> dict[str, str]:
+        """What is written of a run's job that is still at work."""
+        try:
+            found = read_json(self.home.runs / training.name / JOB)
+            state = slurm.states([found["id"]]).get(found["id"])
+        except (OSError, ValueError, KeyError, TypeError, slurm.Silent):
+            return {}
+        return found if state and state.state not in ENDED and state.name == training.name else {}
+
+    def start(self, training: "Training", flags: Sequence[str], say: Say) -> "SlurmJob":
+        if found := self._earlier(training):
+            say(f"{training.name} is still job {found['id']} of an earlier command, and goes on")
+            return self._job(training, found["id"], found["attempt"], say)
+        self.home.send(training)
+        plan = self.home.plan(training, flags, self._cpus(training))
+        try:
+            number = slurm.submit(script(plan), self._options(training))
+        except (slurm.Rejected, slurm.Silent) as error:
+            if self._taken:  # so the settings are right, and a limit is reached
+                raise NoRoom(f"Slurm takes no further job now ({error}); trying again") from None
+            raise ValueError(f"Slurm refused {training.name}: {error}; check --slurm, --gpus and --cpus") from None
+        self._taken = True
+        write_file(training.run.path / JOB, json.dumps({"id": number, "attempt": plan.attempt}).encode())
+        say(f"{training.name} is job {number}")
+        return self._job(training, number, plan.attempt, say)
+
+    def _job(self, training: "Training", number: str, attempt: str, say: Say) -> "SlurmJob":
+        self.jobs_at_work.add(number)
+        self.look_again()
+        return SlurmJob(self, training, number, attempt, say)
+
+    def _cpus(self, training: "Training") -> int:
+        asked = self.options.get("cpus-per-task", "")
+        return int(asked) if asked.isdigit() else cores_of(training.config, self.cpus)
+
+    def gpus_of(self, training: "Training") -> int:
+        if self.gpus is not None:
+            return int(self.gpus)
+        return int(not training.config.cpu and any(node.total.get("GPU", 0) >= 1 for node in self.nodes))
+
+    def _options(self, training: "Training") -> dict[str, str]:
+        # Without a shared folder a node has no place for the log; the run's own log travels with its files.
+        log = "/dev/null" if self.home.url else str(training.run.log.absolute())
+        options = {
+            "job-name": training.name,
+            "output": log.replace("%", "%%"),
+            "open-mode": "append",
+            "requeue": "",
+            "signal": "B:TERM@120",  # two minutes before the time is over, for a checkpoint
+            "cpus-per-task": str(self._cpus(training)),
+        }
+        if self.gpus_of(training) and not any(name in self.options for name in GPU_OPTIONS):
+            options["gres"] = f"gpu:{self.gpus_of(training)}"
+        return options | self.options
+
+    def request(self, training: "Training") -> dict[str, float]:
+        return {"CPU": self._cpus(training), "GPU": self.gpus_of(training)}
+
+    def state(self, number: str, say: Say) -> State | None:
+        """A job's state, of at most a few seconds ago; None if Slurm does not know it."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            try:
+                self._states = slurm.states(sorted(self.jobs_at_work))
+                self._silent_since = 0.0
+            except slurm.Silent as error:
+                if not self._silent_since:
+                    said = " ".join(str(error).split())
+                    say(f"Slurm's controller does not answer ({said}); jobs go on, and the comparison waits for it")
+                self._silent_since = self._silent_since or time.monotonic()
+        return self._states.get(number)
+
+    def look_again(self) -> None:
+        """Makes the next question about a job a new one."""
+        self._looked = -math.inf
+
+    def current_nodes(self) -> list[Node]:
+        """The nodes, of at most half a minute ago."""
+        if time.monotonic() - self._saw_nodes > NODES_SECONDS:
+            self._saw_nodes = time.monotonic()
+            with suppress(slurm.Silent):
+                self.nodes = slurm.nodes(self.options.get("partition"))
+        return self.nodes
+
+    @property
+    def answers(self) -> bool:
+        return not self._silent_since
+
+
+class SlurmJob:
+    """A run as a job."""
+
+    def __init__(self, engine: SlurmCluster, training: "Training", number: str, attempt: str, say: Say) -> None:
+        self.engine, self.training, self.number, self.attempt, self.say = engine, training, number, attempt, say
+        self.verb, self._node, self._restarts = beginning(training), "", 0
+        self._outcome: Outcome | None = None
+        self.begun = self._seen = self._ordered = time.monotonic()
+        self._stopping = self._heard = False
+
+    def outcome(self) -> Outcome | None:
+        if self._outcome is not None:
+            return self._outcome
+        state = self.engine.state(self.number, self.say)
+        if state is not None or not self.engine.answers:
+            self._seen = time.monotonic()
+        if state is not None:
+            self._tell(state)
+        forgotten = time.monotonic() - self._seen > FORGOTTEN_SECONDS
+        if forgotten or (state is not None and state.state in ENDED):
+            self.engine.jobs_at_work.discard(self.number)
+            self._outcome = self._ended(state)
+        else:
+            self._repeat_stop(state)
+            self.engine.home.glance(self.training)
+        return self._outcome
+
+    def _tell(self, state: State) -> None:
+        """Says on which node the run begins, and where it was lost."""
+        if state.restarts > self._restarts:
+            self._restarts = state.restarts
+            node, self._node = self._node, ""
+            lost = f"lost its place{f' on node {node}' * bool(node)} and is back in the queue as job {self.number}"
+            self.say(f"{self.training.name} {lost}; it resumes from its newest checkpoint")
+        if state.state == "RUNNING" and not self._node:
+            self._node = state.node
+            self.say(f"{self.training.name} {'resumes' if self._restarts else self.verb} on node {state.node}")
+
+    def _repeat_stop(self, state: State | None) -> None:
+        """A job that Slurm was about to put back into the queue has not heard that it must stop."""
+        late = time.monotonic() - self._ordered > LOOK_SECONDS
+        if self._stopping and late and state is not None and (state.state in WAITS or not self._heard):
+            self.stop()
+
+    def _ended(self, state: State | None) -> Outcome:
+        home = self.engine.home
+        failed = home.try_fetch(self.training)
+        if failed:
+            return Outcome(failed)
+        update = home.update(self.training)
+        if state is None:
+            return Outcome(f"Slurm no longer knows job {self.number}", lost=True, update=update)
+        where = f"job {self.number}" + (f" on node {state.node}" if state.node else "")
+        if state.state in LOST:
+            return Outcome(f"{LOST[state.state]} ({where})", lost=True, update=update)
+        if state.state == "CANCELLED":
+            return Outcome(f"{where} was cancelled in Slurm; rerun the command to resume from its newest checkpoint")
+        if state.state == "OUT_OF_MEMORY":
+            return Outcome(f"memory ran out ({where}); give more with --slurm mem=32G, or set a smaller batch")
+        if state.code == STOPPED and not self._stopping:
+            return Outcome(f"its time was over ({where})", lost=True, update=update)
+        return Outcome(self._failure(state, where))
+
+    def _failure(self, state: State, where: str) -> str:
+        home = self.engine.home
+        if state.reason == "JobLaunchFailure" or state.code == UNSEEN:
+            share = "put --output on a file system that all nodes share, or give --store URL"
+            return f"{where} does not see the folder {home.runs}; {share}"
+        if state.code == UNSENT:
+            return f"{where} cannot read or write the store {home.url}; check address and credentials there"
+        try:
+            report = Report.from_json((home.store or home.here).read(self.training.name, REPORT))
+        except OSError:
+            report = None
+        if report is not None and report.attempt == self.attempt:
+            return f"{report.reason} ({where})"
+        said = "" if home.url else f": {reason_of(state.code, self.training.run.log)}"
+        install = f"check that {sys.executable} and vitmix are installed there"
+        return f"{where} ended with code {state.code} before the run began{said}; {install}"
+
+    def waiting(self) -> str:
+        state = self.engine.state(self.number, self.say)
+        new = time.monotonic() - self.begun < PATIENCE_SECONDS
+        if new or self._outcome is not None or state is None or state.state not in WAITS:
+            return ""
+        return waits_for(state, self.number, self.engine, self.engine.request(self.training))
+
+    def stop(self) -> None:
+        self._stopping = True
+        state = self.engine.state(self.number, self.say)
+        begun = state is not None and state.state not in WAITS
+        self._order(slurm.stop if begun else slurm.cancel)
+
+    def kill(self) -> None:
+        self._order(slurm.cancel)
+
+    def _order(self, order: Callable[[str], bool]) -> None:
+        """Gives Slurm an order; if nobody takes it, the job is left to the next command."""
+        self._ordered = time.monotonic()
+        try:
+            self._heard = order(self.number)
+            self.engine.look_again()
+        except slurm.Silent:
+            goes_on = "so the job goes on; rerun the command to take it over"
+            self._outcome = Outcome(f"Slurm's controller does not answer, {goes_on}")
+            self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
+
+
+def waits_for(state: State, number: str, engine: SlurmCluster, request: Mapping[str, float]) -> str:
+    """What Slurm's reason for a waiting job means."""
+    reason = state.reason
+    if state.state in ("SUSPENDED", "STOPPED"):
+        return f"an administrator: job {number} is suspended; 'scontrol resume {number}' lets it go on"
+    if "Held" in reason or "held" in reason or state.state == "REQUEUE_HOLD":
+        return f"its release: job {number} is held ({reason}); 'scontrol release {number}' lets it start"
+    if reason in ("None", "", "Priority"):
+        return "its turn: other jobs come first"
+    if reason == "BeginTime":
+        return "Slurm, which starts a job that lost its node after a pause of some minutes at most"
+    if reason in ("PartitionTimeLimit", "PartitionNodeLimit"):
+        return f"other limits: its partition does not allow them ({reason}); change --slurm and rerun the command"
+    if reason.startswith(("QOS", "Assoc", "MaxJobs")):
+        return f"a limit of your account ({reason}): it starts when other jobs of yours end"
+    return waiting_for(request, engine.current_nodes())
+
+
+def script(plan: Plan) -> str:
+    """The job: Slurm copies its script to the node, and so the plan."""
+    text = json.dumps(dataclasses.asdict(plan))  # one line, so no line of it can end the document
+    python = shlex.join([sys.executable, "-m", "vitmix.lab.engines.node"])
+    return f"#!/bin/sh\nexec {python} <<'END_OF_PLAN'\n{text}\nEND_OF_PLAN\n"

@@ -1,0 +1,160 @@
+"""Slurm's commands as functions: sbatch, squeue, scancel, scontrol.
+
+Commands rather than sacct or a library over it: they need no accounting database, which small clusters do not have.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .words import Node
+
+PATIENCE_SECONDS, ORDER_SECONDS = 60.0, 10.0
+FIELDS = ("JobID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "Name")
+FREE_STATES = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "POWERED_DOWN", "POWERING_UP"}
+
+
+class Silent(Exception):
+    """Slurm's controller does not answer, which says nothing about the jobs."""
+
+
+class Slow(Silent):
+    """A command has not ended in time."""
+
+
+class Rejected(ValueError):
+    """Slurm does not take a job; the text says why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A job, as Slurm describes it; `code` is the exit code of its script."""
+
+    state: str
+    reason: str
+    node: str
+    code: int
+    restarts: int
+    name: str
+
+
+def check_installed() -> None:
+    if shutil.which("sbatch") is None:
+        raise ValueError("there is no sbatch here; run the command on a login node of a Slurm cluster")
+
+
+def submit(script: str, options: Mapping[str, str]) -> str:
+    """Hands a job to Slurm; returns its number."""
+    flags = [f"--{name}" if value == "" else f"--{name}={value}" for name, value in options.items()]
+    done = _call("sbatch", "--parsable", *flags, content=script)
+    if done.returncode:
+        said = [line.partition("error: ")[2] or line for line in done.stderr.strip().splitlines()]
+        raise Rejected(said[0].strip().rstrip(".") if said else f"sbatch ended with code {done.returncode}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def states(jobs: Sequence[str]) -> dict[str, State]:
+    """The jobs that Slurm knows, those that ended a few minutes ago included."""
+    if not jobs:
+        return {}
+    form = ",".join(f"{name}:|" for name in FIELDS)
+    done = _call("squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={form}")
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise Silent(done.stderr.strip())
+    found = {}
+    for line in done.stdout.splitlines():
+        number, state, reason, node, code, restarts, name = line.rstrip("|").split("|", len(FIELDS) - 1)
+        found[number] = State(state, reason, node, _exit_code(int(code)), int(restarts), name)
+    return found
+
+
+def _exit_code(status: int) -> int:
+    """Of a status as wait(2) gives it; negative for a signal."""
+    return status >> 8 & 255 or -(status & 127)
+
+
+def cancel(job: str) -> bool:
+    """Ends a job, and takes a waiting one out of the queue; False if Slurm has not done it in time."""
+    return _order("scancel", job)
+
+
+def stop(job: str) -> bool:
+    """Lets a job that runs write a checkpoint; `cancel` gives it only as long as the cluster's KillWait."""
+    return _order("scancel", "--batch", "--signal=TERM", job)
+
+
+def _order(*command: str) -> bool:
+    try:
+        return _call(*command, seconds=ORDER_SECONDS).returncode == 0
+    except Slow:  # scancel waits for a job between two states, such as one that is put back into the queue
+        return False
+
+
+def partitions() -> dict[str, bool]:
+    """The partitions, and which is the default."""
+    done = _call("sinfo", "--noheader", "--format=%P")
+    return {name.rstrip("*"): name.endswith("*") for name in done.stdout.split()}
+
+
+def nodes(partition: str | None) -> list[Node]:
+    """The nodes of a partition, or of the default one; all if neither is known."""
+    known = partitions()
+    names = set((partition or "").split(",")) & set(known) or {name for name, usual in known.items() if usual}
+    done = _call("scontrol", "--oneliner", "show", "nodes")
+    found = [(_fields(line), line) for line in done.stdout.splitlines() if line.startswith("NodeName=")]
+    return [
+        _node(values, line)
+        for values, line in found
+        if not names or names & set(values.get("Partitions", "").split(","))
+    ]
+
+
+def _fields(line: str) -> dict[str, str]:
+    return {name: value for name, _, value in (each.partition("=") for each in line.split())}
+
+
+def _node(values: Mapping[str, str], line: str) -> Node:
+    total, used = _amounts(values.get("CfgTRES", "")), _amounts(values.get("AllocTRES", ""))
+    free = {name: amount - used.get(name, 0) for name, amount in total.items()}
+    states = set(re.sub(r"[*~#!%$@^-]", "", values.get("State", "")).split("+"))
+    reason = re.search(r" Reason=(.*?)(?: \[.*)?$", line)
+    why = f": {reason[1].strip()}" if reason else ""
+    trouble = "" if states <= FREE_STATES else f"{_in_words(states)}{why}"
+    return Node(values["NodeName"], total, free, trouble)
+
+
+def _amounts(text: str) -> dict[str, float]:
+    """`cpu=8,mem=64G,gres/gpu=2` as `{"CPU": 8, "GPU": 2}`."""
+    found = {name: value for name, _, value in (each.partition("=") for each in text.split(","))}
+    return {name: float(found[key]) for name, key in (("CPU", "cpu"), ("GPU", "gres/gpu")) if key in found}
+
+
+def _in_words(states: set[str]) -> str:
+    for state, word in (("DRAIN", "drained"), ("DRAINED", "drained"), ("DRAINING", "drained"), ("DOWN", "down")):
+        if state in states:
+            return word
+    return " and ".join(sorted(states - FREE_STATES)).lower().replace("_", " ")
+
+
+def _call(
+    *command: str, content: str | None = None, seconds: float = PATIENCE_SECONDS
+) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command,
+            input=content,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the comparison alone
+        )
+    except subprocess.TimeoutExpired:
+        raise Slow(f"{command[0]} has not answered for {seconds:g} s") from None
+    if done.returncode and re.search("Unable to contact|Socket timed out|Zero Bytes were", done.stderr):
+        raise Silent(done.stderr.strip())
+    return done

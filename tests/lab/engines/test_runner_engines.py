@@ -1,0 +1,135 @@
+"""The runner with an engine that only pretends: lost runs, full clusters, and what is said of them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from comparing import write
+from vitmix.lab.comparison import read_matrix, runner
+from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.engines import NoRoom, Outcome
+from vitmix.lab.engines.base import Say
+
+
+class Pretended:
+    """A job that is over after some looks."""
+
+    def __init__(self, outcomes: Iterator[Outcome | None], waits: str = "") -> None:
+        self.outcomes, self.waits, self.orders = outcomes, waits, list[str]()
+        self._last: Outcome | None = None
+
+    def outcome(self) -> Outcome | None:
+        self._last = self._last or (Outcome("it was stopped") if self.orders else next(self.outcomes))
+        return self._last
+
+    def waiting(self) -> str:
+        return self.waits
+
+    def stop(self) -> None:
+        self.orders.append("stop")
+
+    def kill(self) -> None:
+        self.orders.append("kill")
+
+
+class Cluster:
+    """An engine with one script of outcomes for each start."""
+
+    def __init__(self, *scripts: Sequence[Outcome | None] | str, waits: str = "") -> None:
+        self.scripts, self.waits = iter(scripts), waits
+        self.started: list[str] = []
+        self.jobs: list[Pretended] = []
+        self.open = False
+
+    def __enter__(self) -> "Cluster":
+        self.open = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open = False
+
+    def prepare(self, trainings: Sequence[Training], say: Say) -> None:
+        say("prepared")
+
+    def has_room(self, working: int) -> bool:
+        return True
+
+    def knows(self, training: Training) -> bool:
+        return False
+
+    def start(self, training: Training, flags: Sequence[str], say: Say) -> Pretended:
+        script = next(self.scripts)
+        if isinstance(script, str):
+            raise NoRoom(script)
+        self.started.append(training.name)
+        self.jobs.append(Pretended(iter(script), self.waits))
+        return self.jobs[-1]
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Training]:
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.01)
+    return read_matrix(str(write(tmp_path))).trainings(tmp_path / "out")
+
+
+def said_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def lost(update: int) -> list[Outcome | None]:
+    return [None, Outcome("the node was lost (n2)", lost=True, update=update)]
+
+
+def test_a_lost_run_starts_again(trainings: list[Training], capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster(lost(3), lost(3), lost(7), lost(7), [Outcome("no such data (on node n1)")])
+    (failure,) = runner.run_trainings(trainings[:1], engine=cluster)
+    assert failure.reason == "no such data (on node n1)" and cluster.started == [trainings[0].name] * 5
+    again = f"{trainings[0].name} starts again from its newest checkpoint, because the node was lost (n2)"
+    assert said_of(capsys) == [again] * 4 + [f"{trainings[0].name} failed: no such data (on node n1)"]
+    assert not cluster.open
+
+
+def test_a_run_that_is_lost_without_progress_fails(trainings: list[Training]) -> None:
+    (failure,) = runner.run_trainings(trainings[:1], engine=Cluster(lost(5), lost(5), lost(5)))
+    assert failure.reason == (
+        "the node was lost (n2), 3 times without a new checkpoint; write checkpoints more often "
+        "(--set checkpoint_every='300 seconds') and rerun the command"
+    )
+
+
+def test_one_sentence_tells_what_several_runs_wait_for(
+    trainings: list[Training], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = "1 GPU: none of the 3 nodes has one free"
+    cluster = Cluster([None, None, Outcome("x")], [None, None, None, Outcome("y")], waits=gpu)
+    assert len(runner.run_trainings(trainings, engine=cluster)) == 2
+    waits = [line for line in said_of(capsys) if "wait" in line]
+    assert waits == [f"{trainings[0].name} and 1 more wait for {gpu}"]
+
+
+def test_a_full_queue_is_asked_again(trainings: list[Training], capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster([None, Outcome("x")], "the queue is full", "the queue is full", [Outcome("y")])
+    assert [failure.reason for failure in runner.run_trainings(trainings, engine=cluster)] == ["x", "y"]
+    assert said_of(capsys).count("the queue is full") == 1
+
+
+def test_a_refusal_stops_what_has_begun(trainings: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster([None] * 99)
+
+    def start(*arguments: object) -> Pretended:
+        if cluster.started:
+            raise ValueError("Slurm refused it")
+        return Cluster.start(cluster, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cluster, "start", start)
+    with pytest.raises(ValueError, match="Slurm refused it"):
+        runner.run_trainings(trainings, engine=cluster)
+    assert cluster.jobs[0].orders == ["stop"] and not cluster.open
+    assert runner._Crew(cluster, runner.NOTHING, print)._claim(trainings[1])  # no claim is left behind
+
+
+def test_time_that_is_over_stops_jobs(trainings: list[Training]) -> None:
+    cluster = Cluster([None] * 99, [None] * 99)
+    assert runner.run_trainings(trainings, engine=cluster, minutes=0.05 / 60) == []
+    assert [job.orders for job in cluster.jobs] == [["stop"], ["stop"]]

@@ -1,0 +1,222 @@
+"""What Slurm's commands say, and what the comparison makes of it, without Slurm."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparing import write
+from vitmix.lab.comparison import read_matrix
+from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.engines import NoRoom, on_slurm
+from vitmix.lab.engines import slurm_commands as slurm
+from vitmix.lab.engines.node import REPORT, Report
+from vitmix.lab.engines.on_slurm import SlurmCluster, SlurmJob
+
+NODES = """\
+NodeName=n1 CPUTot=8 State=IDLE+DRAIN Partitions=debug,gpu CfgTRES=cpu=8,mem=1000M,billing=2,gres/gpu=2 AllocTRES= \
+CapWatts=n/a Reason=bad fan [root@2026-11-18T16:27:12]
+NodeName=n2 CPUTot=8 State=MIXED* Partitions=debug CfgTRES=cpu=8,mem=1000M AllocTRES=cpu=6,mem=10M CapWatts=n/a
+NodeName=n3 CPUTot=8 State=DOWN+NOT_RESPONDING Partitions=debug CfgTRES=cpu=8 AllocTRES= Reason=Not responding [x]
+NodeName=n4 CPUTot=8 State=IDLE Partitions=other CfgTRES=cpu=8 AllocTRES=
+"""
+
+
+class Commands:
+    """Stands for sbatch, squeue, scancel, scontrol and sinfo."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str, str]] = {
+            "sinfo": (0, "debug*\ngpu\nother\n", ""),
+            "scontrol": (0, NODES, ""),
+            "sbatch": (0, "12;cluster\n", ""),
+            "scancel": (0, "", ""),
+        }
+        self.called: list[tuple[str, ...]] = []
+        self.jobs: dict[str, str] = {}
+
+    def __call__(self, command: tuple[str, ...], **options: Any) -> "subprocess.CompletedProcess[str]":
+        self.called.append(command)
+        if command[0] == "squeue" and "squeue" not in self.answers:
+            numbers = next(each for each in command if each.startswith("--jobs=")).removeprefix("--jobs=").split(",")
+            lines = [f"{number}|{self.jobs[number]}|" for number in numbers if number in self.jobs]
+            return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
+        return subprocess.CompletedProcess(command, *self.answers[command[0]])
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    found = Commands()
+    monkeypatch.setattr(slurm.subprocess, "run", found)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    monkeypatch.setattr(on_slurm, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(on_slurm, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(on_slurm, "NODES_SECONDS", -1.0)
+    return found
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    found = read_matrix(str(write(tmp_path))).trainings(tmp_path / "out")[0]
+    found.run.path.mkdir(parents=True)
+    return found
+
+
+def begin(training: Training, said: list[str] | None = None, **settings: Any) -> tuple[SlurmCluster, SlurmJob]:
+    engine = SlurmCluster(training.run.path.parent, **settings).__enter__()
+    return engine, engine.start(training, [], (said if said is not None else []).append)
+
+
+def test_nodes_of_a_partition(commands: Commands) -> None:
+    assert [(node.name, node.trouble) for node in slurm.nodes(None)] == [
+        *(("n1", "drained: bad fan"), ("n2", ""), ("n3", "down: Not responding"))
+    ]
+    assert [node.name for node in slurm.nodes("gpu")] == ["n1"] and slurm.nodes("gpu")[0].total == {"CPU": 8, "GPU": 2}
+    assert slurm.nodes(None)[1].free == {"CPU": 2}
+
+
+def test_a_job_carries_the_plan_and_the_options(commands: Commands, training: Training) -> None:
+    options = {"partition": "debug", "time": "4:00:00", "requeue": ""}
+    engine, _ = begin(training, options=options, cpus=3, gpus=2.0)
+    (flags,) = [command for command in commands.called if command[0] == "sbatch"]
+    assert {"--partition=debug", "--time=4:00:00", "--cpus-per-task=3", "--gres=gpu:2", "--requeue"} <= set(flags)
+    assert f"--output={training.run.log}" in flags
+    plan = engine.home.plan(training, ["--analyze"], 3)
+    text = on_slurm.script(plan)
+    assert text.startswith("#!/bin/sh\nexec ") and json.loads(text.splitlines()[2])["flags"] == ["--analyze"]
+    assert json.loads((training.run.path / on_slurm.JOB).read_text())["id"] == "12"
+
+
+def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) -> None:
+    _, job = begin(training, cpus=4)
+    for state, words in {
+        "PENDING|Resources": "4 CPU cores: the only node, n2, does not have as many free (n1 is drained: bad fan; "
+        "n3 is down: Not responding)",
+        "PENDING|ReqNodeNotAvail, UnavailableNodes:n1": "4 CPU cores: the only node, n2, does not have as many free "
+        "(n1 is drained: bad fan; n3 is down: Not responding)",
+        "PENDING|Priority": "its turn: other jobs come first",
+        "PENDING|QOSMaxJobsPerUserLimit": "a limit of your account (QOSMaxJobsPerUserLimit): it starts when other "
+        "jobs of yours end",
+        "PENDING|JobHeldUser": "its release: job 12 is held (JobHeldUser); 'scontrol release 12' lets it start",
+        "SUSPENDED|None": "an administrator: job 12 is suspended; 'scontrol resume 12' lets it go on",
+        "RUNNING|None": "",
+    }.items():
+        commands.jobs["12"] = f"{state}||0|0|{training.name}"
+        assert job.waiting() == words and job.outcome() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "lost"),
+    [
+        ("NODE_FAIL|None|n2|0|1", "its node was lost (job 12 on node n2)", True),
+        ("PREEMPTED|None|n2|0|0", "another job took its place (job 12 on node n2)", True),
+        ("FAILED|NonZeroExitCode|n2|36608|0", "its time was over (job 12 on node n2)", True),
+        (
+            "CANCELLED|None|n2|36608|0",
+            "job 12 on node n2 was cancelled in Slurm; rerun the command to resume from its newest checkpoint",
+            False,
+        ),
+        (
+            "OUT_OF_MEMORY|OutOfMemory|n2|31488|0",
+            "memory ran out (job 12 on node n2); give more with --slurm mem=32G, or set a smaller batch",
+            False,
+        ),
+    ],
+)
+def test_why_a_job_ended(commands: Commands, training: Training, state: str, reason: str, lost: bool) -> None:
+    _, job = begin(training)
+    commands.jobs["12"] = f"{state}|{training.name}"
+    outcome = job.outcome()
+    assert outcome is not None and (outcome.reason, outcome.lost) == (reason, lost)
+    assert job.outcome() is outcome and job.waiting() == ""
+
+
+def test_a_failed_run_tells_its_own_reason(commands: Commands, training: Training) -> None:
+    _, job = begin(training)
+    commands.jobs["12"] = f"FAILED|NonZeroExitCode|n2|512|0|{training.name}"
+    report = Report(job.attempt, "host", 2, "no such data")
+    (training.run.path / REPORT).write_text(json.dumps(vars(report)))
+    outcome = job.outcome()
+    assert outcome is not None and outcome.reason == "no such data (job 12 on node n2)"
+
+
+def test_a_node_without_the_folder_or_python(commands: Commands, training: Training) -> None:
+    training.run.log.write_text("exec: no such file\n")
+    for state, part in {
+        "FAILED|JobLaunchFailure|n2|4021|0": "does not see the folder",
+        "FAILED|NonZeroExitCode|n2|18688|0": "does not see the folder",
+        "FAILED|NonZeroExitCode|n2|18944|0": "cannot read or write the store",
+        "FAILED|NonZeroExitCode|n2|32512|0": "ended with code 127 before the run began: exec: no such file; check",
+    }.items():
+        _, job = begin(training)
+        commands.jobs["12"] = f"{state}|other"
+        outcome = job.outcome()
+        assert outcome is not None and part in outcome.reason and not outcome.lost
+
+
+def test_a_requeued_job_is_told(commands: Commands, training: Training) -> None:
+    said: list[str] = []
+    _, job = begin(training, said)
+    for state in ("RUNNING|None|n1|0|0", "PENDING|BeginTime||0|1", "RUNNING|None|n2|0|1"):
+        commands.jobs["12"] = f"{state}|{training.name}"
+        assert job.outcome() is None
+    assert said[1:] == [
+        f"{training.name} begins on node n1",
+        f"{training.name} lost its place on node n1 and is back in the queue as job 12; it resumes from its newest "
+        "checkpoint",
+        f"{training.name} resumes on node n2",
+    ]
+
+
+def test_a_silent_controller_ends_nothing(commands: Commands, training: Training) -> None:
+    said: list[str] = []
+    _, job = begin(training, said)
+    commands.answers["squeue"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    assert job.outcome() is None and job.outcome() is None
+    assert len(said) == 2 and "controller does not answer" in said[1]
+    commands.answers["scancel"] = commands.answers["squeue"]
+    job.stop()
+    outcome = job.outcome()
+    assert outcome is not None and "rerun the command to take it over" in outcome.reason
+
+
+def test_a_job_of_a_killed_command_is_taken_over(commands: Commands, training: Training) -> None:
+    begin(training)
+    commands.jobs["12"] = f"RUNNING|None|n1|0|0|{training.name}"
+    commands.answers["sbatch"] = (1, "", "sbatch: error: it must not be asked")
+    said: list[str] = []
+    engine, job = begin(training, said)
+    assert engine.knows(training) and job.number == "12"
+    assert said == [f"{training.name} is still job 12 of an earlier command, and goes on"]
+    commands.jobs["12"] = "RUNNING|None|n1|0|0|another"  # numbers begin again after a reinstallation
+    assert not engine.knows(training)
+
+
+def test_refused_jobs(commands: Commands, training: Training) -> None:
+    with pytest.raises(ValueError, match="Slurm has no partition 'gpus'; give --slurm partition= one of debug, gpu"):
+        begin(training, options={"partition": "gpus"})
+    with pytest.raises(ValueError, match="--slurm output is decided by the comparison"):
+        begin(training, options={"output": "x"})
+    with pytest.raises(ValueError, match="Slurm gives whole GPUs"):
+        begin(training, gpus=0.5)
+    engine, _ = begin(training)
+    commands.answers["sbatch"] = (1, "", "sbatch: error: Invalid account\nsbatch: error: Batch job submission failed")
+    (training.run.path / on_slurm.JOB).unlink()
+    with pytest.raises(NoRoom, match=r"Slurm takes no further job now \(Invalid account\)"):
+        engine.start(training, [], print)
+    with pytest.raises(ValueError, match=f"Slurm refused {training.name}: Invalid account; check --slurm"):
+        begin(training)
+
+
+def test_stopping_signals_what_runs_and_cancels_what_waits(commands: Commands, training: Training) -> None:
+    _, job = begin(training)
+    for state, command in (("RUNNING", "--batch"), ("PENDING", "12")):
+        commands.jobs["12"] = f"{state}|None|n1|0|0|{training.name}"
+        job.stop()
+        assert [each for each in commands.called if each[0] == "scancel"][-1][1] == command
+
+
+def test_exit_codes() -> None:
+    assert [slurm._exit_code(status) for status in (0, 36608, 9, 512)] == [0, 143, -9, 2]
