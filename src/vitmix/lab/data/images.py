@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from vitmix.lab.reading import read_bytes
 
 from .decoding import MAX_BYTES, as_rgb, check_pixels, decode, reason_of
+from .plan import Window
 
 log = logging.getLogger("vitmix.lab.data")
 
@@ -39,7 +40,10 @@ class ImageSet(Dataset, ABC):
         rows: the stored place of each image; a subset has some of them.
         broken: the unreadable images found so far, as index → "name: reason".
         skipped: how many files beside the images are none, by the end of their names.
+        window: how to shuffle images of which only a part is at hand; None shuffles them all.
     """
+
+    window: Window | None = None
 
     def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str) -> None:
         self.labels = np.asarray(labels, dtype=np.int64)
@@ -70,6 +74,8 @@ class ImageSet(Dataset, ABC):
         part = copy.copy(self)
         part.description = description
         part.labels, part.rows = self.labels[rows], self.rows[rows]
+        if self.window is not None:
+            part.window = Window(self.window.shards[rows], self.window.size)
         part.broken = {index: self.broken[row] for index, row in enumerate(rows.tolist()) if row in self.broken}
         return part
 

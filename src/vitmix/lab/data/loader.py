@@ -144,6 +144,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
 
     Args:
         batch: samples per batch and process.
+        extra: so many of the first processes have one sample more.
         workers: processes that read and augment; 0 does it in this process.
         balance: shows every class equally often.
         repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. An epoch
@@ -163,6 +164,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
         workers: int = 0,
         rank: int = 0,
         world: int = 1,
+        extra: int = 0,
         repeats: int = 1,
         balance: bool = False,
         maps: Tensor | None = None,
@@ -170,7 +172,8 @@ class TrainLoader(Fetcher[Batch], Epochs):
     ) -> None:
         check_maps(maps, len(images), images.description, augmentation)
         self.images = images
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
+        labels = images.labels if balance else None
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid)
         super().__init__(fetch, workers, persistent=True)
 

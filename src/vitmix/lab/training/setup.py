@@ -25,6 +25,7 @@ class Setup:
 
     Attributes:
         classes: outputs of the model.
+        part: how many images a process computes at once.
         has_initial_weights: no checkpoint will replace the model's weights.
         core: the learner itself; `learner` is what Accelerate made of it.
         method, quiet: the mixer, and the one that follows `mixing_off_epoch`.
@@ -38,7 +39,7 @@ class Setup:
         deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores are each node's own
         processes.check_alike(accelerator, deciding, _other_settings)
         processes.on_main(accelerator, lambda: check_folder(self.folder, config))
-        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
+        self.part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # In turn only where something may be downloaded: to look through a large folder takes minutes.
         run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
         self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
@@ -52,10 +53,10 @@ class Setup:
         model, self.remarks = run(
             accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
         )
-        processes.together(accelerator, lambda: self._build(model, part))
+        processes.together(accelerator, lambda: self._build(model))
         self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
 
-    def _build(self, model: nn.Module, part: int) -> None:
+    def _build(self, model: nn.Module) -> None:
         """Everything between data and model on one side and the loop on the other; refuses what does not fit."""
         config = self.config
         choose_parameters(model, config)
@@ -72,7 +73,7 @@ class Setup:
         self.augmentation = augmentation = prepare.build_augmentation(config, model)
         prepare.check_size(self.core, augmentation.sides)
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # images for a process that has none left
-        self.loader, self.eval_loader = self._loaders(part)
+        self.loader, self.eval_loader = self._loaders(self.part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
             raise ValueError(
@@ -92,15 +93,15 @@ class Setup:
             return mixers[0]
         return Switch(mixers, (1.0,) * len(mixers))  # weights without a meaning: the trainer draws which mixer
 
-    def _loaders(self, batch: int) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
+    def _loaders(self, part: processes.Part) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, augmentation = self.config, self.augmentation
         place: dict[str, Any] = {"rank": self.rank, "world": self.world}
         place |= {"device": self.device} if config.resident else {"workers": config.workers}
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
-        training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats, **place, **maps}
+        training: dict[str, Any] = {**part._asdict(), "seed": config.seed, "repeats": config.repeats, **place, **maps}
         training["balance"] = config.balance
-        evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, **place}
+        evaluation: dict[str, Any] = {"batch": config.eval_batch or part.batch, **place}
         if config.resident:
             loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
             return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from vitmix._learner import Learner
+from vitmix.lab.reading import is_count
 from vitmix.lab.runs import Epoch
 from vitmix.lab.runs.records import Record
-from vitmix.lab.training import checkpoints, processes, sharding
+from vitmix.lab.training import checkpoints, processes, sharded, sharding
 from vitmix.lab.training.checkpoints import Checkpoint
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.losses import LossTally
@@ -71,7 +72,7 @@ class TrainState:
     position: Position = field(default_factory=Position)
 
     def capture(self, update: int) -> Checkpoint:
-        """The state as a checkpoint holds it."""
+        """The state as a checkpoint holds it; spread tensors stay so."""
         scaler = self.accelerator.scaler
         sums, count = self.tally.total(self.accelerator)
         training = {
@@ -79,24 +80,23 @@ class TrainState:
             "update": update,
             "world": self.accelerator.num_processes,
             "tally": {"sums": sums, "count": count},
-            "added": sharding.whole(self.core.added.state_dict()),
-            "optimizer": sharding.whole(self.optimizer.state_dict()),
+            "added": self.core.added.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": processes.random_states(self.accelerator),
         }
         ema = None if self.ema is None else self.ema.module.state_dict()
-        return Checkpoint(sharding.whole(self.core.model.state_dict()), ema, training)
+        return Checkpoint(self.core.model.state_dict(), ema, training)
 
     def load(self, path: Path) -> int:
-        """Puts the run where a checkpoint was written; returns how many processes it ran on then.
-
-        The first process reads and tells the others: their nodes may have other disks.
-        """
-        loaded = vars(checkpoints.load_checkpoint(path)) if self.accelerator.is_main_process else None
-        checkpoint = Checkpoint(**processes.from_main(self.accelerator, loaded))
+        """Puts the run where a checkpoint was written; returns how many processes it ran on then."""
+        checkpoint = self._read(path)
         try:
             self.restore(checkpoint)
-            return checkpoint.training["world"]
+            world = checkpoint.training["world"]
+            if not is_count(world) or world == 0:
+                raise ValueError("its number of processes does not fit")
+            return world
         except torch.OutOfMemoryError:
             raise
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
@@ -105,6 +105,18 @@ class TrainState:
                 f"{path} is not a checkpoint of this run ({type(problem).__name__}: {reason}); remove it, or give "
                 "another --output"
             ) from None
+
+    def _read(self, path: Path) -> Checkpoint:
+        """Spread weights are read by every process that spreads them, everything else by the first one.
+
+        That one tells the others: their nodes may have other disks.
+        """
+        in_shards = processes.on_main(self.accelerator, lambda: checkpoints.is_sharded(path))
+        if in_shards and self.config.fsdp:
+            return sharded.load_checkpoint(path.absolute(), sharding.spread_tensors(self.core, self.optimizer))
+        read = sharded.load_checkpoint if in_shards else checkpoints.load_checkpoint
+        loaded = vars(read(path)) if self.accelerator.is_main_process else None
+        return Checkpoint(**processes.from_main(self.accelerator, loaded))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Puts everything into the state that `capture` saw."""
