@@ -29,6 +29,10 @@ class BrokenImage(Exception):
     """An unreadable image; the text starts with its name."""
 
 
+class DataLost(ValueError):
+    """The place where images are stored fails, so that none of them can be called damaged; the text says how."""
+
+
 class NothingReadable(ValueError):
     """Not a single image of a set could be read."""
 
@@ -79,6 +83,9 @@ class ImageSet(Dataset, ABC):
         part.broken = {index: self.broken[row] for index, row in enumerate(rows.tolist()) if row in self.broken}
         return part
 
+    def check_shuffled(self) -> None:
+        """Refuses to be read in an epoch's order where that would fetch the same data again and again."""
+
     def objects(self, indices: Sequence[int]) -> np.ndarray | None:
         """`(n, H, W)` bool: where the objects of these images are; None if unknown."""
         return None
@@ -99,7 +106,7 @@ class ImageSet(Dataset, ABC):
                 image = self.read(index)
                 check_pixels(image)
                 return as_rgb(image), int(self.labels[index])
-        except MemoryError:
+        except (MemoryError, DataLost):
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
             raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from vitmix._mix import Grid, resample_mask
 
 from .augment import augment, augment_map, check_maps, erase, eval_pixels, global_generators_kept, normalize
 from .augmentation import Augmentation
-from .images import ImageSet, NothingReadable
+from .images import DataLost, ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
@@ -33,6 +34,7 @@ class Batch:
             when the images are erased already.
         maps: `(B, h, w)` activation map of each image's label, augmented with it.
         broken: the unreadable images met on the way: a worker's own list of them would stay in the worker.
+        lost: why the data could not be read at all: an error of a worker would come with its whole traceback.
     """
 
     images: Tensor
@@ -41,6 +43,7 @@ class Batch:
     erase: Tensor | None = None
     maps: Tensor | None = None
     broken: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,8 +63,24 @@ class Batch:
         return Batch(change(self.images), change(self.labels), change(self.indices), erase, maps, self.broken)
 
 
-def _empty(broken: dict[int, str]) -> Batch:
-    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken))
+def _empty(broken: dict[int, str], lost: str = "") -> Batch:
+    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken), lost=lost)
+
+
+def _or_lost(fetch: Callable[[Any], Batch], keys: Any) -> Batch:
+    """The batch of these keys; an empty one that says why, where the data is lost."""
+    try:
+        return fetch(keys)
+    except DataLost as problem:
+        return _empty({}, str(problem))
+
+
+def _checked(batch: Batch, images: ImageSet) -> Batch:
+    """The batch, in the main process."""
+    if batch.lost:
+        raise DataLost(batch.lost)
+    images.note_broken(batch.broken)
+    return batch
 
 
 def _train_batch(
@@ -175,12 +194,12 @@ class TrainLoader(Fetcher[Batch], Epochs):
         labels = images.labels if balance else None
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid)
-        super().__init__(fetch, workers, persistent=True)
+        images.check_shuffled()
+        super().__init__(partial(_or_lost, fetch), workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
         for batch in self.fetched(partial(self.plan.keys, number, start)):
-            self.images.note_broken(batch.broken)
-            if not len(batch):
+            if not len(_checked(batch, self.images)):
                 raise self.images.nothing_readable()
             yield batch
 
@@ -204,13 +223,12 @@ class EvalLoader(Fetcher[Batch]):
         start: int = 0,
     ) -> None:
         self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world, start)
-        super().__init__(partial(_eval_batch, images, augmentation), workers)
+        super().__init__(partial(_or_lost, partial(_eval_batch, images, augmentation)), workers)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.fetched(self._rows.__iter__):
-            self.images.note_broken(batch.broken)
-            if len(batch):
+            if len(_checked(batch, self.images)):
                 yield batch

@@ -41,7 +41,8 @@ class Setup:
         processes.on_main(accelerator, lambda: check_folder(self.folder, config))
         self.part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # In turn only where something may be downloaded: to look through a large folder takes minutes.
-        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
+        downloads = config.data.startswith("torchvision:") or "://" in config.data
+        run = processes.in_turn if downloads else processes.together
         self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
         for images in (self.images, self.eval_images):
             processes.check_alike(accelerator, _content(images), _other_data)
