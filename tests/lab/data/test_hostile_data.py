@@ -22,7 +22,7 @@ from PIL import Image
 
 from training import one_thread  # noqa: F401
 from vitmix.lab.cli import main as cli
-from vitmix.lab.data import open_images
+from vitmix.lab.data import open_images, tar_index
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
@@ -215,7 +215,7 @@ GARBLED = {
     "fractions": arrays(offset=np.zeros(4)),
     "one short": arrays(label=np.zeros(3, np.int64)),
     "without names": arrays(name=None),
-    "no samples": arrays(**{name: np.zeros(0, np.int64) for name in tars.Index._fields}),
+    "no samples": arrays(**{name: np.zeros(0, np.int64) for name in tar_index.Index._fields}),
 }
 
 
@@ -233,16 +233,16 @@ def test_an_index_that_cannot_be_read_is_built_again(tmp_path: Path, name: str) 
 
 def test_half_an_index_is_built_again(tmp_path: Path) -> None:
     write_tar(tmp_path / "data" / "train-0.tar", 40)
-    tars.read_index([str(tmp_path / "data" / "train-0.tar")])
+    tar_index.read_index([str(tmp_path / "data" / "train-0.tar")])
     path = index_in(tmp_path / "data")
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
-        tars.read_index([str(tmp_path / "data" / "train-0.tar")])
+        tar_index.read_index([str(tmp_path / "data" / "train-0.tar")])
         assert path.read_bytes() == whole
     path.unlink()
     os.mkfifo(path)
-    tars.read_index([str(tmp_path / "data" / "train-0.tar")])
+    tar_index.read_index([str(tmp_path / "data" / "train-0.tar")])
     assert path.is_fifo() and (tmp_path / "cache" / "vitmix" / path.name).is_file()
 
 
@@ -261,7 +261,7 @@ def test_an_index_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    tars.read_index([str(shard)])
+    tar_index.read_index([str(shard)])
     assert [what for what, _ in done] == ["sync", "rename", "sync"] and done[0][1] == done[1][1] > 0
 
 
@@ -273,7 +273,7 @@ def test_an_interrupted_index_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(np, "savez", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tars.read_index([str(shard)])
+        tar_index.read_index([str(shard)])
     assert os.listdir(tmp_path / "data") == ["train-0.tar"]
 
 
@@ -331,7 +331,7 @@ def test_any_bytes_are_a_shard_or_a_sentence(tmp_path: Path) -> None:
             content[chance.randrange(512 * 4)] = chance.randrange(256)
         (tmp_path / "train.tar").write_bytes(content)
         try:
-            list(tars._samples(0, str(tmp_path / "train.tar")))
+            list(tar_index._samples(0, str(tmp_path / "train.tar")))
         except ValueError as refusal:
             assert str(refusal).startswith("wds: "), seed
 

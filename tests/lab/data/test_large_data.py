@@ -14,7 +14,7 @@ from PIL import Image
 from fsdp_worker import METHODS, SETTINGS
 from training import one_thread, run_pair, same_weights, train, train_until, weights  # noqa: F401
 from training import rows as epochs
-from vitmix.lab.data import Augmentation, EvalLoader, TrainLoader, open_images
+from vitmix.lab.data import Augmentation, EvalLoader, TrainLoader, open_images, tar_index
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.images import BrokenImage
 
@@ -121,9 +121,9 @@ def test_index_goes_to_the_cache_of_read_only_data(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = tars._store
+    write = tar_index._write
     monkeypatch.setattr(
-        tars, "_store", lambda index, folder, name: folder.endswith("vitmix") and store(index, folder, name)
+        tar_index, "_write", lambda content, folder, name: folder.endswith("vitmix") and write(content, folder, name)
     )
     open_images(f"wds:{shards}", "val")
     assert {path.suffix for path in (tmp_path / "cache" / "vitmix").iterdir()} == {".npz"}
@@ -165,7 +165,7 @@ def test_refusals_of_shards(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "copy the shards" in sentence("wds:https://example.org/{0..3}.tar")
+    assert "is a program" in sentence("wds:pipe:curl https://example.org/{0..3}.tar")
     assert "holds no .tar files" in sentence(f"wds:{tmp_path}")
     assert "there is no shard" in sentence(f"wds:{tmp_path}/a-{{0..3}}.tar")
     write_tar(tmp_path / "no_label.tar", {"1.png": png(1)})

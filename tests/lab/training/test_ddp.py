@@ -174,7 +174,7 @@ def test_the_first_process_downloads(pair: Path) -> None:
 
 
 def test_batch_must_divide(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="multiple of 1 processes x 3 micro-batches, got 8; take 9"):
+    with pytest.raises(ValueError, match="multiple of 3 micro-batches, got 8; take 9"):
         Trainer(tiny(tmp_path / "run", accumulate=3))
 
 

@@ -41,7 +41,7 @@ def run(settings: config.TrainConfig | None) -> int:
 def _train(settings: config.TrainConfig) -> int:
     import torch
 
-    from vitmix.lab.data.images import NothingReadable
+    from vitmix.lab.data.images import DataLost, NothingReadable
     from vitmix.lab.training import processes
     from vitmix.lab.training.checkpoints import Foreign
     from vitmix.lab.training.engine import Trainer
@@ -60,7 +60,7 @@ def _train(settings: config.TrainConfig) -> int:
         return 2
     except Exception as error:
         # Input was checked before; what comes later needs its whole traceback.
-        expected = isinstance(error, (NothingReadable, Foreign))
+        expected = isinstance(error, (NothingReadable, DataLost, Foreign))
         wrong_input = isinstance(error, (ValueError, OSError)) and (not checked or expected)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             _tell_failure(error, with_traceback=not wrong_input)

@@ -1,7 +1,8 @@
 """Class names and numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +29,15 @@ def numbered(count: int) -> list[str]:
 
 
 def class_names(folder: Path, count: int) -> list[str]:
-    """Names from `classes.json`: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
+    """Names from `classes.json` in a folder, or numbers where there is none."""
     path = folder / "classes.json"
-    if not path.is_file():
-        return numbered(count)
+    return names_in(lambda: read_json(path), str(path), count) if path.is_file() else numbered(count)
+
+
+def names_in(read: Callable[[], Any], place: str, count: int) -> list[str]:
+    """Names as JSON: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
     try:
-        stored = read_json(path)
+        stored = read()
         if isinstance(stored, dict):
             named = {int(label): str(name) for label, name in stored.items()}
         elif stored and isinstance(stored[0], dict):
@@ -42,11 +46,11 @@ def class_names(folder: Path, count: int) -> list[str]:
             named = dict(enumerate(map(str, stored)))
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(
-            f"{str(path)!r} must be a JSON list of class names, got {problem!r}; write one name per label"
+            f"{place!r} must be a JSON list of class names, got {problem!r}; write one name per label"
         ) from None
     missing = [label for label in range(count) if label not in named]
     if missing:
-        raise ValueError(f"{str(path)!r} has no name for label {missing[0]}, but the data has {count} classes; add it")
+        raise ValueError(f"{place!r} has no name for label {missing[0]}, but the data has {count} classes; add it")
     return [named[label] for label in range(count)]
 
 

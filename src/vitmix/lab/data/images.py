@@ -20,12 +20,17 @@ from torch.utils.data import Dataset
 from vitmix.lab.reading import read_bytes
 
 from .decoding import MAX_BYTES, as_rgb, check_pixels, decode, reason_of
+from .plan import Window
 
 log = logging.getLogger("vitmix.lab.data")
 
 
 class BrokenImage(Exception):
     """An unreadable image; the text starts with its name."""
+
+
+class DataLost(ValueError):
+    """The place where images are stored fails, so that none of them can be called damaged; the text says how."""
 
 
 class NothingReadable(ValueError):
@@ -39,7 +44,10 @@ class ImageSet(Dataset, ABC):
         rows: the stored position of each image; a subset has some of them.
         broken: the unreadable images found so far, as index → "name: reason".
         skipped: number of other files beside the images, by suffix.
+        window: how to shuffle images of which only a part is at hand; None shuffles them all.
     """
+
+    window: Window | None = None
 
     def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str], description: str) -> None:
         self.labels = np.asarray(labels, dtype=np.int64)
@@ -70,8 +78,13 @@ class ImageSet(Dataset, ABC):
         part = copy.copy(self)
         part.description = description
         part.labels, part.rows = self.labels[rows], self.rows[rows]
+        if self.window is not None:
+            part.window = Window(self.window.shards[rows], self.window.size)
         part.broken = {index: self.broken[row] for index, row in enumerate(rows.tolist()) if row in self.broken}
         return part
+
+    def check_shuffled(self) -> None:
+        """Refuses to be read in an epoch's order where that would fetch the same data again and again."""
 
     def objects(self, indices: Sequence[int]) -> np.ndarray | None:
         """`(n, H, W)` bool: where the objects of these images are; None if unknown."""
@@ -93,7 +106,7 @@ class ImageSet(Dataset, ABC):
                 image = self.read(index)
                 check_pixels(image)
                 return as_rgb(image), int(self.labels[index])
-        except MemoryError:
+        except (MemoryError, DataLost):
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
             raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem

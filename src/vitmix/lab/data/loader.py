@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from .augment import (
     normalize,
 )
 from .augmentation import Augmentation
-from .images import ImageSet, NothingReadable
+from .images import DataLost, ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
@@ -49,6 +50,7 @@ class Batch:
             is stored, and the part of the cell that is inside it.
         ahead: what the method computes from the images alone, `(B, ...)` each; it stays on the host.
         broken: the unreadable images found while loading it, because a worker's own list would stay in the worker.
+        lost: why the data could not be read at all; an error of a worker would come with its whole traceback.
     """
 
     images: Tensor
@@ -59,6 +61,7 @@ class Batch:
     places: Tensor | None = None
     ahead: dict[str, Tensor] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -79,8 +82,24 @@ class Batch:
         return Batch(change(self.images), change(self.labels), change(self.indices), *given, self.ahead, self.broken)
 
 
-def _empty(broken: dict[int, str]) -> Batch:
-    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken))
+def _empty(broken: dict[int, str], lost: str = "") -> Batch:
+    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken), lost=lost)
+
+
+def _or_lost(fetch: Callable[[Any], Batch], keys: Any) -> Batch:
+    """The batch of these keys; an empty one that says why, where the data is lost."""
+    try:
+        return fetch(keys)
+    except DataLost as problem:
+        return _empty({}, str(problem))
+
+
+def _checked(batch: Batch, images: ImageSet) -> Batch:
+    """The batch, in the main process."""
+    if batch.lost:
+        raise DataLost(batch.lost)
+    images.note_broken(batch.broken)
+    return batch
 
 
 def _train_batch(
@@ -176,6 +195,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
 
     Args:
         batch: samples per batch and process.
+        extra: so many of the first processes have one sample more.
         workers: processes that read and augment; 0 does it in this process.
         balance: shows every class equally often.
         repeats: repeated augmentation: this many differently augmented copies of an image, on different ranks. The
@@ -197,6 +217,7 @@ class TrainLoader(Fetcher[Batch], Epochs):
         workers: int = 0,
         rank: int = 0,
         world: int = 1,
+        extra: int = 0,
         repeats: int = 1,
         balance: bool = False,
         maps: Tensor | None = None,
@@ -206,14 +227,15 @@ class TrainLoader(Fetcher[Batch], Epochs):
     ) -> None:
         check_maps(maps, len(images), images.description, augmentation, places=place_grid is not None)
         self.images = images
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
+        labels = images.labels if balance else None
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid, ahead)
-        super().__init__(fetch, workers, persistent=True)
+        images.check_shuffled()
+        super().__init__(partial(_or_lost, fetch), workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
         for batch in self.fetched(partial(self.plan.keys, number, start)):
-            self.images.note_broken(batch.broken)
-            if not len(batch):
+            if not len(_checked(batch, self.images)):
                 raise self.images.nothing_readable()
             yield batch
 
@@ -237,13 +259,12 @@ class EvalLoader(Fetcher[Batch]):
         start: int = 0,
     ) -> None:
         self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world, start)
-        super().__init__(partial(_eval_batch, images, augmentation), workers)
+        super().__init__(partial(_or_lost, partial(_eval_batch, images, augmentation)), workers)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.fetched(self._rows.__iter__):
-            self.images.note_broken(batch.broken)
-            if len(batch):
+            if len(_checked(batch, self.images)):
                 yield batch

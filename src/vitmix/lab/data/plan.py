@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +15,23 @@ ORDER = 0x4F524452  # separates the order's random numbers from others made from
 ROUND = 256  # an epoch of repeated augmentation is cut to a multiple of this, as in DeiT and timm
 
 
+class Window(NamedTuple):
+    """Data of which only some shards are at hand at a time: the shard of each sample, and how many shards are mixed."""
+
+    shards: np.ndarray
+    size: int
+
+
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which samples an epoch shows, in which order, on each rank; every rank has the same number of batches."""
+    """Which samples an epoch shows, in which order, on each rank; every rank has the same number of batches.
+
+    Args:
+        batch: samples per batch and rank.
+        extra: so many of the first ranks have one more, where the samples of all ranks do not divide evenly.
+        labels: of all samples, to show classes equally often.
+        window: shuffles neighboring shards instead of everything.
+    """
 
     length: int
     batch: int
@@ -24,13 +39,21 @@ class EpochPlan:
     rank: int = 0
     world: int = 1
     repeats: int = 1
-    labels: np.ndarray | None = field(default=None, compare=False)  # of all samples, to show classes equally often
+    labels: np.ndarray | None = field(default=None, compare=False)
+    window: Window | None = field(default=None, compare=False)
+    extra: int = 0
 
     def __post_init__(self) -> None:
         for name in ("length", "batch", "world", "repeats"):
             check_count(name, getattr(self, name))
         check_integer("seed", self.seed)
         check_rank(self.rank, self.world)
+        check_count("extra", self.extra, least=0)
+        if self.labels is not None and self.window is not None:
+            raise ValueError(
+                "balance repeats images of rare classes from all shards, and window reads some of them at a time; "
+                "leave one of them out"
+            )
         if self.batches == 0:
             raise ValueError(
                 f"a batch of {self.batch} is more than the {self.samples} training images of each process "
@@ -38,17 +61,32 @@ class EpochPlan:
             )
 
     @property
-    def samples(self) -> int:
-        """Samples of each rank, before the last incomplete batch is dropped.
+    def shown(self) -> int:
+        """Samples of an epoch, before the last incomplete batch is dropped.
 
         With repeats, an epoch shows only part of the images, so its length does not change.
         """
         rounded = self.length // ROUND * ROUND if self.repeats > 1 else self.length
-        return (rounded or self.length) // self.world
+        return rounded or self.length
+
+    @property
+    def samples(self) -> int:
+        """Samples of each rank, before the last incomplete batch is dropped, where ranks have equally many."""
+        return self.shown // self.world
+
+    @property
+    def size(self) -> int:
+        """Samples of a batch on this rank."""
+        return self.batch + (self.rank < self.extra)
+
+    @property
+    def total(self) -> int:
+        """Samples of a batch on all ranks: the same for any number of ranks that share it."""
+        return self.batch * self.world + self.extra
 
     @property
     def batches(self) -> int:
-        return self.samples // self.batch
+        return self.shown // self.total
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Index and repeat number of each sample on this rank.
@@ -57,21 +95,41 @@ class EpochPlan:
         global batch holds the same samples for any number of ranks.
         """
         generator = generator_for(ORDER, self.seed, epoch)
-        positions = np.arange(self.rank, self.samples * self.world, self.world)
+        positions = self._positions()
         if self.labels is None:
-            indices = torch.randperm(self.length, generator=generator).numpy()
+            indices = shuffled_order(self.length, generator, self.window)
             return indices[positions // self.repeats], positions % self.repeats
         indices, times = balanced_order(self.labels, generator)
         places = positions // self.repeats
         return indices[places], positions % self.repeats + self.repeats * times[places]
 
+    def _positions(self) -> np.ndarray:
+        """The places of this rank's samples in the order of all: in each batch, every `world`-th from its own on."""
+        if not self.extra:
+            return np.arange(self.rank, self.samples * self.world, self.world)
+        starts = np.arange(self.batches)[:, None] * self.total
+        return (starts + np.arange(self.rank, self.total, self.world)).ravel()
+
     def keys(self, epoch: int, start: int) -> Iterator[list[Key]]:
         """The samples of each batch from batch `start` on."""
         indices, repeats = self.order(epoch)
-        for first in range(start * self.batch, self.batches * self.batch, self.batch):
-            rows = slice(first, first + self.batch)
+        for first in range(start * self.size, self.batches * self.size, self.size):
+            rows = slice(first, first + self.size)
             pairs = zip(indices[rows].tolist(), repeats[rows].tolist(), strict=True)
             yield [(epoch, index, repeat) for index, repeat in pairs]
+
+
+def shuffled_order(length: int, generator: torch.Generator, window: Window | None = None) -> np.ndarray:
+    """All samples once, in random order; with a window, any stretch of them comes from neighboring shards.
+
+    The shards are shuffled, and a sample of the p-th is placed at p + size * u with uniform u. So at any place,
+    `size` shards are mixed, and one of them is exhausted and replaced at a time.
+    """
+    if window is None:
+        return torch.randperm(length, generator=generator).numpy()
+    place = torch.randperm(1 + int(window.shards.max()), generator=generator).numpy()[window.shards]
+    uniform = torch.rand(length, dtype=torch.float64, generator=generator).numpy()
+    return np.argsort(place + window.size * uniform, kind="stable")
 
 
 def balanced_order(labels: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:

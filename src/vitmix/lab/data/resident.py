@@ -31,7 +31,7 @@ class ResidentLoader(Epochs):
 
     Args:
         batch: samples per batch and process.
-        repeats, balance, maps, map_grid, place_grid: as in `TrainLoader`.
+        extra, repeats, balance, maps, map_grid, place_grid: as in `TrainLoader`.
         compile: runs the augmentation through `torch.compile`.
     """
 
@@ -45,6 +45,7 @@ class ResidentLoader(Epochs):
         device: torch.device | str = "cpu",
         rank: int = 0,
         world: int = 1,
+        extra: int = 0,
         repeats: int = 1,
         balance: bool = False,
         compile: bool = False,
@@ -56,7 +57,8 @@ class ResidentLoader(Epochs):
         self.images, self.map_grid, self.place_grid = images, map_grid, place_grid
         self.augmentation = augmentation
         self.device = torch.device(device)
-        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, images.labels if balance else None)
+        labels = images.labels if balance else None
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         arrays = in_memory(images)
         self._readable = np.arange(len(arrays))  # the index of each sample, or of the next readable one
         for row in arrays.broken:
@@ -81,7 +83,7 @@ class ResidentLoader(Epochs):
         self._augment_maps = torch.compile(augment_maps, dynamic=False) if compile else augment_maps
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
-        size = self.plan.batch
+        size = self.plan.size
         order = torch.from_numpy(self._readable[self.plan.order(number)[0]])
         order = _move(order[: self.plan.batches * size], self.device)
         per_chunk = max(1, CHUNK // size)
@@ -109,7 +111,7 @@ class ResidentLoader(Epochs):
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
         uniform = [
-            torch.rand(self.plan.batch, columns, dtype=torch.float64, generator=self._generator(RESIDENT, epoch, batch))
+            torch.rand(self.plan.size, columns, dtype=torch.float64, generator=self._generator(RESIDENT, epoch, batch))
             for batch in batches
         ]
         return _move(draw(torch.cat(uniform), self.settings), self.device)
@@ -123,7 +125,7 @@ class ResidentLoader(Epochs):
             return None
         seeds = [self._generator(NOISE, epoch, batch).initial_seed() for batch in batches]
         generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
-        shape = (self.plan.batch, 3, *self.augmentation.sides)
+        shape = (self.plan.size, 3, *self.augmentation.sides)
         return torch.cat([torch.randn(shape, generator=each, device=self.device) for each in generators])
 
     def _batch(self, rows: Tensor, numbers: Tensor, noise: Tensor | None) -> Batch:

@@ -2,6 +2,8 @@
 
     wds:DIR                                     DIR/*.tar or DIR/train/*.tar, split by the word in the names
     wds:DIR/train-{0000..0146}.tar              a pattern with braces, * or ?
+    wds:s3://BUCKET/train-{0000..0146}.tar      by URL, see `vitmix.lab.data.remote`
+    wds:PATTERN(window=32)                      shuffles the shards, and images only over 32 shards at a time
 
 A sample is the files of a tar that share their name up to the first dot: an image (.jpg, .png, .webp, ...) and its
 label, as a number in .cls or as "label" in .json. `classes.json` beside the shards may name the classes.
@@ -9,80 +11,108 @@ label, as a number in .cls or as "label" in .json. `classes.json` beside the sha
 The index (where each image lies, and its label) is built once from the headers of the tars and stored beside the
 shards, or in the user's cache where that folder cannot be written. With it, shards are like any other data: order and
 augmentation are functions of the seed, ranks and workers read their own samples, and a resumed run continues exactly.
-The price is random access: whole shards are not read from end to end, as slow disks and remote storage prefer.
+The price is random access: an epoch needs all shards at hand, or with a window those of the window.
 """
 
 import glob
-import hashlib
-import io
 import itertools
-import json
 import os
 import re
-import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitmix.lab.reading import open_regular, parse_json
-from vitmix.lab.writing import make_folder, write_file
+from vitmix.lab.reading import parse_json
 
-from .archive import read_arrays
-from .classes import class_names, count_classes
+from .classes import class_names, count_classes, names_in, numbered
 from .decoding import MAX_BYTES, decode
 from .images import ImageSet
+from .plan import Window
+from .remote import RemoteShard, find_remote, is_url, read_beside
+from .shard_cache import SIZE, in_units, shard_cache
 from .splits import SPLIT_NAMES, Openers
+from .tar_index import Index, Shard, open_shard, read_index
 
-INDEX_VERSION = 1
 MOST_SHARDS, MOST_BRACES = 200_000, 20  # that a pattern may stand for, and have
-MOST_LABEL = 2**20  # bytes of a .cls or .json
-
-
-class Index(NamedTuple):
-    """Of each sample: number of the shard, first byte and length of the image, label, name."""
-
-    shard: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
-    label: np.ndarray
-    name: np.ndarray
+AHEAD = 2  # shards that loader workers may open before the window has reached them
 
 
 class TarImages(ImageSet):
-    """Images inside tar files."""
+    """Images inside tar files.
 
-    def __init__(self, shards: list[str], index: Index, classes: list[str], description: str) -> None:
+    Args:
+        window: how many shards an epoch mixes at a time; None mixes all of them.
+    """
+
+    def __init__(
+        self, shards: list[Shard], index: Index, classes: list[str], description: str, window: int | None = None
+    ) -> None:
         super().__init__(index.label, classes, description)
         self.shards, self.index = shards, index
+        self.window = None if window is None else Window(index.shard, window)
 
     def name(self, index: int) -> str:
         row = self.rows[index]
-        return f"{os.path.basename(self.shards[self.index.shard[row]])}[{os.fsdecode(bytes(self.index.name[row]))}]"
+        shard = os.path.basename(str(self.shards[self.index.shard[row]]))
+        return f"{shard}[{os.fsdecode(bytes(self.index.name[row]))}]"
 
     def read(self, index: int) -> Image.Image:
         row = self.rows[index]
         # Opened for each image: samples of thousands of shards follow each other, more than files may be open.
-        with open_regular(self.shards[self.index.shard[row]]) as file:
+        with open_shard(self.shards[self.index.shard[row]]) as file:
             file.seek(int(self.index.offset[row]))
             return decode(file.read(min(int(self.index.size[row]), MAX_BYTES)))
 
+    def check_shuffled(self) -> None:
+        sizes = sorted(each.size for each in self._own_shards() if isinstance(each, RemoteShard))
+        needed = sum(sizes if self.window is None else sizes[-self.window.size - AHEAD :])
+        limit = shard_cache().limit if sizes else 0
+        if needed > limit:
+            needs = f"{len(sizes)} shards" if self.window is None else f"{self.window.size} + {AHEAD} shards at a time"
+            smaller = "add (window=32) to the pattern" if self.window is None else "give a smaller window"
+            raise ValueError(
+                f"{self.description} needs {in_units(needed)} for {needs}, and the shard cache holds "
+                f"{in_units(limit)}; {smaller}, or set {SIZE}='{in_units(needed)}'"
+            )
 
-def tar_splits(pattern: str) -> Openers:
+    def _own_shards(self) -> list[Shard]:
+        return [self.shards[number] for number in np.unique(self.index.shard[self.rows])]
+
+
+def tar_splits(text: str) -> Openers:
     """For each split among the shards, a function that opens it."""
+    pattern, window = _window(text)
     parts = split_shards(find_shards(pattern))
     index_of = cache(lambda split: read_index(parts[split]))
 
     def open_split(split: str) -> TarImages:
         known = index_of("train" if "train" in parts else split)  # the classes are those of the training labels
-        classes = class_names(Path(parts[split][0]).parent, count_classes(known.label, f"wds:{pattern}"))
-        return TarImages(parts[split], index_of(split), classes, f"wds:{pattern} ({split})")
+        classes = _class_names(parts[split][0], count_classes(known.label, f"wds:{pattern}"))
+        return TarImages(parts[split], index_of(split), classes, f"wds:{pattern} ({split})", window)
 
     return {split: lambda split=split: open_split(split) for split in parts}
+
+
+def _window(text: str) -> tuple[str, int | None]:
+    """The pattern without `(window=32)` at its end, and the number."""
+    found = re.fullmatch(r"(.*)\(window=([^()]*)\)", text)
+    if found is None:
+        return text, None
+    if not re.fullmatch("[0-9]{1,6}", found[2]) or int(found[2]) == 0:
+        raise ValueError(f"window must be a number of shards, at least 1, got {found[2]!r}; write (window=32)")
+    return found[1], int(found[2])
+
+
+def _class_names(shard: Shard, count: int) -> list[str]:
+    """The names beside a shard, or numbers."""
+    if isinstance(shard, str):
+        return class_names(Path(shard).parent, count)
+    content = read_beside(shard, "classes.json")
+    place = f"{shard.url.rpartition('/')[0]}/classes.json"
+    return numbered(count) if content is None else names_in(lambda: parse_json(content), place, count)
 
 
 def expand_braces(text: str) -> list[str]:
@@ -113,10 +143,12 @@ def _choices(group: str) -> list[str]:
     return [f"{number:0{width}d}" for number in named]
 
 
-def find_shards(pattern: str) -> list[str]:
+def find_shards(pattern: str) -> list[str] | list[RemoteShard]:
     """The tar files that a folder or a pattern stands for, in order."""
-    if re.match(r"(pipe|https?|s3|gs|hdfs):", pattern):
-        raise ValueError(f"wds: {pattern!r} is not on this machine; copy the shards to a disk, or mount their storage")
+    if is_url(pattern):
+        return _fitting(find_remote(pattern, expand_braces(pattern)))
+    if re.match(r"pipe:", pattern):
+        raise ValueError(f"wds: {pattern!r} is a program; give the URL of the shards, such as s3://BUCKET/train-*.tar")
     if os.path.isdir(pattern):
         found = sorted(glob.glob(f"{glob.escape(pattern)}/*.tar") + glob.glob(f"{glob.escape(pattern)}/*/*.tar"))
         if not found:
@@ -140,111 +172,30 @@ def find_shards(pattern: str) -> list[str]:
     return found
 
 
-def split_shards(shards: list[str]) -> dict[str, list[str]]:
+def _fitting(shards: list[RemoteShard]) -> list[RemoteShard]:
+    """Refuses shards that the cache cannot hold."""
+    largest, limit = max(shards, key=lambda shard: shard.size), shard_cache().limit
+    if largest.size > limit:
+        raise ValueError(
+            f"wds: {largest.url!r} has {in_units(largest.size)}, and the shard cache holds {in_units(limit)}; "
+            f"set {SIZE}='{in_units(4 * largest.size)}' or more"
+        )
+    return shards
+
+
+def split_shards(shards: Sequence[Shard]) -> dict[str, list[Shard]]:
     """Shards by split: a word of the file's name, or else its folder's name; without either, all are training data."""
-    parts: dict[str, list[str]] = {}
-    for path in shards:
+    parts: dict[str, list[Shard]] = {}
+    for shard in shards:
+        path = str(shard)
         name, folder = os.path.basename(path).lower(), os.path.basename(os.path.dirname(path)).lower()
         words = re.split("[^a-z]+", name)
         found = [split for split, known in SPLIT_NAMES.items() if any(word in known for word in words)]
         found += [split for split, known in SPLIT_NAMES.items() if folder in known]  # not just a word in it
-        parts.setdefault(found[0] if found else "", []).append(path)
+        parts.setdefault(found[0] if found else "", []).append(shard)
     if "" in parts and len(parts) > 1:
         named = " and ".join(sorted(filter(None, parts)))
-        raise ValueError(f"wds: some shards are named {named}, but {parts[''][0]!r} is not; give every shard its split")
-    return {"train": parts[""]} if "" in parts else {split: parts[split] for split in SPLIT_NAMES if split in parts}
-
-
-def read_index(shards: list[str]) -> Index:
-    """The stored index of these shards, as they are now; built and stored where it is missing."""
-    facts = [(os.path.basename(path), (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in shards]
-    key = hashlib.sha256(json.dumps([INDEX_VERSION, facts]).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folders = [os.path.dirname(os.path.abspath(shards[0])), os.path.join(cache, "vitmix")]
-    for folder in folders:
-        try:
-            index = Index(*read_arrays(Path(folder) / f".vitmix-{key}.npz", Index._fields))
-        except (OSError, ValueError):
-            continue  # not there, or not whole
-        if _is_index(index, [size for _, size, _ in facts]):
-            return index
-    rows = list(itertools.chain.from_iterable(_samples(number, path) for number, path in enumerate(shards)))
-    if not rows:
         raise ValueError(
-            f"wds: {shards[0]!r} holds no samples of an image and a label; name the files of one KEY.jpg and KEY.cls"
+            f"wds: some shards are named {named}, but {str(parts[''][0])!r} is not; give every shard its split"
         )
-    *numbers, names = zip(*rows, strict=True)
-    shard, offset, size, label = (np.array(each, dtype=np.int64) for each in numbers)
-    index = Index(shard, offset, size, label, np.array(names))
-    for folder in folders:
-        if _store(index, folder, f".vitmix-{key}.npz"):
-            break
-    return index
-
-
-def _is_index(index: Index, sizes: list[int]) -> bool:
-    """Whether every image lies within its shard."""
-    numbers, count = index[:4], len(np.atleast_1d(index.shard))
-    if count == 0 or any(each.shape != (count,) for each in index):
-        return False
-    if index.name.dtype.kind != "S" or any(each.dtype != np.int64 for each in numbers):
-        return False
-    if index.shard.min() < 0 or index.shard.max() >= len(sizes) or index.offset.min() < 0 or index.size.min() < 0:
-        return False
-    ends = np.array(sizes)[index.shard]
-    return bool(((index.offset <= ends) & (index.size <= ends - index.offset)).all())
-
-
-def _store(index: Index, folder: str, name: str) -> bool:
-    """Writes the index, if the folder allows it."""
-    content = io.BytesIO()
-    np.savez(content, **index._asdict())
-    try:
-        make_folder(Path(folder))
-        write_file(Path(folder) / name, content.getvalue())
-    except OSError:
-        return False
-    return True
-
-
-def _samples(number: int, path: str) -> Iterator[tuple[int, int, int, int, bytes]]:
-    """The rows of the index for one shard."""
-    images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, int] = {}
-    length = os.path.getsize(path)
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if member.size < 0:  # the next one would be this one again
-                    raise ValueError(f"wds: {member.name} in {path!r} has {member.size} bytes; get the file again")
-                folder, _, name = member.name.rpartition("/")
-                key, _, kind = name.partition(".")
-                key, kind = f"{folder}/{key}" if folder else key, kind.lower()
-                is_image = f".{kind}" in IMG_EXTENSIONS
-                if not member.isfile() or not (is_image or kind in ("cls", "json")):
-                    continue
-                if member.issparse() or member.offset_data + member.size > length:
-                    raise ValueError(f"wds: {member.name} in {path!r} is larger than the file; get it again")
-                if is_image:
-                    images[key] = (member.offset_data, member.size)
-                    continue
-                content = tar.extractfile(member)
-                label = None if content is None else _label(content.read(MOST_LABEL), kind)
-                if label is not None:
-                    labels.setdefault(key, label)
-                elif kind == "cls":
-                    raise ValueError(f"wds: {member.name} in {path!r} must hold a class number")
-    except (tarfile.TarError, OSError, EOFError) as problem:
-        raise ValueError(f"wds: {path!r} is not a complete tar file ({problem}); get it again") from None
-    for key, (offset, size) in images.items():
-        if key not in labels:
-            raise ValueError(f"wds: {key!r} in {path!r} has no label; add {key}.cls with its class number")
-        yield number, offset, size, labels[key], os.fsencode(key)
-
-
-def _label(content: bytes, kind: str) -> int | None:
-    try:
-        value = int(content) if kind == "cls" else parse_json(content).get("label")
-        return value if isinstance(value, int) and abs(value) < 2**63 else None  # the index holds 64 bits
-    except (ValueError, AttributeError):
-        return None
+    return {"train": parts[""]} if "" in parts else {split: parts[split] for split in SPLIT_NAMES if split in parts}

@@ -1,8 +1,9 @@
 """Checkpoints that are complete or absent.
 
 A checkpoint is a folder: tensors as safetensors, everything else as JSON, and a manifest with the size and checksum of
-each file. It is written under a temporary name, forced to disk and renamed, so that a name without a dot stands for a
-complete checkpoint; the checksums find what a disk damaged later.
+each file. With spread weights, every process writes its own shard of the tensors (`vitmix.lab.training.sharded`). A
+checkpoint is written under a temporary name, forced to disk and renamed, so that a name without a dot stands for a
+complete one; the checksums find what a disk damaged later.
 """
 
 import hashlib
@@ -26,7 +27,10 @@ from vitmix.lab.training.weights import Tensors, host_copies
 from vitmix.lab.writing import PARTIAL, make_folder
 
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "training.safetensors", "training.json")  # of every checkpoint
+TRAINING = "training.json"
+FILES = ("model.safetensors", "training.safetensors", TRAINING)  # of a checkpoint that one process wrote
+SHARD = re.compile(r"shard-[0-9]{5}-of-([0-9]{5})\.safetensors")  # of one that several processes wrote
+MODEL = "model."  # begins the names of the model's tensors among those of a shard
 PREFIX, OLD, DAMAGED = "update-", ".old", "damaged-"
 NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
 
@@ -89,28 +93,38 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
 
     Checkpoints of later updates do not count: the run did not resume from them, so they are damaged.
     """
-    make_folder(folder)
-    target = folder / f"{PREFIX}{update:09d}"
-    partial = _hidden(target, PARTIAL)
     tensors, skeleton = pack(checkpoint.training)
     files = {
         "model.safetensors": safetensors.torch.save(host_copies(checkpoint.model)),
         "training.safetensors": safetensors.torch.save(host_copies(tensors)),
-        "training.json": json.dumps(skeleton).encode(),
+        TRAINING: json.dumps(skeleton).encode(),
     }
     if checkpoint.ema is not None:
         files["ema.safetensors"] = safetensors.torch.save(host_copies(checkpoint.ema))
-    manifest = {name: {"bytes": len(content), "sha256": _checksum(content)} for name, content in files.items()}
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    partial = begin(folder, update)
+    return complete(partial, files, {}, keep=keep)
+
+
+def begin(folder: Path, update: int) -> Path:
+    """A new, empty folder for the files of a checkpoint, under a temporary name."""
+    make_folder(folder)
+    partial = _hidden(folder / f"{PREFIX}{update:09d}", PARTIAL)
+    remove(partial)
+    partial.mkdir()
+    return partial
+
+
+def complete(partial: Path, files: Mapping[str, bytes], written: Mapping[str, dict[str, Any]], *, keep: int) -> Path:
+    """Adds files and the manifest to those written already, and gives the checkpoint its name."""
+    manifest = {**written, **{name: facts_of(content) for name, content in files.items()}}
+    target = partial.with_name(partial.stem[1:])
     try:
-        _remove(partial)
-        partial.mkdir()
-        for name, content in files.items():
+        for name, content in {**files, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
             writing.write_synced(partial / name, content)
         writing.sync_folder(partial)
         _put_in_place(partial, target)
     except OSError:
-        _remove(partial)
+        remove(partial)
         raise
     remove_older(target, keep=keep)
     return target
@@ -121,14 +135,14 @@ def remove_older(newest: Path, *, keep: int) -> None:
     with suppress(OSError):  # the next one removes what stays
         older = [path for path in list_checkpoints(newest.parent) if update_of(path) < update_of(newest)]
         for path in older[: max(0, len(older) - keep + 1)]:
-            _remove(path)
+            remove(path)
 
 
 def _put_in_place(whole: Path, target: Path) -> None:
     """Renames a whole checkpoint. One of that name is removed last: until then `settle_partial` finds either."""
     old = _hidden(target, OLD)
     if target.exists():
-        _remove(old)
+        remove(old)
         target.rename(old)
     try:
         whole.rename(target)
@@ -137,7 +151,7 @@ def _put_in_place(whole: Path, target: Path) -> None:
             old.rename(target)
         raise
     writing.sync_name(target)
-    _remove(old)
+    remove(old)
 
 
 def _hidden(target: Path, suffix: str) -> Path:
@@ -183,7 +197,7 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
     for path, why in damaged.items():
         aside = path.with_name(DAMAGED + path.name)
         try:
-            _remove(aside)
+            remove(aside)
             path.rename(aside)
             moved.add(aside)
             remarks.append(f"checkpoint {path.name} is damaged and was renamed to {aside.name}: {why}")
@@ -193,7 +207,7 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
         aside = [path for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name.removeprefix(DAMAGED))]
         before = [path for path in aside if path.name.startswith(DAMAGED) and path not in moved]
         for path in before[: max(0, len(before) + len(moved) - max(keep, len(moved)))]:
-            _remove(path)
+            remove(path)
         writing.sync_folder(folder)
     return newest, remarks
 
@@ -201,19 +215,25 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None. OSError if the disk fails: they may be whole."""
     try:
-        manifest, contents = parse_json(_content(path, MANIFEST)), {}
-        missing = [name for name in FILES if name not in manifest]
+        manifest, tensors, skeleton = parse_json(_content(path, MANIFEST)), {}, None
+        missing = [name for name in _expected(manifest) if name not in manifest]
         if missing:
             return f"{MANIFEST} does not list {missing[0]}"
         for name, expected in manifest.items():
-            content = contents[name] = _content(path, name)
+            content = _content(path, name)
             if len(content) != expected["bytes"]:
                 return f"{name} has {len(content)} of {expected['bytes']} bytes"
             if _checksum(content) != expected["sha256"]:
                 return f"{name} has changed since it was written"
-            if name.endswith(".safetensors") and _lost(safetensors.torch.load(content), name):
-                return f"{name} holds numbers that are not finite"
-        unpack(safetensors.torch.load(contents["training.safetensors"]), parse_json(contents["training.json"]))
+            if name == TRAINING:
+                skeleton = parse_json(content)
+            elif name.endswith(".safetensors"):
+                found = safetensors.torch.load(content)
+                if _lost(found, name):
+                    return f"{name} holds numbers that are not finite"
+                # Names suffice to see that everything is there; the numbers may fill the memory.
+                tensors |= dict.fromkeys(found) if name != "model.safetensors" else {}
+        unpack(tensors, skeleton)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
@@ -221,6 +241,25 @@ def find_damage(path: Path) -> str | None:
             raise
         return f"it cannot be read ({error})"
     return None
+
+
+def _expected(manifest: Mapping[str, Any]) -> list[str]:
+    """The files that a manifest must list: those of one process, or every shard."""
+    shards = [found for name in manifest if (found := SHARD.fullmatch(name))]
+    if not shards:
+        return [*FILES]
+    count = int(shards[0][1])
+    return [*(shard_name(number, count) for number in range(1, count + 1)), TRAINING]
+
+
+def shard_name(number: int, count: int) -> str:
+    """The file of one of several processes, counted from 1."""
+    return f"shard-{number:05d}-of-{count:05d}.safetensors"
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether several processes wrote a checkpoint, each its own part of the tensors."""
+    return any(SHARD.fullmatch(each.name) for each in path.iterdir())
 
 
 def _content(path: Path, name: str) -> bytes:
@@ -233,14 +272,17 @@ def _content(path: Path, name: str) -> bytes:
 
 def _lost(tensors: Tensors, name: str) -> bool:
     """Whether NaN or infinite numbers spoil a checkpoint. Buffers of a model may be infinite, as masks are."""
-    infinite_too = name.startswith("training")
-    numbers = [each for each in tensors.values() if each.is_floating_point()]
-    return any(bool(each.isnan().any() or (infinite_too and each.isinf().any())) for each in numbers)
+
+    def spoiled(key: str, values: Tensor) -> bool:
+        infinite_too = name.startswith("training") or (SHARD.fullmatch(name) is not None and not key.startswith(MODEL))
+        return bool(values.isnan().any() or (infinite_too and values.isinf().any()))
+
+    return any(spoiled(key, each) for key, each in tensors.items() if each.is_floating_point())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint that `newest_checkpoint` found complete."""
-    skeleton = json.loads((path / "training.json").read_text())
+    """Reads a checkpoint that `newest_checkpoint` found complete, and that one process wrote."""
+    skeleton = json.loads((path / TRAINING).read_text())
     ema = path / "ema.safetensors"
     return Checkpoint(
         safetensors.torch.load_file(path / "model.safetensors"),
@@ -261,12 +303,12 @@ def settle_partial(folder: Path) -> list[str]:
             _put_in_place(partial, target)
             continue
         if partial.exists():
-            _remove(partial)
+            remove(partial)
             unfinished.append(target.name)
         if old.exists() and find_damage(target) is not None and find_damage(old) is None:
-            _remove(target)
+            remove(target)
             old.rename(target)
-        _remove(old)
+        remove(old)
     return unfinished
 
 
@@ -276,13 +318,18 @@ def _unsettled(folder: Path) -> list[Path]:
     return sorted({folder / entry.stem[1:] for entry in hidden if NAME.fullmatch(entry.stem[1:])})
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes a folder or file as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
     with suppress(OSError):
         path.unlink()
+
+
+def facts_of(content: bytes) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {"bytes": len(content), "sha256": _checksum(content)}
 
 
 def _checksum(content: bytes) -> str:

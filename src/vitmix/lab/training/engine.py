@@ -16,7 +16,7 @@ from vitmix.lab.evaluation.classification import Known, evaluate_run
 from vitmix.lab.evaluation.predictions import Outcomes
 from vitmix.lab.evaluation.subject import Running
 from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary
-from vitmix.lab.training import checkpoints, prepare, processes, texts
+from vitmix.lab.training import checkpoints, prepare, processes, sharded, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
 from vitmix.lab.training.journal import Journal
 from vitmix.lab.training.losses import LossTally
@@ -63,6 +63,8 @@ class Trainer(Setup):
         self.journal = Journal(self.folder, self.state, self.reporter, about=about)
         self.lock = FolderLock(self.folder.path)
         processes.on_main(accelerator, self._take_folder)
+        if config.fsdp:
+            sharded.check_shared(self.folder.path, accelerator)
 
     def _take_folder(self) -> None:
         self.lock.acquire()
@@ -147,8 +149,9 @@ class Trainer(Setup):
             with self.accelerator.accumulate(self.learner):
                 labels, maps = prepare.training_labels(self.config, self.teacher, batch, loaded.indices)
                 output = self.learner(batch.images, labels, maps=maps, draw=draw, erase=erase)
-                self.accelerator.backward(output.loss)
-            values.append(self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts}))
+                self.accelerator.backward(self._weighted(output.loss))
+            found = self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts})
+            values.append(self._weighted(found))
         mean = values[0] if accumulate == 1 else torch.stack(values).mean(0)
         if self._usable(mean[0]):
             self.tally.add(mean)
@@ -160,6 +163,11 @@ class Trainer(Setup):
         self.position.step, self._part = self.position.step + 1, 0
         if self.ema is not None:
             self.ema.update(self.core.model, step=self.update)
+
+    def _weighted(self, mean: Tensor) -> Tensor:
+        """A mean over this process's images, such that its mean over processes is the one over all images."""
+        plan = self.loader.plan
+        return mean * (plan.size * self.world / plan.total) if plan.extra else mean
 
     def _lose_worker(self, lost: WorkerLost) -> None:
         """Stops the run in a complete state: at once, or after this update, with batches loaded without workers."""
@@ -314,10 +322,7 @@ class Trainer(Setup):
         at = f"{self.update} of {self.total_updates} (epoch {self.position.epoch + 1})"
         remarks.append(f"resuming at update {at}{repeated}")
         if world != self.world:
-            remarks.append(
-                f"the run began on {world} processes and continues on {self.world}: "
-                "its random mixing parameters change, so it differs from an uninterrupted run"
-            )
+            remarks.append(texts.other_world(self.config, world, self.world))
         return remarks
 
     def _broken_images(self) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ A full or failing disk is reported and does not end the run: the next epoch writ
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from vitmix.lab.evaluation.predictions import Outcomes
 from vitmix.lab.runs import EMA, SCORES, Epoch, Run, Summary, is_better
-from vitmix.lab.training import checkpoints, processes, sharding
+from vitmix.lab.training import checkpoints, processes, sharded, sharding
 from vitmix.lab.training.partial import merged_weights
 from vitmix.lab.training.progress import Reporter
 from vitmix.lab.training.state import TrainState
@@ -50,7 +51,7 @@ class Journal:
         if best is not None and not is_better(name, new, best.values[name]):
             return
         model = state.ema.module if state.ema is not None and name.startswith(EMA) else state.core.model
-        weights = sharding.whole(merged_weights(model))
+        weights = sharding.gathered(merged_weights(model), self.accelerator)
         # If this fails, the file has the previous best weights, or does not exist.
         if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
             scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
@@ -58,9 +59,13 @@ class Journal:
 
     def save(self, update: int) -> str:
         """Writes a checkpoint and returns a message about it. A full disk does not affect older ones."""
-        captured, folder, keep = self.state.capture(update), self.run.checkpoints, self.config.keep
-        write = lambda: checkpoints.save_checkpoint(folder, update, captured, keep=keep)  # noqa: E731
-        if self.attempt(write, f"checkpoint of update {update}"):
+        captured, folder, keep = self.state.capture(update), self.run.checkpoints.absolute(), self.config.keep
+        if self.config.fsdp:
+            save = partial(sharded.save_checkpoint, accelerator=self.accelerator)
+        else:
+            save = checkpoints.save_checkpoint
+        write = lambda: save(folder, update, captured, keep=keep)  # noqa: E731
+        if self.attempt(write, f"checkpoint of update {update}", everywhere=self.config.fsdp):
             return f"Checkpoint of update {update} is written; rerun the command to resume from there"
         newest = self.newest()
         self.reporter.say(f"{newest}.")
@@ -78,7 +83,7 @@ class Journal:
 
     def finish(self, summary: Summary) -> bool:
         """Writes the final weights and the summary; False if that fails."""
-        weights = sharding.whole(merged_weights(self.state.core.model))
+        weights = sharding.gathered(merged_weights(self.state.core.model), self.accelerator)
 
         def write() -> None:
             self._write_epochs()  # again, because the disk may have been full after the last epoch
@@ -89,10 +94,12 @@ class Journal:
         then = lambda: f"{self.newest()}, once there is room."  # noqa: E731
         return self.attempt(write, "metrics, final weights and summary", then)
 
-    def attempt(self, write: Callable[[], object], what: str, then: Callable[[], str] = str) -> bool:
-        """Lets the first process write; False if that fails."""
+    def attempt(
+        self, write: Callable[[], object], what: str, then: Callable[[], str] = str, *, everywhere: bool = False
+    ) -> bool:
+        """Lets the first process write, or every process its part; False if that fails."""
         failed = False
-        if self.accelerator.is_main_process:
+        if everywhere or self.accelerator.is_main_process:
             try:
                 write()
             except OSError as error:

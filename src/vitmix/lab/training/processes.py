@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -65,15 +65,34 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def part_of_batch(config: TrainConfig, world: int) -> int:
-    """Images of one forward pass of one process."""
-    parts = world * config.accumulate
-    if config.batch % parts:
+class Part(NamedTuple):
+    """What a process computes at once: `batch` images, and one more in the first `extra` processes."""
+
+    batch: int
+    extra: int
+
+    @classmethod
+    def of(cls, config: TrainConfig, world: int) -> "Part":
+        return cls(*divmod(config.batch // config.accumulate, world))
+
+    def __str__(self) -> str:
+        return f"{self.batch} or {self.batch + 1}" if self.extra else str(self.batch)
+
+
+def part_of_batch(config: TrainConfig, world: int) -> Part:
+    """The part of each process in a micro-batch. The global batch stays as it is for any number of processes."""
+    if config.batch % config.accumulate:
         raise ValueError(
-            f"batch must be a multiple of {world} processes x {config.accumulate} micro-batches, "
-            f"got {config.batch}; take {math.ceil(config.batch / parts) * parts}"
+            f"batch must be a multiple of {config.accumulate} micro-batches, "
+            f"got {config.batch}; take {math.ceil(config.batch / config.accumulate) * config.accumulate}"
         )
-    return config.batch // parts
+    part = Part.of(config, world)
+    if part.batch == 0:
+        raise ValueError(
+            f"a batch of {config.batch} in {config.accumulate} micro-batches gives some of the {world} processes no "
+            "image; start fewer processes, or enlarge batch"
+        )
+    return part
 
 
 class Refused(ValueError):

@@ -26,6 +26,7 @@ class Setup:
 
     Attributes:
         classes: outputs of the model.
+        part: how many images a process computes at once.
         has_initial_weights: no checkpoint will replace the model's weights.
         core: the learner itself; `learner` is Accelerate's wrapper around it.
         teacher: the teacher's labels, if they are used.
@@ -40,9 +41,10 @@ class Setup:
         deciding = dataclasses.replace(config, output=None, workers=0)  # folders and cores differ between nodes
         processes.check_alike(accelerator, deciding, _other_settings)
         processes.on_main(accelerator, lambda: check_folder(self.folder, config))
-        part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
+        self.part = processes.together(accelerator, lambda: processes.part_of_batch(config, self.world))
         # One after the other only if something may be downloaded, because scanning a large folder takes minutes.
-        run = processes.in_turn if config.data.startswith("torchvision:") else processes.together
+        downloads = config.data.startswith("torchvision:") or "://" in config.data
+        run = processes.in_turn if downloads else processes.together
         self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
         for images in (self.images, self.eval_images):
             processes.check_alike(accelerator, _content(images), _other_data)
@@ -54,10 +56,10 @@ class Setup:
         model, self.remarks = run(
             accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
         )
-        processes.together(accelerator, lambda: self._build(model, part))
+        processes.together(accelerator, lambda: self._build(model))
         self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
 
-    def _build(self, model: nn.Module, part: int) -> None:
+    def _build(self, model: nn.Module) -> None:
         """Builds everything that the loop needs from data and model; refuses what does not fit."""
         config = self.config
         choose_parameters(model, config)
@@ -76,7 +78,7 @@ class Setup:
         self.idle = torch.zeros(1, 3, *augmentation.sides)  # for a process without further images
         self.core.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
         self.teacher = prepare.build_labels(config, self.images, self.core, augmentation, self.device)
-        self.loader, self.eval_loader = self._loaders(part)
+        self.loader, self.eval_loader = self._loaders(self.part)
         self.updates_per_epoch = len(self.loader) // config.accumulate
         if self.updates_per_epoch == 0:
             raise ValueError(
@@ -96,16 +98,16 @@ class Setup:
             return mixers[0]
         return Switch(mixers, (1.0,) * len(mixers))  # weights are not used: the trainer draws the mixer
 
-    def _loaders(self, batch: int) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
+    def _loaders(self, part: processes.Part) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, augmentation = self.config, self.augmentation
         place: dict[str, Any] = {"rank": self.rank, "world": self.world}
         place |= {"device": self.device} if config.resident else {"workers": config.workers}
         maps = prepare.map_settings(config, self.images, self.core, augmentation)
-        training: dict[str, Any] = {"batch": batch, "seed": config.seed, "repeats": config.repeats, **place, **maps}
+        training: dict[str, Any] = {**part._asdict(), "seed": config.seed, "repeats": config.repeats, **place, **maps}
         training["balance"] = config.balance
         training["place_grid"] = None if self.teacher is None else self.teacher.place_grid(augmentation.sides)
-        evaluation: dict[str, Any] = {"batch": config.eval_batch or batch, **place}
+        evaluation: dict[str, Any] = {"batch": config.eval_batch or part.batch, **place}
         if config.resident:
             loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
             return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)

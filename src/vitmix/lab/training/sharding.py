@@ -1,11 +1,13 @@
 """Weights, gradients and optimizer state spread over the processes (FSDP), for models too large for one device.
 
 Torch's `fully_shard` works in place and module by module: each block of the model is gathered when it runs and given up
-after it. Whatever reads or writes a whole state passes through `whole` and `load`, in all processes together. They are
-not `torch.distributed.checkpoint.state_dict`: that names an optimizer's state by parameter, and checkpoints number it.
+after it. Checkpoints hold the parts (`vitmix.lab.training.sharded`), weights files the whole (`gathered`). The state of
+an optimizer is numbered as the optimizer does it, not named by parameter as torch's own functions for this have it, so
+checkpoints with and without FSDP are alike.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitmix._learner import Learner
+from vitmix.lab.training.checkpoints import MODEL, pack
 from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.sharded import check_torch
 
 
 def shard(learner: Learner, config: TrainConfig, accelerator: Accelerator) -> None:
@@ -28,6 +32,7 @@ def shard(learner: Learner, config: TrainConfig, accelerator: Accelerator) -> No
             raise ValueError(f"{name} cannot be combined with fsdp; leave one of them out")
     if config.precision == "fp16":
         raise ValueError("precision fp16 cannot be combined with fsdp; use bf16")
+    check_torch()
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for block in blocks(learner.model):
         fully_shard(block, mesh=mesh)
@@ -46,15 +51,34 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
-def whole(tree: Any) -> Any:
-    """The same nested value with gathered tensors in place of spread ones. Without FSDP it is the value itself."""
-    if isinstance(tree, DTensor):
-        return tree.full_tensor()
-    if isinstance(tree, Mapping):
-        return {key: whole(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(whole(value) for value in tree)
-    return tree
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with all of its parts; without FSDP it is the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensors: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Tensor]:
+    """Whole tensors, for the first process alone: spread ones pass through the devices one by one."""
+    found = {}
+    for name, tensor in tensors.items():
+        each = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        if accelerator.is_main_process:
+            found[name] = each
+    return found
+
+
+def spread_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> Callable[[str], Tensor | None]:
+    """For a name in a checkpoint, the tensor as which its content is to be spread, if there is one."""
+    known = {f"{MODEL}{name}": each for name, each in learner.model.state_dict().items()}
+    known |= pack({"added": learner.added.state_dict()})[0]
+    parameters = _parameters(optimizer)
+
+    def like(name: str) -> Tensor | None:
+        number = re.fullmatch(r"state\.optimizer\.state\.([0-9]+)\..*", name)
+        if number is None:
+            return known.get(name)
+        return parameters[int(number[1])] if int(number[1]) < len(parameters) else None
+
+    return like
 
 
 def load(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -65,7 +89,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`load_state_dict` of an optimizer from whole tensors."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     spread = {
         number: {name: _spread_like(value, parameters[int(number)]) for name, value in values.items()}
         for number, values in state["state"].items()
@@ -73,7 +97,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict({**state, "state": spread})
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """An optimizer's parameters by the numbers that its state has them under."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _spread_like(value: Any, like: Any) -> Any:
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    if isinstance(value, DTensor):  # read in parts
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

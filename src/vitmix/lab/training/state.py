@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from vitmix._learner import Learner
+from vitmix.lab.reading import is_count
 from vitmix.lab.runs import Epoch
 from vitmix.lab.runs.records import Record
-from vitmix.lab.training import checkpoints, processes, sharding
+from vitmix.lab.training import checkpoints, processes, sharded, sharding
 from vitmix.lab.training.checkpoints import Checkpoint
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.losses import LossTally
@@ -71,7 +72,7 @@ class TrainState:
     position: Position = field(default_factory=Position)
 
     def capture(self, update: int) -> Checkpoint:
-        """The state as a checkpoint."""
+        """The state as a checkpoint; sharded tensors stay sharded."""
         scaler = self.accelerator.scaler
         sums, count = self.tally.total(self.accelerator)
         training = {
@@ -79,25 +80,24 @@ class TrainState:
             "update": update,
             "world": self.accelerator.num_processes,
             "tally": {"sums": sums, "count": count},
-            "added": sharding.whole(self.core.added.state_dict()),
+            "added": self.core.added.state_dict(),
             "own": self._own_tensors(),
-            "optimizer": sharding.whole(self.optimizer.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": processes.random_states(self.accelerator),
         }
         ema = None if self.ema is None else self.ema.module.state_dict()
-        return Checkpoint(sharding.whole(self.core.model.state_dict()), ema, training)
+        return Checkpoint(self.core.model.state_dict(), ema, training)
 
     def load(self, path: Path) -> int:
-        """Restores a checkpoint; returns the number of processes of the run that wrote it.
-
-        The first process reads it and sends it to the others, whose nodes may have other disks.
-        """
-        loaded = vars(checkpoints.load_checkpoint(path)) if self.accelerator.is_main_process else None
-        checkpoint = Checkpoint(**processes.from_main(self.accelerator, loaded))
+        """Restores a checkpoint; returns the number of processes of the run that wrote it."""
+        checkpoint = self._read(path)
         try:
             self.restore(checkpoint)
-            return checkpoint.training["world"]
+            world = checkpoint.training["world"]
+            if not is_count(world) or world == 0:
+                raise ValueError("its number of processes does not fit")
+            return world
         except torch.OutOfMemoryError:
             raise
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
@@ -106,6 +106,18 @@ class TrainState:
                 f"{path} is not a checkpoint of this run ({type(problem).__name__}: {reason}); remove it, or give "
                 "another --output"
             ) from None
+
+    def _read(self, path: Path) -> Checkpoint:
+        """Spread weights are read by every process that spreads them, everything else by the first one.
+
+        That one tells the others: their nodes may have other disks.
+        """
+        in_shards = processes.on_main(self.accelerator, lambda: checkpoints.is_sharded(path))
+        if in_shards and self.config.fsdp:
+            return sharded.load_checkpoint(path.absolute(), sharding.spread_tensors(self.core, self.optimizer))
+        read = sharded.load_checkpoint if in_shards else checkpoints.load_checkpoint
+        loaded = vars(read(path)) if self.accelerator.is_main_process else None
+        return Checkpoint(**processes.from_main(self.accelerator, loaded))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores the state that `capture` returned."""
@@ -122,19 +134,19 @@ class TrainState:
         self.position = Position.stored(training["position"], self.config)
         processes.restore_random_states(self.accelerator, training["random"])
 
-    def _own_tensors(self) -> dict[str, Tensor]:
-        """What the method keeps in each process, such as RecursiveMix's last batch: one row per process."""
+    def _own_tensors(self) -> list[dict[str, Tensor]]:
+        """What the method keeps in each process, such as RecursiveMix's last batch, whose size may differ."""
         if self.accelerator.num_processes == 1 or not (names := self.core.mixing.per_process):
-            return {}
-        state, device = self.core.added.state_dict(), self.accelerator.device
-        rows: Any = self.accelerator.gather({name: state[name][None].to(device) for name in names})
-        return {name: row.cpu() for name, row in rows.items()}
+            return []
+        state = self.core.added.state_dict()
+        return processes.gather(self.accelerator, {name: state[name].cpu() for name in names})
 
     def _own_part(self, training: dict[str, Any]) -> dict[str, Tensor]:
-        """This process's row; nothing is left of it where the number of processes has changed."""
+        """What this process kept; nothing is left of it if the number of processes has changed."""
         if training["world"] != self.accelerator.num_processes:
             return dict.fromkeys(self.core.mixing.per_process, torch.empty(0))
-        return {name: rows[self.accelerator.process_index] for name, rows in training.get("own", {}).items()}
+        own = training.get("own", [])
+        return own[self.accelerator.process_index] if own else {}
 
     @torch.no_grad()
     def nonfinite_part(self) -> str | None:

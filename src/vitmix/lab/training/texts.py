@@ -13,6 +13,7 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.runs import Run
+from vitmix.lab.training import processes
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.fitted import fitted_text
 from vitmix.lab.training.partial import trained_parameters
@@ -83,6 +84,17 @@ def _note(purpose: str, labels: np.ndarray, images: ImageSet) -> list[str]:
     more = f" and {len(labels) - NAMED:,} more classes" if len(labels) > NAMED else ""
     named = ", ".join(images.classes[label] for label in labels[:NAMED])
     return [f"Note: no {purpose} image shows {named}{more}."] if len(labels) else []
+
+
+def other_world(config: TrainConfig, before: int, now: int) -> str:
+    """What stays and what changes where another number of processes continues a run."""
+    first, then = (processes.Part.of(config, world) for world in (before, now))
+    augmented = "are augmented and mixed" if config.resident else "are mixed"
+    return (
+        f"the checkpoint was written by {before} process{'es' * (before != 1)} and {now} continue{'s' * (now == 1)}: "
+        f"weights, optimizer and the images of every batch of {config.batch:,} stay the same, but images {augmented} "
+        f"{then} at a time instead of {first}, with other random numbers"
+    )
 
 
 def header_texts(
