@@ -80,9 +80,8 @@ def cut_objects(
     if seen.masks is not None:
         found["masks"] = seen.masks[kept].to(found["masks"].dtype)
     if "area" in found:
-        found["area"] = torch.where(still[kept], found["area"], found["area"] * seen.extent[kept]).to(
-            found["area"].dtype
-        )
+        area = target["area"] * torch.where(still, 1, seen.extent)
+        found["area"] = area[kept].to(found["area"].dtype)
     return {**found, "visible": fraction[kept]}
 
 
@@ -98,11 +97,10 @@ def _visible(target: Mapping[str, Any], opacity: Tensor, pixels: Pixels | None) 
     masks = target["masks"].bool()
     by_mask = visible_masks(masks, opacity, pixels)
     outlined = masks.any(2).any(1)  # an empty mask says nothing, so the box decides
-    chosen = [
-        torch.where(outlined, *pair) for pair in ((by_mask.fraction, boxes.fraction), (by_mask.extent, boxes.extent))
-    ]
-    around = torch.where(outlined.unsqueeze(1), by_mask.boxes.to(boxes.boxes.dtype), boxes.boxes)
-    return Visible(*chosen, around, by_mask.masks)
+    fraction = torch.where(outlined, by_mask.fraction, boxes.fraction)
+    extent = torch.where(outlined, by_mask.extent, boxes.extent)
+    around = torch.where(outlined.unsqueeze(1), by_mask.boxes, boxes.boxes)
+    return Visible(fraction, extent, around, by_mask.masks)
 
 
 def _one(pixels: Pixels | None, number: int) -> Pixels | None:

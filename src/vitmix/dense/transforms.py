@@ -1,7 +1,6 @@
 """Mixing of whole batches with dense targets, in a training loop or in the `collate_fn` of a data loader."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from vitmix._mixer import AnyMixer, Mixer
 from vitmix._mixing import apply_mask
 from vitmix._sampling import Draw, Stream
 from vitmix.attention.readers import frame_of
-from vitmix.dense.boxes import mix_boxes
+from vitmix.dense.boxes import Target, mix_boxes
 from vitmix.dense.guides import DenseGuide
 from vitmix.dense.masks import check_masks, mix_masks
 from vitmix.dense.pasting import copy_paste, draw_objects
@@ -239,8 +238,8 @@ def _mask_only(mixer: Mixer) -> Mixer:
         )
     if not mixer.mask.pastes_partner:
         raise ValueError(
-            f"a {mixer.mask.name} mask pastes an earlier batch, whose dense targets are not kept; use another one, such "
-            "as resized"
+            f"a {mixer.mask.name} mask pastes an earlier batch, whose dense targets are not kept; use another mask, "
+            "such as resized"
         )
     return Mixer(mixer.num_classes, mask=mixer.mask, pairing=mixer.pairing)
 
@@ -251,9 +250,7 @@ def _check_without_model(mixer: AnyMixer) -> None:
             raise ValueError(f"a {each.mask.name} mask reads the model; use vitmix.DenseMix(method, model=model)")
 
 
-def bare_targets(
-    targets: Any, frame: Frame, num_classes: int | None, ignore_index: int
-) -> Tensor | list[dict[str, Any]]:
+def bare_targets(targets: Any, frame: Frame, num_classes: int | None, ignore_index: int) -> Tensor | list[Target]:
     """Checked label maps of the images' size, or targets with boxes, without torchvision's classes."""
     if isinstance(targets, Tensor):
         masks = plain(targets)
@@ -266,7 +263,8 @@ def bare_targets(
         return masks
     if not isinstance(targets, Sequence) or not all(isinstance(each, Mapping) for each in targets):
         raise ValueError(
-            f"targets must be label maps (B, H, W) or a list of dicts with boxes and labels, got {type(targets).__name__}"
+            "targets must be label maps (B, H, W) or a list of dicts with boxes and labels, got "
+            f"{type(targets).__name__}"
         )
     return [plain_target(each, frame.size) for each in targets]
 
@@ -279,6 +277,4 @@ def _mixed_images(mixer: Mixer, images: Tensor, frame: Frame, guidance: Guidance
             f"the mask {mixer.mask.name} moves pixels without saying which, so targets cannot follow; return "
             "vitmix.Composed(..., moves=...)"
         )
-    if not mixer.mask.mixes:
-        mix = replace(mix, mask=torch.zeros_like(mix.mask))
     return mixed, mix

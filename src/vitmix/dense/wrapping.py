@@ -35,8 +35,7 @@ def wrap_like(value: Tensor, like: object) -> Tensor:
 def plain_target(target: Mapping[str, Any], size: Grid) -> dict[str, Any]:
     """A target in which `boxes` are (left, top, right, bottom), as plain tensors."""
     found = {key: plain(value) for key, value in target.items()}
-    boxes = target.get("boxes")
-    if _is_wrapped(boxes) and isinstance(boxes, _classes().BoundingBoxes):
+    if _has_format(boxes := target.get("boxes")):
         found["boxes"] = _corners(boxes, size)
     return found
 
@@ -44,10 +43,13 @@ def plain_target(target: Mapping[str, Any], size: Grid) -> dict[str, Any]:
 def wrap_target(target: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """A target whose values have the classes and the box format of `like`."""
     found = {key: wrap_like(value, like.get(key)) for key, value in target.items()}
-    boxes = like.get("boxes")
-    if _is_wrapped(boxes) and isinstance(boxes, _classes().BoundingBoxes):
-        found["boxes"] = wrap_like(_convert(target["boxes"], "XYXY", boxes.format), boxes)
+    if _has_format(boxes := like.get("boxes")):
+        found["boxes"] = wrap_like(_convert(target["boxes"], "XYXY", boxes.format.value), boxes)
     return found
+
+
+def _has_format(boxes: Any) -> bool:
+    return _is_wrapped(boxes) and isinstance(boxes, _classes().BoundingBoxes)
 
 
 def _corners(boxes: Any, size: Grid) -> Tensor:
@@ -58,15 +60,14 @@ def _corners(boxes: Any, size: Grid) -> Tensor:
         )
     if boxes.format.value not in ("XYXY", "XYWH", "CXCYWH"):
         raise ValueError(f"rotated boxes ({boxes.format.value}) cannot be mixed; use XYXY, XYWH or CXCYWH")
-    return _convert(boxes.as_subclass(Tensor), boxes.format, "XYXY")
+    return _convert(boxes.as_subclass(Tensor), boxes.format.value, "XYXY")
 
 
-def _convert(boxes: Tensor, old: Any, new: Any) -> Tensor:
-    from torchvision.transforms.v2 import functional
+def _convert(boxes: Tensor, old: str, new: str) -> Tensor:
+    from torchvision.transforms.v2.functional import convert_bounding_box_format
     from torchvision.tv_tensors import BoundingBoxFormat
 
-    formats = [BoundingBoxFormat[each] if isinstance(each, str) else each for each in (old, new)]
-    return functional.convert_bounding_box_format(boxes, *formats)
+    return convert_bounding_box_format(boxes, BoundingBoxFormat[old], BoundingBoxFormat[new])
 
 
 def stack_images(images: Any) -> tuple[Tensor, Any]:
