@@ -71,7 +71,7 @@ def cut_objects(
     seen = _visible(target, opacity, pixels)
     fraction = (seen.fraction / zoom).clamp_max(1)
     fraction = torch.where(fraction > 1 - ROUNDING, 1, fraction)
-    still = (fraction == 1) if pixels is None else torch.zeros_like(fraction, dtype=torch.bool)
+    still = (seen.extent > 1 - ROUNDING) & (pixels is None)
     side = (seen.boxes[:, 2:] - seen.boxes[:, :2]).amin(1)
     kept = (fraction > 0) & (fraction >= limits[0] - ROUNDING) & (still | (side >= limits[1] - ROUNDING))
     found = {key: target[key][kept] for key in keys}

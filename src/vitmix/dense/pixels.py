@@ -1,5 +1,6 @@
 """Which pixels of which image a mixed image shows: what label maps, boxes and instance masks follow."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -46,10 +47,10 @@ def move_pixels(maps: Tensor, pixels: Pixels | None, fill: float) -> Tensor:
         return maps
     batch, size = len(maps), maps.shape[-2:]
     row, column = (each.expand(batch, *size) for each in pixels)
-    channels = maps.reshape(batch, -1, size[0] * size[1])
-    index = (row.clamp_min(0) * size[1] + column).view(batch, 1, -1)
+    channels = maps.reshape(batch, math.prod(maps.shape[1:-2]), size[0] * size[1])
+    index = (row.clamp_min(0) * size[1] + column).flatten(1).unsqueeze(1)
     moved = channels.gather(2, index.expand_as(channels))
-    return moved.masked_fill((row < 0).view(batch, 1, -1), fill).view(maps.shape)
+    return moved.masked_fill((row < 0).flatten(1).unsqueeze(1), fill).view(maps.shape)
 
 
 def _fitted(pixels: Pixels, batch: int, size: Grid) -> Pixels:

@@ -108,7 +108,7 @@ def _span(hit: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moved(rows: _Edges, columns: _Edges, opacity: Tensor, pixels: Pixels) -> tuple[Tensor, Tensor, Tensor]:
-    """Of one box whose pixels moved: its visible area, the same with blended pixels as whole ones, the box around it."""
+    """Of one box whose pixels moved: visible area, the same with blended pixels as whole ones, the box around it."""
     row, column = pixels.row[0], pixels.column[0]
     there = row.clamp_min(0)
     covered = rows.covered[there] * columns.covered[column] * ((row >= 0) & (opacity > 0))
