@@ -302,6 +302,13 @@ def test_wrong_settings_are_refused() -> None:
         vitmix.DenseMix("cutmix")(None, MASKS)
 
 
+def test_an_attached_mixer_points_to_dense_mixing() -> None:
+    model = Segmenter(3, CLASSES).encoder
+    with vitmix.create("cutmix", num_classes=10).attach(model) as mixing:
+        with pytest.raises(ValueError, match=r"label maps are mixed by vitmix.DenseMix\(method, model=model\)"):
+            mixing.mix(torch.zeros(2, 3, 16, 16), torch.zeros(2, 16, 16, dtype=torch.long))
+
+
 def test_a_mask_that_moves_pixels_in_secret_is_refused(registry_kept: None) -> None:
     class Secret(vitmix.Mask):
         name = "secret"
