@@ -1,7 +1,5 @@
 """Label maps follow the pixels of their images, for every mask, against a twin that reads pixels one by one."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch import Tensor
@@ -325,4 +323,13 @@ def test_a_mask_that_moves_pixels_in_secret_is_refused(registry_kept: None) -> N
 def test_only_mask_and_pairing_of_a_method_are_used() -> None:
     mixer = vitmix.DenseMix("tl_align(pairing=rolled)").mixer
     assert str(mixer) == "cutmix(pairing=rolled)"
-    assert {each.name for each in fields(mixer)} >= {"mask", "pairing"}
+    assert {each.loss for each in vitmix.DenseMix("tokenmix(grid=[4, 4]) | cutmix").mixer.mixers} == {None}
+
+
+@pytest.mark.parametrize("name", sorted(set(vitmix.list_methods()) - {"htm", "vtm", "manifold_mixup", "recursivemix"}))
+def test_every_method_mixes_label_maps(name: str) -> None:
+    images, masks = torch.rand(2, 3, 16, 16), labels(2, 16, 16)
+    text = {"mixpro": "mixpro(tokens=2)"}.get(name, name)
+    with vitmix.DenseMix(text, model=Segmenter(3, CLASSES), num_classes=CLASSES) as mix:
+        mixed, found = mix(images, masks)
+    assert mixed.shape == images.shape and found.shape[-2:] == (16, 16)
