@@ -50,7 +50,7 @@ def apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
             f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
         )
     if isinstance(placed, Composed):
-        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows)
+        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows, moves=placed.moves)
     mix = Mix(batch.partner, placed.mask, placed.source)
     return mix_images(batch.images, mix.mask, mix.partner, mix.source) if mixer.mask.mixes else batch.images, mix
 
