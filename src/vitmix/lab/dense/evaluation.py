@@ -1,7 +1,7 @@
 """The evaluation of a transfer run: its best weights on whole images, with intervals and examples."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,9 +105,16 @@ def outcomes_of(
 
 
 def evaluate(
-    subject: Transferred, images: DenseSet, *, cpu: bool = False, batch: int | None = None, precision: str | None = None
+    subject: Transferred,
+    images: DenseSet,
+    *,
+    cpu: bool = False,
+    batch: int | None = None,
+    workers: int | None = None,
+    precision: str | None = None,
+    known: Sequence[Outcome] = (),
 ) -> DenseEvaluation:
-    """The scores of a model on images, with intervals."""
+    """The scores of a model on images, with intervals; `known` are its outcomes where a training has them."""
     began, config = time.perf_counter(), subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
     precision = precision or ("fp32" if device.type == "cpu" else config.precision)
@@ -115,17 +122,18 @@ def evaluate(
         images,
         subject.sides,
         batch=batch or config.eval_batch or config.batch // config.accumulate,
-        workers=min(config.workers, available_cores()),
+        workers=min(config.workers, available_cores()) if workers is None else workers,
     )
     dtype = PRECISIONS[precision]
     autocast = nullcontext if dtype is None else lambda: torch.autocast(device.type, dtype)
     model = subject.model.to(device)
-    found = outcomes_of(subject.task, model, loader, config, subject.sides, device, autocast=autocast)
+    where = (config, subject.sides, device)
+    found = known or outcomes_of(subject.task, model, loader, *where, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
     return DenseEvaluation(
         task=subject.task.name,
-        head=config.head,
+        head=getattr(model, "head_name", config.head),
         model=subject.backbone.name,
         model_settings=subject.backbone.settings,
         data=images.description,
@@ -158,16 +166,11 @@ def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
     return Examples(mixed=(), strips=(Strips(PREDICTIONS, tuple(tiles)),))
 
 
-def evaluate_run(
-    folder: Path, images: DenseSet | None = None, *, cpu: bool = False, **settings: Any
-) -> DenseEvaluation:
-    """Evaluates a run's best weights on its own images and stores scores and examples in its folder."""
-    subject, run = open_transferred(folder), Run(folder)
-    images = images if images is not None else subject.images()
+def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, folder: Path) -> None:
+    """Writes scores and examples of a run's best weights into its folder."""
+    run = Run(folder)
     run.write_examples(draw_examples(subject, images), subject.sha256)
-    found = evaluate(subject, images, cpu=cpu)
-    run.write_dense(found, subject.sha256)
-    return found
+    run.write_dense(evaluation, subject.sha256)
 
 
 def describe(evaluation: DenseEvaluation) -> str:
