@@ -1,13 +1,13 @@
 """Feature pyramids and the detectors on them."""
 
+import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-import pytest
-import vitmix.models  # noqa: F401  registers PVT v1
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+import vitmix.models  # noqa: F401  registers PVT v1
 from vitmix.lab.dense.detection.models import anchor_sizes, build_detector
 from vitmix.lab.dense.detection.pyramid import Backbone, SimplePyramid, stages
 
@@ -139,6 +139,10 @@ def test_anchors_are_the_papers_at_800_pixels_and_denser_in_small_images() -> No
 
 def test_wrong_head_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="max_size must be an integer of at least 64"):
-        build_detector(plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"max_size": 3})
+        build_detector(
+            plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"max_size": 3}
+        )
     with pytest.raises(ValueError, match="detections"):
-        build_detector(plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"detection": 3})
+        build_detector(
+            plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"detection": 3}
+        )

@@ -15,6 +15,7 @@ from .outlines import Outline, read_outline
 MOST_BYTES = 2**31  # of an annotation file; COCO's largest has 0.45 GB
 MOST_SIDE = 2**16  # pixels
 LEAST_SIDE = 1.0  # pixels of a box within its image
+LOOKS = 10  # images that tell which folder they are in
 ROUNDING = 0.5  # pixels by which a box may leave its image without a note
 
 # What is left out or changed, as notes say it.
@@ -26,17 +27,30 @@ NOTES = {
     "outside": "objects with a box outside their image",
     "cut": "boxes cut at the border of their image",
     "missing": "images whose file is missing",
-    "no_mask": "objects without a usable mask",
+    "bad_mask": "objects with a mask that is none",
 }
 LEFT_OUT = [name for name in NOTES if name != "cut"]
 
 
-class Object(NamedTuple):
-    """An object of an image: its box as left, top, right, bottom, its label from 1 on, and its mask if it was read."""
+Box = tuple[float, float, float, float]
 
-    box: tuple[float, float, float, float]
+
+class Object(NamedTuple):
+    """An object of an image.
+
+    Attributes:
+        box: left, top, right, bottom, within the image.
+        stored: left, top, width, height, as the file has them.
+        label: from 1 on.
+        area: in pixels.
+        outline: its mask, None if the file has none.
+    """
+
+    box: Box
+    stored: Box
     label: int
     crowd: bool
+    area: float
     outline: Outline | None
 
 
@@ -44,7 +58,7 @@ class CocoImage(NamedTuple):
     """An image of an annotation file."""
 
     id: int
-    file: Path
+    file: str
     size: tuple[int, int]  # height, width
     objects: list[Object]
 
@@ -60,11 +74,17 @@ class CocoFile:
     """
 
     path: Path
+    folder: Path
     images: list[CocoImage]
     categories: dict[int, str]
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether every object has one."""
+        return all(each.outline is not None for image in self.images for each in image.objects)
 
     @cached_property
     def labels(self) -> dict[int, int]:
@@ -89,8 +109,8 @@ class CocoFile:
         ]
 
 
-def read_coco(path: Path, folder: Path, *, masks: bool) -> CocoFile:
-    """The images below `folder` that an annotation file lists, with their objects; with masks if they are needed."""
+def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
+    """The images that an annotation file lists, with their objects; they are in the first of `folders` that fits."""
     try:
         content = parse_json(read_bytes(path, MOST_BYTES))
     except (OSError, ValueError) as problem:
@@ -99,10 +119,12 @@ def read_coco(path: Path, folder: Path, *, masks: bool) -> CocoFile:
     if not all(isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts):
         raise ValueError(f"{path} is not a COCO file: it needs lists of images, annotations and categories")
     images, annotations, categories = parts
-    found = CocoFile(path, [], _categories(path, categories))
-    listed = _images(found, images, folder)
+    names = [_relative(path, each["file_name"]) for each in images if isinstance(each.get("file_name"), str)]
+    fitting = (each for each in folders if any((each / name).is_file() for name in names[:LOOKS]))
+    found = CocoFile(path, next(fitting, folders[0]), [], _categories(path, categories))
+    listed = _images(found, images)
     for annotation in annotations:
-        _add(found, listed, annotation, masks=masks)
+        _add(found, listed, annotation)
     found.images = list(listed.values())
     return found
 
@@ -119,7 +141,7 @@ def _categories(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[int, s
     return dict(sorted(found.items()))
 
 
-def _images(found: CocoFile, entries: Sequence[Mapping[str, Any]], folder: Path) -> dict[int, CocoImage]:
+def _images(found: CocoFile, entries: Sequence[Mapping[str, Any]]) -> dict[int, CocoImage]:
     images: dict[int, CocoImage] = {}
     for each in entries:
         number, name = each.get("id"), each.get("file_name")
@@ -129,18 +151,18 @@ def _images(found: CocoFile, entries: Sequence[Mapping[str, Any]], folder: Path)
             raise ValueError(
                 f"{found.path} has an image without its own id, file_name, height and width: {str(each)[:80]}"
             )
-        images[number] = CocoImage(number, folder / _relative(found.path, name), size, [])
+        images[number] = CocoImage(number, name, (size[0], size[1]), [])
     if not images:
         raise ValueError(f"{found.path} lists no images")
-    missing = [number for number, image in images.items() if not os.path.exists(image.file)]
+    missing = [number for number, image in images.items() if not os.path.exists(found.folder / image.file)]
     if len(missing) == len(images):
-        first = images[missing[0]].file
+        first = found.folder / images[missing[0]].file
         raise ValueError(
-            f"none of the {len(images)} images of {found.path} is there, such as {first}; "
+            f"none of the {len(images)} images of {found.path} exists, such as {first}; "
             "name their folder: coco:FILE.json,images=FOLDER"
         )
     for number in missing:
-        found.count("missing", images.pop(number).file.name)
+        found.count("missing", images.pop(number).file)
     found.missing = set(missing)
     return images
 
@@ -153,7 +175,7 @@ def _relative(path: Path, name: str) -> str:
     return name
 
 
-def _add(found: CocoFile, images: Mapping[int, CocoImage], annotation: Mapping[str, Any], *, masks: bool) -> None:
+def _add(found: CocoFile, images: Mapping[int, CocoImage], annotation: Mapping[str, Any]) -> None:
     """Adds an object to its image, or counts why it cannot be used."""
     example = f"annotation {str(annotation.get('id'))[:20]}"
     number, category = annotation.get("image_id"), annotation.get("category_id")
@@ -174,13 +196,16 @@ def _add(found: CocoFile, images: Mapping[int, CocoImage], annotation: Mapping[s
     inside = (max(left, 0.0), max(top, 0.0), min(full[2], float(image.size[1])), min(full[3], float(image.size[0])))
     if inside[2] - inside[0] < LEAST_SIDE or inside[3] - inside[1] < LEAST_SIDE:
         return found.count("outside", example)
-    outline, crowd = None, annotation.get("iscrowd") == 1
-    if masks and not crowd:
+    outline = None
+    if annotation.get("segmentation"):
         try:
-            outline = read_outline(annotation.get("segmentation"), image.size)
+            outline = read_outline(annotation["segmentation"], image.size)
         except ValueError:
-            return found.count("no_mask", example)
+            return found.count("bad_mask", example)
     if max(abs(one - other) for one, other in zip(full, inside, strict=True)) > ROUNDING:
         found.count("cut", example)
-    image.objects.append(Object(inside, found.labels[category], crowd, outline))
+    area = annotation.get("area")
+    area = float(area) if is_number(area) and area > 0 else width * height
+    crowd = annotation.get("iscrowd") == 1
+    image.objects.append(Object(inside, (left, top, width, height), found.labels[category], crowd, area, outline))
     return None
