@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vitmix._learner import Output as Output
     from vitmix._mix import Frame as Frame
     from vitmix._mix import Mix as Mix
+    from vitmix._mix import Moves as Moves
+    from vitmix._mix import Pixels as Pixels
     from vitmix._mixer import Mixer as Mixer
     from vitmix._mixer import Switch as Switch
     from vitmix._mixing import MixedBatch as MixedBatch
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from vitmix._text import list_methods as list_methods
     from vitmix.attention.tap import AttentionTap as AttentionTap
     from vitmix.attention.tap import Plan as Plan
+    from vitmix.dense.transforms import CopyPaste as CopyPaste
+    from vitmix.dense.transforms import DenseMix as DenseMix
     from vitmix.methods.basic import cutmix as cutmix
     from vitmix.methods.basic import mixup as mixup
     from vitmix.methods.basic import none as none
@@ -70,6 +74,7 @@ __version__ = "0.2.0"
 
 _HOMES = {  # module: its public names
     "attention.tap": ("AttentionTap", "Plan"),
+    "dense.transforms": ("CopyPaste", "DenseMix"),
     "_learner": ("Learner", "Output"),
     "methods.basic": ("cutmix", "mixup", "none"),
     "methods.smmix": ("smmix",),
@@ -77,7 +82,7 @@ _HOMES = {  # module: its public names
     "methods.tokenmix": ("tokenmix",),
     "methods.tokenmixup": ("htm", "vtm"),
     "methods.transmix": ("transmix",),
-    "_mix": ("Frame", "Mix"),
+    "_mix": ("Frame", "Mix", "Moves", "Pixels"),
     "_mixer": ("Mixer", "Switch"),
     "_mixing": ("MixedBatch", "Mixing"),
     "parts.base": (
@@ -113,7 +118,7 @@ __all__ = [*sorted(_HOME), "functional", "models"]  # pyright: ignore[reportUnsu
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attention", "functional", "methods", "models", "parts"):
+    if name in ("attention", "dense", "functional", "methods", "models", "parts"):
         return import_module(f"vitmix.{name}")
     if name in _RENAMED:
         new = _RENAMED[name]

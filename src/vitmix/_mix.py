@@ -1,6 +1,7 @@
 """A mixing decision (partner, mask, source) and how to apply it to pixels, tokens and targets."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ __all__ = [
     "Frame",
     "Grid",
     "Mix",
+    "Moves",
+    "Pixels",
     "area_share",
+    "cell_pixels",
     "check_label_range",
     "check_tensor",
     "expand_mask",
@@ -52,6 +56,30 @@ class Frame:
         return self.grids[-1] if self.grids else self.grid
 
 
+class Pixels(NamedTuple):
+    """Which pixel of an image each pixel of the mixed image shows.
+
+    `row` and `column` are long and broadcast to `(B, H, W)`. Where a row is -1, the image shows nothing.
+    """
+
+    row: Tensor
+    column: Tensor
+
+
+class Moves(NamedTuple):
+    """Where a mask takes pixels from, if it moves or resizes them.
+
+    Attributes:
+        partner: which of the partner's pixels is pasted here.
+        own: which pixel of the original image is here; None means the same pixel.
+        zoom: `(B,)` the area of what is pasted relative to its area in the partner; None means 1.
+    """
+
+    partner: Pixels
+    own: Pixels | None = None
+    zoom: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Mix:
     """The mixing decision of one batch.
@@ -62,12 +90,14 @@ class Mix:
             are blended. `(h, w)` may be pixels, tokens or `(1, 1)`; a leading 1 applies to the whole batch.
         source: `(B, h * w)` long, which of the partner's cells is pasted here; None means the same cell.
         rows: `(B, K)` labels of what is pasted, if it is not the partner alone.
+        moves: which pixels are shown, if they moved in a way that `source` does not describe.
     """
 
     partner: Tensor
     mask: Tensor
     source: Tensor | None = None
     rows: Tensor | None = None
+    moves: Moves | None = None
 
 
 def mix_images(images: Tensor, mask: Tensor, partner: Tensor, source: Tensor | None = None) -> Tensor:
@@ -205,16 +235,23 @@ def _take_rows(images: Tensor, partner: Tensor) -> Tensor:
     return torch.index_select(images, 0, partner, out=torch.empty_like(images))
 
 
+def cell_pixels(source: Tensor, grid: Grid, size: Grid) -> Pixels:
+    """The pixels that are shown if each cell of `grid` shows the cell `source` `(B, cells)`."""
+    tall, wide = _cell(size, grid)
+    source = source.view(-1, *grid)
+    row = torch.arange(tall, device=source.device)[None, None, :, None, None]
+    column = torch.arange(wide, device=source.device)[None, None, None, None, :]
+    top = (source // grid[1])[:, :, None, :, None] * tall
+    left = (source % grid[1])[:, :, None, :, None] * wide
+    whole = (len(source), grid[0], tall, grid[1], wide)
+    return Pixels(*((start + step).expand(whole).reshape(-1, *size) for start, step in ((top, row), (left, column))))
+
+
 def _move_cells(images: Tensor, source: Tensor, grid: Grid) -> Tensor:
     """Images in which each cell shows cell `source` of the same image."""
     batch, channels, height, width = images.shape
-    tall, wide = _cell((height, width), grid)
-    source = source.view(batch, *grid)
-    row = torch.arange(tall, device=images.device)[None, None, :, None, None]
-    column = torch.arange(wide, device=images.device)[None, None, None, None, :]
-    top = (source // grid[1])[:, :, None, :, None] * tall
-    left = (source % grid[1])[:, :, None, :, None] * wide
-    pixel = ((top + row) * width + left + column).reshape(batch, 1, height * width)
+    row, column = cell_pixels(source, grid, (height, width))
+    pixel = (row * width + column).reshape(batch, 1, height * width)
     moved = images.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(images.shape)
     if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
         return moved.contiguous(memory_format=torch.channels_last)

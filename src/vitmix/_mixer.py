@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +46,23 @@ class _Method:
     def __call__(
         self,
         images: Tensor,
-        labels: Tensor,
+        labels: Any,
         *,
         maps: Tensor | None = None,
         generator: torch.Generator | None = None,
         draw: Draw | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mixed images and soft targets `(B, K)`, for methods that do not read the model."""
+    ) -> tuple[Tensor, Any]:
+        """Mixed images and soft targets `(B, K)`, for methods that do not read the model.
+
+        Label maps `(B, H, W)`, or a list of dicts with boxes, are mixed by the same pixels as the images, see
+        `DenseMix`.
+        """
         from vitmix._mixing import mix_without_model
+        from vitmix.dense.transforms import is_dense, mix_dense
 
         assert isinstance(self, Mixer | Switch)
+        if is_dense(labels):
+            return mix_dense(self, images, labels, generator, draw)
         return mix_without_model(self, images, labels, maps, generator, draw)
 
     def check_labels(self, labels: Tensor) -> None:

@@ -18,7 +18,7 @@ from vitmix.parts.base import Actor, Composed, Evidence, Guidance, Part, Paste, 
 from vitmix.parts.losses import main_loss, sample_cross_entropy
 from vitmix.parts.masks import box_mask
 
-__all__ = ["Evaluating", "MixedBatch", "Mixing", "mix_without_model"]
+__all__ = ["Evaluating", "MixedBatch", "Mixing", "apply_mask", "mix_without_model"]
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Mixing:
         if guidance is None:
             guidance = self._run_guide(images, rows, mixer, self._guide_plans[draw.choice], frame)
         unmixed = Unmixed(images, rows, draw.values["partner"], frame, guidance, self._module(mixer.mask))
-        mixed, mix = _apply_mask(mixer, unmixed, draw)
+        mixed, mix = apply_mask(mixer, unmixed, draw)
         if erase is not None:
             boxes, fill = erase
             mixed = torch.where(box_mask(boxes, frame.size).unsqueeze(1), fill.to(mixed.dtype), mixed)
@@ -447,7 +447,7 @@ def mix_without_model(
     draw = (draw or mixer.draw(frame, generator)).to(images.device)
     chosen = mixer.mixers[draw.choice]
     rows = _rows(labels, chosen, images, frame)
-    mixed, mix = _apply_mask(chosen, Unmixed(images, rows, draw.values["partner"], frame), draw)
+    mixed, mix = apply_mask(chosen, Unmixed(images, rows, draw.values["partner"], frame), draw)
     values = draw.part("share")
     evidence = Evidence(mix, frame, Tape(Plan()), rows, smoothing=chosen.smoothing, maps=maps, values=values)
     return mixed, _share_targets(chosen, evidence)
@@ -460,14 +460,14 @@ def _rows(labels: Tensor, mixer: Mixer, images: Tensor, frame: Frame) -> Tensor:
     return rows
 
 
-def _apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
+def apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
     placed = mixer.mask.where(draw.part("mask"), batch)
     if not isinstance(placed, Paste | Composed):
         raise ValueError(
             f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
         )
     if isinstance(placed, Composed):
-        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows)
+        return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows, moves=placed.moves)
     mix = Mix(batch.partner, placed.mask, placed.source)
     return mix_images(batch.images, mix.mask, mix.partner, mix.source) if mixer.mask.mixes else batch.images, mix
 

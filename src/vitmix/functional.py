@@ -16,6 +16,11 @@ from vitmix.attention.summaries import carried_share as carried_share
 from vitmix.attention.summaries import class_row as class_row
 from vitmix.attention.summaries import column_mean as column_mean
 from vitmix.attention.summaries import pulled_weight as pulled_weight
+from vitmix.dense.boxes import mix_boxes as mix_boxes
+from vitmix.dense.masks import mask_cross_entropy as mask_cross_entropy
+from vitmix.dense.masks import mix_masks as mix_masks
+from vitmix.dense.pasting import copy_paste as copy_paste
+from vitmix.dense.pasting import draw_objects as draw_objects
 from vitmix.parts.assignment import assign_partners as assign_partners
 from vitmix.parts.assignment import saliency_gain as saliency_gain
 from vitmix.parts.hidden import exchange_tokens as exchange_tokens
@@ -75,11 +80,13 @@ __all__ = [
     "class_row",
     "column_mean",
     "consistency_loss",
+    "copy_paste",
     "crop_label_maps",
     "crop_maps",
     "dense_maps",
     "draw_blocks",
     "draw_boxes",
+    "draw_objects",
     "draw_scattered",
     "exchange_tokens",
     "expand_mask",
@@ -87,7 +94,10 @@ __all__ = [
     "horizontal_mix",
     "initial_token_share",
     "label_rows",
+    "mask_cross_entropy",
+    "mix_boxes",
     "mix_images",
+    "mix_masks",
     "mix_targets",
     "mix_tokens",
     "own_weight",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitmix._mix import Frame, Grid, Mix, area_share, mix_targets, smooth_rows
+from vitmix._mix import Frame, Grid, Mix, Moves, area_share, mix_targets, smooth_rows
 from vitmix.attention.tap import Plan, Tape
 
 if TYPE_CHECKING:
@@ -263,12 +263,14 @@ class Paste(NamedTuple):
 class Composed(NamedTuple):
     """Mixed `images` `(B, C, H, W)` that a mask makes itself, for example because it resizes the partner.
 
-    `mask` as in `Mix`. `rows` `(B, K)` are the labels of what is pasted, if it is not the partner alone.
+    `mask` as in `Mix`. `rows` `(B, K)` are the labels of what is pasted, if it is not the partner alone. `moves` says
+    which pixels are shown, so that label maps and boxes can follow.
     """
 
     mask: Tensor
     images: Tensor
     rows: Tensor | None = None
+    moves: Moves | None = None
 
 
 class Mask(Part):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vitmix._checks import check_count, check_fraction, check_not_negative, check_positive, check_switch
-from vitmix._mix import Frame, Grid
+from vitmix._mix import Frame, Grid, Moves, Pixels
 from vitmix._registry import register
 from vitmix.parts.base import Composed, Evidence, Mask, Needs, Shown, Unmixed, Values
 from vitmix.parts.masks import beta_share
@@ -161,6 +161,11 @@ def puzzle_labels(costs: Costs) -> Tensor:
     return torch.stack(found).to(costs.unary.device)
 
 
+def _numbered(pixel: Tensor, width: int) -> Pixels:
+    """Rows and columns of pixels that are numbered row by row; -1 has row -1."""
+    return Pixels(torch.div(pixel, width, rounding_mode="floor").long(), (pixel % width).long())
+
+
 @torch.library.custom_op("vitmix::puzzle_mix", mutates_args=())
 def puzzle_mix(
     images: Tensor,
@@ -172,8 +177,10 @@ def puzzle_mix(
     weights: list[float],
     sizes: list[int],
     transport: bool,
-) -> tuple[Tensor, Tensor]:
-    """Puzzle Mix's mixed images, and the partner's part `(B, H, W)` of each pixel.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Puzzle Mix's mixed images, the partner's part `(B, H, W)` of each pixel, and which pixels are shown.
+
+    The last is `(2, B, H, W)`, the number of the pixel of the original and of the partner; -1 for places without any.
 
     This is a custom operator, so that `torch.compile` does not trace it: the cut runs on the host.
 
@@ -200,16 +207,21 @@ def puzzle_mix(
     )
     part = puzzle_labels(costs).to(saliency.dtype) / (sizes[0] - 1)
     pair = [images, images[partner]]
+    number = torch.arange(size[0] * size[1], dtype=torch.int32, device=images.device).view(1, 1, *size)
+    shown = torch.empty(2, len(images), *size, dtype=torch.int32, device=images.device)
+    shown[:] = number[0]
     if transport:
         cell = sizes[2] if 0 < sizes[2] < size[0] // count and size[0] == size[1] else size[0] // count
         grid = size[0] // cell
         mine, fine = block_saliency(saliency, (grid, grid)), _enlarged(part, (grid, grid))
-        salient, shown = (mine, mine[partner]), (fine < 1, fine > 0)
-        plans = [transport_plan(each, seen, cost=weights[3]) for each, seen in zip(salient, shown, strict=True)]
+        salient, visible = (mine, mine[partner]), (fine < 1, fine > 0)
+        plans = [transport_plan(each, seen, cost=weights[3]) for each, seen in zip(salient, visible, strict=True)]
         pair = [move_blocks(each, plan) for each, plan in zip(pair, plans, strict=True)]
+        for image, plan in enumerate(plans):
+            shown[image] = move_blocks((number + 1).expand(len(images), 1, *size), plan).squeeze(1) - 1
     mask = _enlarged(part, size)
     weight = mask.to(images.dtype).unsqueeze(1)
-    return (1 - weight) * pair[0] + weight * pair[1], mask
+    return (1 - weight) * pair[0] + weight * pair[1], mask, shown
 
 
 @puzzle_mix.register_fake
@@ -223,8 +235,9 @@ def _(
     weights: list[float],
     sizes: list[int],
     transport: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(images), torch.empty_like(saliency)
+) -> tuple[Tensor, Tensor, Tensor]:
+    shown = torch.empty(2, *saliency.shape, dtype=torch.int32, device=saliency.device)
+    return torch.empty_like(images), torch.empty_like(saliency), shown
 
 
 @register
@@ -245,7 +258,6 @@ class PuzzleMask(Mask):
     """
 
     name: ClassVar[str] = "puzzle"
-    moves_pixels: ClassVar[bool] = True
     alpha: float = 1.0
     blocks: tuple[int, ...] = (2, 4, 8, 16)
     labels: int = 3
@@ -280,6 +292,11 @@ class PuzzleMask(Mask):
             check_positive("std", each)
 
     @property
+    def moves_pixels(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether blocks are transported."""
+        return self.transport
+
+    @property
     def needs(self) -> Needs:
         return Needs(guide_gradient=True)
 
@@ -301,7 +318,7 @@ class PuzzleMask(Mask):
             raise ValueError(
                 f"mean and std are of {len(self.mean)} channels, but images have {images.shape[1]}; set both"
             )
-        mixed, mask = puzzle_mix(
+        mixed, mask, shown = puzzle_mix(
             images,
             saliency.to(batch.frame.dtype),
             batch.partner,
@@ -312,7 +329,8 @@ class PuzzleMask(Mask):
             [self.labels, self.neighborhood, self.cell or 0],
             self.transport,
         )
-        return Composed(mask, mixed)
+        own, other = (_numbered(each, images.shape[3]) for each in shown)
+        return Composed(mask, mixed, moves=Moves(other, own) if self.transport else None)
 
     def shown(self, evidence: Evidence) -> tuple[Shown, ...]:
         saliency, partner = evidence.guidance.gradient, int(evidence.mix.partner[0])

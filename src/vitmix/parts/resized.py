@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from vitmix._checks import check_choice, check_fraction
-from vitmix._mix import Frame, Grid
+from vitmix._mix import Frame, Grid, Moves, Pixels
 from vitmix._registry import register
 from vitmix.parts.base import Composed, Mask, Unmixed, Values
 from vitmix.parts.masks import box_mask
 
-__all__ = ["ResizedMask", "inner_boxes", "paste_resized", "resize_weights"]
+__all__ = ["ResizedMask", "inner_boxes", "paste_resized", "resize_weights", "resized_pixels"]
 
 Interpolation = Literal["nearest", "bilinear"]
 
@@ -58,6 +58,16 @@ def paste_resized(images: Tensor, others: Tensor, boxes: Tensor, weights: tuple[
     exact = torch.promote_types(images.dtype, torch.float32)
     moved = torch.einsum("byh,bchw,bxw->bcyx", rows.to(exact), others.to(exact), columns.to(exact))
     return torch.where(box_mask(boxes, size).unsqueeze(1), moved.to(images.dtype), images)
+
+
+def resized_pixels(boxes: Tensor, weights: tuple[Tensor, Tensor]) -> Moves:
+    """Which of the partner's pixels `paste_resized` shows in `boxes` `(B, 4)`: those of the largest weight."""
+    corner = (boxes[:, 0].unsqueeze(1), boxes[:, 2].unsqueeze(1))
+    size = (len(weights[0]), len(weights[1]))
+    place = [torch.arange(side, device=boxes.device) - start for side, start in zip(size, corner, strict=True)]
+    row, column = (each.argmax(1)[at.clamp_min(0)] for each, at in zip(weights, place, strict=True))
+    zoom = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (size[0] * size[1])
+    return Moves(Pixels(row.unsqueeze(2), column.unsqueeze(1)), zoom=zoom)
 
 
 def _shifted(weights: Tensor, start: Tensor) -> Tensor:
@@ -127,4 +137,4 @@ class ResizedMask(Mask):
             mixed = _paste_on_host(images, batch.partner, boxes, weights, self.interpolation)
         else:
             mixed = paste_resized(images, images[batch.partner], boxes, weights)
-        return Composed(box_mask(boxes, batch.frame.size), mixed)
+        return Composed(box_mask(boxes, batch.frame.size), mixed, moves=resized_pixels(boxes, weights))

@@ -26,6 +26,7 @@ __all__ = [
     "READERS",
     "REFUSED",
     "Reader",
+    "backbone_of",
     "frame_of",
     "logits_of",
     "mask_grid",
@@ -177,6 +178,15 @@ def _refusal(kind: type, inner: Sequence[str] = ()) -> str:
         f"{name} cannot be read; known classes (matched exactly): {known}. Methods that need no "
         "attention work on any model; docs/adapters.md shows how to add a class"
     )
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The model itself if it can be read, else the one model inside it that can, else the model itself."""
+    plain = unwrap(model)
+    if _is_known(type(plain)) or known_base(type(plain), _is_known) is not None:
+        return model
+    inner = list(backbones(plain, lambda each: _is_known(type(unwrap(each)))).values())
+    return inner[0] if len(inner) == 1 else model
 
 
 def mask_grid(model: nn.Module, size: Grid) -> Grid | None:
