@@ -32,7 +32,7 @@ class CocoSet(DenseSet):
     """The images of an annotation file with their boxes.
 
     A target has `boxes`, `labels` and `outlines` of the objects to learn, without crowd regions. For scoring, `truth`
-    has all of them as COCO's files do; `image` and `size` are those of the file.
+    has all of them as COCO's files do, beside `image`, `size` and the numbers of the `categories`.
     """
 
     def __init__(self, file: CocoFile, images: Sequence[CocoImage], description: str) -> None:
@@ -57,6 +57,7 @@ class CocoSet(DenseSet):
             "outlines": [each.outline for each in objects],
             "image": entry.id,
             "size": entry.size,
+            "categories": self.categories,
             "truth": [self._annotation(entry, each) for each in entry.objects],
         }
 

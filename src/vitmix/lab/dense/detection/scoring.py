@@ -135,14 +135,21 @@ def _grouped(annotations: Sequence[Annotation]) -> dict[tuple[int, int], list[An
 
 def _matched(found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> Matched:
     best = sorted(found, key=lambda each: -each["score"])[:MOST]
+    scores = np.array([each["score"] for each in best], dtype=np.float64)
     crowd = np.array([bool(each.get("iscrowd")) for each in objects], dtype=bool)
-    common = np.zeros((len(best), len(objects)))
-    if best and objects:
-        measured = _box_overlaps if kind == "bbox" else _mask_overlaps
-        common, areas, others = measured(best, objects, size)
-        # Of a crowd region, only the part of the detection in it counts.
-        common = common / np.maximum(np.where(crowd, areas[:, None], areas[:, None] + others - common), 1e-9)
-    return match(common, np.array([each["score"] for each in best], dtype=np.float64), crowd, THRESHOLDS)
+    return match(overlaps(best, objects, size, kind), scores, crowd, THRESHOLDS)
+
+
+def overlaps(
+    found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind
+) -> np.ndarray:
+    """`(d, g)` IoU of boxes or masks; with a crowd region, the part of the detection that is in it."""
+    if not found or not objects:
+        return np.zeros((len(found), len(objects)))
+    crowd = np.array([bool(each.get("iscrowd")) for each in objects], dtype=bool)
+    measured = _box_overlaps if kind == "bbox" else _mask_overlaps
+    common, areas, others = measured(found, objects, size)
+    return common / np.maximum(np.where(crowd, areas[:, None], areas[:, None] + others - common), 1e-9)
 
 
 Overlaps = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -1,0 +1,209 @@
+"""Object detection as a task of `vitmix transfer`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitmix.lab.data.splits import Split
+from vitmix.lab.dense.backbone import Backbone
+from vitmix.lab.dense.config import TransferConfig
+from vitmix.lab.dense.task import DenseSet, Mixing, Sides, Target, Task
+from vitmix.lab.runs import Estimate
+from vitmix.lab.runs.dense import ClassScores, DenseScores
+from vitmix.lab.runs.examples import Tile
+
+from .augment import Augment
+from .data import open_coco
+from .drawing import example_tiles
+from .mixing import detection_mixing, needs_masks
+from .models import build_detector
+from .outlines import encode_runs, pack_runs
+from .scoring import INTERVAL, average_precision, installed
+
+PARTS = {
+    "class": ("loss_classifier", "classification"),
+    "box": ("loss_box_reg", "bbox_regression"),
+    "proposal": ("loss_objectness", "loss_rpn_box_reg"),
+    "mask": ("loss_mask",),
+}
+KEPT = ("image", "size", "truth", "categories")
+NO_PACKAGE = "faster-coco-eval is not installed: AP is that of our own code, without AP by object size"
+SOLID = 0.5  # of a mask's probability
+
+
+def head_of(config: TransferConfig) -> Any:
+    return "fasterrcnn" if config.head == "auto" else config.head
+
+
+class Detection(Task):
+    """Boxes, and masks with Mask R-CNN, of the objects in COCO's files."""
+
+    name: ClassVar[str] = "detect"
+    parts: ClassVar[tuple[str, ...]] = tuple(PARTS)
+
+    def open_data(self, spec: str, split: Split) -> DenseSet:
+        return open_coco(spec, split)
+
+    def build(self, backbone: Backbone, classes: Sequence[str], config: TransferConfig) -> nn.Module:
+        # The loader normalizes images, so the detector must not.
+        return build_detector(
+            of_any_size(backbone),
+            head_of(config),
+            classes=len(classes),
+            size=backbone.size[0],
+            mean=(0.0,) * 3,
+            std=(1.0,) * 3,
+            arguments=config.head_args,
+        )
+
+    def encoder_of(self, model: nn.Module) -> nn.Module:
+        return model.backbone.model  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
+
+    def transform(self, config: TransferConfig, sides: Sides) -> Callable[..., Any]:
+        return Augment(
+            size=sides.size[0],
+            jitter=config.jitter,
+            hflip=config.hflip,
+            distortion=config.distortion,
+            short_sides=config.short_sides,
+            long_side=config.long_side,
+            masks=head_of(config) == "maskrcnn" or needs_masks(config.method),
+        )
+
+    def collate(self, targets: list[Target]) -> Any:
+        return [{key: torch.as_tensor(value).as_subclass(Tensor) for key, value in each.items()} for each in targets]
+
+    def mixing(self, method: str, classes: int) -> Mixing:
+        return detection_mixing(method, classes)
+
+    def losses(self, model: nn.Module, images: Tensor, targets: Any) -> dict[str, Tensor]:
+        found = model(list(images), targets)
+        zero = images.new_zeros(())
+        return {name: sum((found[key] for key in keys if key in found), zero) for name, keys in PARTS.items()}
+
+    def outcomes(
+        self,
+        model: nn.Module,
+        images: Sequence[Tensor],
+        targets: Sequence[Target],
+        config: TransferConfig,
+        sides: Sides,
+    ) -> list[Any]:
+        found = model(list(images))
+        return [
+            {**{key: target[key] for key in KEPT}, "found": detections(each, target)}
+            for each, target in zip(found, targets, strict=True)
+        ]
+
+    def score(self, outcomes: Sequence[Any], classes: Sequence[str], *, intervals: bool) -> DenseScores:
+        truth = truth_of(outcomes, classes)
+        rows = [each for outcome in outcomes for each in outcome["found"]]
+        masked = any("segmentation" in each for each in rows)
+        found = {"": average_precision(truth, rows, "bbox", intervals=intervals)}
+        notes = [] if installed() else [NO_PACKAGE]
+        if masked:
+            if all("segmentation" in each for each in truth["annotations"]):
+                found["mask_"] = average_precision(truth, rows, "segm", intervals=intervals)
+            else:
+                notes.append("no mask AP, because some objects have no mask")
+        values = {}
+        for prefix, each in found.items():
+            values |= {f"{prefix}ap": each.ap, f"{prefix}ap50": each.ap50, f"{prefix}ap75": each.ap75}
+            values |= {f"{prefix}ap_{size}": Estimate(value, None, each.ap.n) for size, value in each.sizes.items()}
+        by_class = [
+            ClassScores(
+                name,
+                {
+                    f"{prefix}{column}": of[name].mean
+                    for prefix, each in found.items()
+                    for column, of in (("ap", each.classes), ("ap50", each.classes50))
+                    if name in of
+                },
+            )
+            for name in classes
+        ]
+        lost = [name for name in classes if name not in found[""].classes]
+        notes += [f"no objects of {', '.join(lost[:5])}{' and others' * (len(lost) > 5)}"] if lost else []
+        return DenseScores(
+            n=len(outcomes),
+            values=values,
+            by_class=tuple(by_class),
+            interval=INTERVAL if intervals else "",
+            notes=tuple(notes),
+        )
+
+    def examples(
+        self,
+        model: nn.Module,
+        images: Sequence[Tensor],
+        targets: Sequence[Target],
+        classes: Sequence[str],
+        config: TransferConfig,
+        sides: Sides,
+    ) -> Iterator[tuple[Tile, ...]]:
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (sides.mean, sides.std))
+        for image, each in zip(images, self.outcomes(model, images, targets, config, sides), strict=True):
+            pixels = ((image.cpu() * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+            names = dict(zip(each["categories"], classes, strict=True))
+            yield tuple(example_tiles(pixels, each["truth"], each["found"], names))
+
+
+def detections(found: dict[str, Tensor], target: Target) -> list[dict[str, Any]]:
+    """What a detector found in an image, as in COCO's files of results."""
+    boxes, scores, labels = (found[key].float().cpu().numpy() for key in ("boxes", "scores", "labels"))
+    corners = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1).round(2).tolist()
+    rows: list[dict[str, Any]] = [
+        {
+            "image_id": target["image"],
+            "category_id": target["categories"][int(label) - 1],
+            "bbox": box,
+            "score": round(float(score), 5),
+        }
+        for box, score, label in zip(corners, scores, labels, strict=True)
+    ]
+    if "masks" in found:
+        for row, mask in zip(rows, (found["masks"][:, 0] >= SOLID).cpu().numpy(), strict=True):
+            row["segmentation"] = {"size": list(mask.shape), "counts": pack_runs(encode_runs(mask))}
+    return rows
+
+
+def truth_of(outcomes: Sequence[Any], classes: Sequence[str]) -> dict[str, Any]:
+    """The objects of evaluated images, as in COCO's files."""
+    sizes = [(each["image"], each["size"]) for each in outcomes]
+    return {
+        "images": [{"id": number, "height": size[0], "width": size[1]} for number, size in sizes],
+        "annotations": [each for outcome in outcomes for each in outcome["truth"]],
+        "categories": [
+            {"id": number, "name": name} for number, name in zip(outcomes[0]["categories"], classes, strict=True)
+        ],
+    }
+
+
+def of_any_size(backbone: Backbone) -> nn.Module:
+    """The backbone's model with its weights, built so that it takes images of any size.
+
+    timm resamples a ViT's position embeddings in each pass, and Swin pads its windows.
+    """
+    for setting in ({"dynamic_img_size": True}, {"strict_img_size": False}):
+        try:
+            model = timm.create_model(backbone.name, **{**backbone.settings, **setting})
+        except TypeError:  # not a setting of this family
+            continue
+        model.load_state_dict(backbone.model.state_dict())
+        return model
+    try:
+        with torch.no_grad():
+            backbone.model.eval().forward_intermediates(torch.zeros(1, 3, 64, 96), intermediates_only=True)  # pyright: ignore
+    except (AssertionError, AttributeError, RuntimeError) as problem:
+        raise ValueError(
+            f"{backbone.name} takes images of one size only ({' '.join(str(problem).split())[:100]}); "
+            "choose another backbone, such as DeiT, Swin or PVT"
+        ) from None
+    return backbone.model
+
+
+TASK = Detection()
