@@ -68,6 +68,8 @@ def different_losses(groups: Sequence[Group]) -> str:
     """A note if runs were trained with different losses, because their curves cannot be compared."""
     methods: dict[str, list[str]] = {}
     for config in (group.first.config for group in groups):
+        if not isinstance(config, TrainConfig):
+            return ""  # a task has one loss
         try:
             methods.setdefault(training_loss(config), []).append(config.method)
         except ValueError:  # a method of another version, of which nothing can be said

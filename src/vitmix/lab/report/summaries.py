@@ -98,7 +98,7 @@ def runs(groups: Sequence[Group]) -> list[Html]:
 
 
 def settings(groups: Sequence[Group]) -> list[Html]:
-    usual = defaults()
+    usual = defaults(groups[0].first.config)
     every = [deciding(group.first.config) for group in groups]
     different = differing(every)
     changed = [name for name in every[0] if name not in different and every[0][name] != usual[name]]

@@ -22,8 +22,16 @@ class Journal:
         outcomes: of the weights in best.safetensors, if this process evaluated them.
     """
 
-    def __init__(self, run: Run, state: TrainState, reporter: Reporter, *, about: Mapping[str, str]) -> None:
-        self.run, self.state, self.reporter, self.about = run, state, reporter, about
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        reporter: Reporter,
+        *,
+        about: Mapping[str, str],
+        scores: tuple[str, ...] = SCORES,
+    ) -> None:
+        self.run, self.state, self.reporter, self.about, self.scores = run, state, reporter, about, scores
         self.config, self.accelerator = state.config, state.accelerator
         self.outcomes: list[Outcomes] = []
 
@@ -53,7 +61,7 @@ class Journal:
         weights = sharding.whole(merged_weights(model))
         # Where this fails, the file holds the best ones before, or is not there.
         if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
-            scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
+            scores = {key: value for key, value in epoch.values.items() if key.endswith(self.scores)}
             state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
 
     def save(self, update: int) -> str:
