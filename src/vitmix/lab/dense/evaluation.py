@@ -24,6 +24,7 @@ from vitmix.lab.runs.dense import DenseEvaluation
 from vitmix.lab.runs.examples import Examples, Strips
 from vitmix.lab.training.header import read_header
 from vitmix.lab.training.weights import read_weights
+from vitmix.lab.writing import write_file
 
 EXAMPLES = 6  # images of a report
 PREDICTIONS = "Predictions"
@@ -105,9 +106,15 @@ def outcomes_of(
 
 
 def evaluate(
-    subject: Transferred, images: DenseSet, *, cpu: bool = False, batch: int | None = None, precision: str | None = None
+    subject: Transferred,
+    images: DenseSet,
+    *,
+    cpu: bool = False,
+    batch: int | None = None,
+    precision: str | None = None,
+    folder: Path | None = None,
 ) -> DenseEvaluation:
-    """The scores of a model on images, with intervals."""
+    """The scores of a model on images, with intervals; a folder keeps what the task stores of them."""
     began, config = time.perf_counter(), subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
     precision = precision or ("fp32" if device.type == "cpu" else config.precision)
@@ -123,6 +130,8 @@ def evaluate(
     found = outcomes_of(subject.task, model, loader, config, subject.sides, device, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
+    for name, content in subject.task.files(found).items() if folder is not None else ():
+        write_file(folder / name, content)
     return DenseEvaluation(
         task=subject.task.name,
         head=config.head,
@@ -165,7 +174,7 @@ def evaluate_run(
     subject, run = open_transferred(folder), Run(folder)
     images = images if images is not None else subject.images()
     run.write_examples(draw_examples(subject, images), subject.sha256)
-    found = evaluate(subject, images, cpu=cpu)
+    found = evaluate(subject, images, cpu=cpu, folder=folder)
     run.write_dense(found, subject.sha256)
     return found
 

@@ -6,7 +6,6 @@ one of these lengths and the longer one at most `long_side`, as the papers train
 several lengths, half of the images are cropped before, as in DETR and Swin.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,10 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from vitmix.lab.dense.config import DenseAugmentation
+from vitmix.lab.dense.task import Sides
+from vitmix.lab.dense.transforms import joint_transform
+
 from .outlines import draw_mask
 
 CROP = (0.48, 0.75)  # of the largest shorter side: 384 to 600 pixels of 800
@@ -22,39 +25,35 @@ BEFORE_CROP = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels of 800
 LONGEST_BEFORE_CROP = 5.25  # 4200 pixels of 800
 LEAST = 1.0  # pixels of a box's side; what a crop leaves of smaller ones is dropped
 
-Transform = Callable[..., Any]
-
 
 class Augment:
-    """From an image and the target of `CocoSet` to those of training: `boxes`, `labels`, and `masks` if asked for."""
+    """From an image and the target of `CocoSet` to those of training: `boxes`, `labels`, and `masks` if asked for.
 
-    def __init__(
-        self,
-        *,
-        size: int,
-        jitter: tuple[float, float] = (0.5, 2.0),
-        hflip: float = 0.5,
-        distortion: bool = False,
-        short_sides: Sequence[int] = (),
-        long_side: int | None = None,
-        masks: bool = False,
-    ) -> None:
-        steps: list[nn.Module] = [v2.RandomHorizontalFlip(hflip)] if hflip else []
-        steps += [v2.ColorJitter(0.25, 0.25, 0.25, 0.05)] if distortion else []
-        if short_sides:
-            steps.append(_multi_scale(list(short_sides), long_side or round(max(short_sides) * 1333 / 800)))
+    Args:
+        longest: most pixels of the longer side, with `short_sides`.
+    """
+
+    def __init__(self, settings: DenseAugmentation, sides: Sides, longest: int, *, masks: bool = False) -> None:
+        self.masks = masks
+        if not settings.short_sides:
+            self.steps = [joint_transform(settings, sides, padding=0)]
         else:
-            steps += [v2.ScaleJitter((size, size), jitter), v2.RandomCrop(size, pad_if_needed=True)]
-        keys = ("labels", "masks") if masks else ("labels",)
-        steps.append(v2.SanitizeBoundingBoxes(LEAST, labels_getter=lambda given: [given[1][key] for key in keys]))
-        self.transform, self.masks = v2.Compose(steps), masks
+            self.steps: list[Any] = [v2.RandomHorizontalFlip(settings.hflip)] if settings.hflip else []
+            self.steps += [v2.RandomPhotometricDistort()] if settings.distortion else []
+            self.steps.append(_multi_scale(list(settings.short_sides), longest))
+        self.steps.append(v2.SanitizeBoundingBoxes(LEAST, labels_getter=_labels))
 
     def __call__(self, image: tv_tensors.Image, target: dict[str, Any]) -> tuple[tv_tensors.Image, dict[str, Any]]:
         moving = {key: target[key] for key in ("boxes", "labels")}
         if self.masks:
             moving["masks"] = _drawn(target)
-        image, moved = self.transform(image, moving)
-        return image, moved
+        for step in self.steps:
+            image, moving = step(image, moving)
+        return image, moving
+
+
+def _labels(sample: Any) -> torch.Tensor:
+    return sample[1]["labels"]
 
 
 def _drawn(target: dict[str, Any]) -> tv_tensors.Mask:

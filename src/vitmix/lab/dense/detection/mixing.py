@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vitmix.dense import DenseMix, copy_paste, draw_objects
 from vitmix.lab.dense.task import Mixing
@@ -31,6 +32,18 @@ def detection_mixing(method: str, classes: int) -> Mixing:
     return _Masking(method, classes)
 
 
+def fitted(targets: Sequence[dict[str, Any]], images: Tensor) -> list[dict[str, Any]]:
+    """Targets whose masks are padded as the images of the batch are."""
+    height, width = images.shape[-2:]
+    return [
+        {
+            key: pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) if key == "masks" else each
+            for key, each in target.items()
+        }
+        for target in targets
+    ]
+
+
 class _Pasting:
     def __init__(self, probability: float) -> None:
         if not 0 < probability <= 1:
@@ -43,7 +56,7 @@ class _Pasting:
         partner = Reversed().draw(len(images), generator)
         counts = [len(targets[other]["boxes"]) for other in partner.tolist()]
         chosen = draw_objects(counts, self.probability, generator=generator)
-        images, mixed = copy_paste(images, targets, partner.to(images.device), chosen)
+        images, mixed = copy_paste(images, fitted(targets, images), partner.to(images.device), chosen)
         return images, [{key: each[key] for key in OURS} for each in mixed]
 
 
@@ -54,5 +67,5 @@ class _Masking:
     def __call__(
         self, images: Tensor, targets: Sequence[dict[str, Any]], generator: torch.Generator
     ) -> tuple[Tensor, Any]:
-        batch = self.mix.mix(images, targets, generator=generator)
+        batch = self.mix.mix(images, fitted(targets, images), generator=generator)
         return batch.images, [{key: each[key] for key in OURS if key in each} for each in batch.targets]

@@ -14,7 +14,6 @@ from .pyramid import STRIDES, WIDTH, Backbone
 
 Head = Literal["fasterrcnn", "maskrcnn", "retinanet"]
 RATIOS = (0.5, 1.0, 2.0)
-USUAL = (800, 1333)  # shorter side and longest side of images in the papers
 LARGE = 512  # pixels of the shorter side from which on objects span many cells of the coarse maps
 # Arguments of the head, and what torchvision calls them in the two families.
 ARGUMENTS = {
@@ -29,28 +28,28 @@ def build_detector(
     *,
     classes: int,
     size: int,
+    long_side: int,
     mean: Sequence[float],
     std: Sequence[float],
     arguments: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """A detector of `classes` classes, besides the background, that takes images in 0..1.
 
-    In evaluation, images are resized so that the shorter side has `size` pixels; in training they come as they are.
-    The detector normalizes by the backbone's mean and std, so images must not be normalized before.
+    In evaluation, images are resized so that the shorter side has `size` pixels, or the longer one `long_side` if that
+    is less; in training they come as they are. The detector normalizes by mean and std, so images must not be
+    normalized before, or these must be 0 and 1.
 
     Args:
-        arguments: `max_size` of the longer side in evaluation, `detections` per image, `score_threshold`.
+        arguments: most `detections` per image, and their least score, `score_threshold`.
     """
-    given = dict(arguments or {})
-    max_size = given.pop("max_size", round(size * USUAL[1] / USUAL[0]))
-    check_count("max_size", max_size, least=size)
+    check_count("long_side", long_side, least=size)
     single = head == "retinanet"
     settings: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in (arguments or {}).items():
         if name not in ARGUMENTS:
-            raise unknown_name("head argument", name, [*ARGUMENTS, "max_size"])
+            raise unknown_name("head argument", name, ARGUMENTS)
         settings[ARGUMENTS[name][single]] = value
-    settings |= dict(min_size=size, max_size=max_size, image_mean=list(mean), image_std=list(std))
+    settings |= dict(min_size=size, max_size=long_side, image_mean=list(mean), image_std=list(std))
     # As torchvision's own training does where the data is resized by its augmentation.
     settings["_skip_resize"] = True
     if single:

@@ -1,5 +1,6 @@
 """Object detection as a task of `vitmix transfer`."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ PARTS = {
     "proposal": ("loss_objectness", "loss_rpn_box_reg"),
     "mask": ("loss_mask",),
 }
+DETECTIONS = "detections.json"
 KEPT = ("image", "size", "truth", "categories")
 NO_PACKAGE = "faster-coco-eval is not installed: AP is that of our own code, without AP by object size"
 SOLID = 0.5  # of a mask's probability
@@ -37,6 +39,11 @@ SOLID = 0.5  # of a mask's probability
 
 def head_of(config: TransferConfig) -> Any:
     return "fasterrcnn" if config.head == "auto" else config.head
+
+
+def longest(side: int, config: TransferConfig) -> int:
+    """Most pixels of the longer side for a shorter one: 1333 for 800, as in the papers, unless it is given."""
+    return config.long_side or round(side * 1333 / 800)
 
 
 class Detection(Task):
@@ -55,6 +62,7 @@ class Detection(Task):
             head_of(config),
             classes=len(classes),
             size=backbone.size[0],
+            long_side=longest(backbone.size[0], config),
             mean=(0.0,) * 3,
             std=(1.0,) * 3,
             arguments=config.head_args,
@@ -64,15 +72,8 @@ class Detection(Task):
         return model.backbone.model  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
 
     def transform(self, config: TransferConfig, sides: Sides) -> Callable[..., Any]:
-        return Augment(
-            size=sides.size[0],
-            jitter=config.jitter,
-            hflip=config.hflip,
-            distortion=config.distortion,
-            short_sides=config.short_sides,
-            long_side=config.long_side,
-            masks=head_of(config) == "maskrcnn" or needs_masks(config.method),
-        )
+        masks = head_of(config) == "maskrcnn" or needs_masks(config.method)
+        return Augment(config, sides, longest(max(config.short_sides, default=0), config), masks=masks)
 
     def collate(self, targets: list[Target]) -> Any:
         return [{key: torch.as_tensor(value).as_subclass(Tensor) for key, value in each.items()} for each in targets]
@@ -135,6 +136,10 @@ class Detection(Task):
             interval=INTERVAL if intervals else "",
             notes=tuple(notes),
         )
+
+    def files(self, outcomes: Sequence[Any]) -> dict[str, bytes]:
+        rows = [each for outcome in outcomes for each in outcome["found"]]
+        return {DETECTIONS: json.dumps(rows).encode()}
 
     def examples(
         self,
