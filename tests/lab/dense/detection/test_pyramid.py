@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 import vitmix.models  # noqa: F401  registers PVT v1
-from vitmix.lab.dense.detection.models import anchor_sizes, build_detector
+from vitmix.lab.dense.detection.models import HeadArguments, anchor_sizes, build_detector, read_arguments
 from vitmix.lab.dense.detection.pyramid import Backbone, SimplePyramid, stages
 
 TINY_VIT = dict(embed_dim=32, depth=2, num_heads=2, num_classes=5)
@@ -112,7 +112,9 @@ def test_models_that_do_not_fit_are_refused_in_one_sentence() -> None:
 def test_detectors_normalize_once_and_train_on_images_without_objects(head: str) -> None:
     torch.manual_seed(0)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    detector = build_detector(plain_vit(), head, classes=2, size=64, mean=mean, std=std)  # pyright: ignore
+    small = HeadArguments(width=16, hidden=32, proposals=50, regions=16)
+    settings = dict(classes=2, size=64, long_side=96, mean=mean, std=std, arguments=small)
+    detector = build_detector(plain_vit(), head, **settings)  # pyright: ignore[reportArgumentType]
     seen: list[Tensor] = []
     detector.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # pyright: ignore
     image = torch.rand(3, 64, 64)
@@ -137,12 +139,10 @@ def test_anchors_are_the_papers_at_800_pixels_and_denser_in_small_images() -> No
     assert all(len(sizes) == 2 for sizes in anchor_sizes(128))
 
 
-def test_wrong_head_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_size must be an integer of at least 64"):
-        build_detector(
-            plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"max_size": 3}
-        )
-    with pytest.raises(ValueError, match="detections"):
-        build_detector(
-            plain_vit(), "fasterrcnn", classes=2, size=64, mean=[0] * 3, std=[1] * 3, arguments={"detection": 3}
-        )
+def test_wrong_settings_of_the_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="long_side must be an integer of at least 64"):
+        build_detector(plain_vit(), "fasterrcnn", classes=2, size=64, long_side=3, mean=[0] * 3, std=[1] * 3)
+    with pytest.raises(ValueError, match="did you mean 'detections'|detections"):
+        read_arguments({"detection": 3})
+    with pytest.raises(ValueError, match="width must be an integer of at least 1, got 0"):
+        read_arguments({"width": 0})

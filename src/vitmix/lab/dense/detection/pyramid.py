@@ -60,23 +60,25 @@ class Backbone(nn.Module):
     Args:
         model: of any input size; its classifier is removed.
         extra: makes coarser maps from the last one.
-        strides: of the pyramid's maps.
+        strides, width: of the pyramid's maps; the width is their number of channels.
     """
 
-    def __init__(self, model: nn.Module, extra: ExtraFPNBlock, strides: Sequence[int] = STRIDES) -> None:
+    def __init__(
+        self, model: nn.Module, extra: ExtraFPNBlock, strides: Sequence[int] = STRIDES, width: int = WIDTH
+    ) -> None:
         super().__init__()
         self.model: Any = model
         self.indices = stages(model, strides)
         self.plain = not self.indices
         if self.plain:
             self.indices = [len(self.model.feature_info) - 1]
-            self.pyramid: Any = SimplePyramid(self.model.num_features, patch_size(model), strides)
+            self.pyramid: Any = SimplePyramid(self.model.num_features, patch_size(model), strides, width)
         else:
-            self.pyramid = NormedPyramid([self.model.feature_info[i]["num_chs"] for i in self.indices])
+            self.pyramid = NormedPyramid([self.model.feature_info[i]["num_chs"] for i in self.indices], width)
         # What no map needs would be without gradient, which DDP refuses. A plain ViT's map passes its final norm.
         self.model.prune_intermediate_layers(self.indices, prune_norm=not self.plain, prune_head=True)
         self.extra = extra
-        self.out_channels = WIDTH
+        self.out_channels = width
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         found = self.model.forward_intermediates(images, indices=self.indices, norm=self.plain, intermediates_only=True)
@@ -88,10 +90,10 @@ class Backbone(nn.Module):
 class NormedPyramid(nn.Module):
     """torchvision's feature pyramid network over layer norms, since Swin's stages end without one."""
 
-    def __init__(self, widths: Sequence[int]) -> None:
+    def __init__(self, widths: Sequence[int], width: int = WIDTH) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
-        self.fpn = FeaturePyramidNetwork(list(widths), WIDTH)
+        self.norms = nn.ModuleList(LayerNorm2d(each) for each in widths)
+        self.fpn = FeaturePyramidNetwork(list(widths), width)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         normed = [norm(each) for norm, each in zip(self.norms, maps, strict=True)]

@@ -21,7 +21,7 @@ from .augment import Augment
 from .data import open_coco
 from .drawing import example_tiles
 from .mixing import detection_mixing, needs_masks
-from .models import build_detector
+from .models import build_detector, read_arguments
 from .outlines import encode_runs, pack_runs
 from .scoring import INTERVAL, average_precision, installed
 
@@ -65,7 +65,7 @@ class Detection(Task):
             long_side=longest(backbone.size[0], config),
             mean=(0.0,) * 3,
             std=(1.0,) * 3,
-            arguments=config.head_args,
+            arguments=read_arguments(config.head_args),
         )
 
     def encoder_of(self, model: nn.Module) -> nn.Module:
