@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitmix.dense.transforms import DenseMix, dense_mixer
 from vitmix.lab.data.images import BrokenImage, FileImages
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
@@ -21,8 +22,15 @@ Target = dict[str, Any]
 """What belongs to an image: `tv_tensors`, which move with it, and plain values, which do not."""
 Outcome = Any
 """What is kept of an evaluated image, in host memory and picklable: processes exchange it."""
-Mixing = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
-"""From images, the targets of a batch and a generator to mixed images and their targets."""
+IGNORED = 255  # the label of pixels that belong to no class
+
+
+class Mixing(Protocol):
+    """Mixes the images and targets of a batch; its draws are a function of (seed, step, rank)."""
+
+    step: int
+
+    def __call__(self, images: Any, targets: Any) -> tuple[Any, Any]: ...
 
 
 class DenseSet(FileImages, ABC):
@@ -142,9 +150,18 @@ class Task(ABC):
     def collate(self, targets: list[Target]) -> Any:
         """The targets of a training batch."""
 
-    @abstractmethod
-    def mixing(self, method: str, classes: int) -> Mixing:
-        """What `--method` does to a batch; refuses methods that these targets cannot follow."""
+    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
+        """What `--method` does to a batch; refuses methods that dense targets cannot follow."""
+        reads_model = any(not each.input_only for each in dense_mixer(config.method, classes).mixers)
+        return DenseMix(
+            config.method,
+            model=model if reads_model else None,
+            num_classes=classes,
+            ignore_index=IGNORED,
+            seed=config.seed,
+            rank=rank,
+            step=0,
+        )
 
     @abstractmethod
     def losses(self, model: nn.Module, images: Tensor, targets: Any) -> dict[str, Tensor]:

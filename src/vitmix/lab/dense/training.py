@@ -8,7 +8,6 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from vitmix._learner import Output
-from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet, NothingReadable
 from vitmix.lab.dense.backbone import open_backbone
 from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
@@ -68,7 +67,7 @@ class TransferTrainer(Trainer):
         model.to(self.device)
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.sides = Sides(self.backbone.size, self.backbone.mean, self.backbone.std)
-        self.mixing = self.task.mixing(config.method, self.classes)
+        self.mixing = self.task.mixing(model, self.classes, config, self.rank)
         self.core = DenseLearner(model, self.task).to(self.device)  # pyright: ignore[reportAttributeAccessIssue]
         self.loader, self.eval_loader = self._dense_loaders(part)  # pyright: ignore[reportAttributeAccessIssue]
         self.updates_per_epoch = updates_per_epoch(config, len(self.loader) // config.accumulate)
@@ -111,8 +110,9 @@ class TransferTrainer(Trainer):
 
     def _forward(self, batch: Any, epoch: int, step: int) -> Output:
         images, targets, off = batch.images, batch.targets, self.settings.mixing_off_epoch
-        if off is None or epoch < off:
-            images, targets = self.mixing(images, targets, generator_for(self.settings.seed, step, 1 + self.rank))
+        if self.settings.method != "none" and (off is None or epoch < off):
+            self.mixing.step = step
+            images, targets = self.mixing(images, targets)
         return self.learner(images, targets)
 
     def _score_models(self) -> dict[str, float]:

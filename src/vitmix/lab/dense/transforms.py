@@ -7,9 +7,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from vitmix.lab.dense.config import DenseAugmentation
-from vitmix.lab.dense.task import Sides
-
-IGNORED = 255  # the label of pixels that belong to no class
+from vitmix.lab.dense.task import IGNORED, Sides
 
 
 def joint_transform(settings: DenseAugmentation, sides: Sides, *, padding: int = IGNORED) -> Callable[..., Any]:
