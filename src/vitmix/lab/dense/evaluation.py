@@ -20,7 +20,7 @@ from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.environment import available_cores, describe_environment
 from vitmix.lab.evaluation.subject import PRECISIONS
 from vitmix.lab.runs import Run, checksum
-from vitmix.lab.runs.dense import DenseEvaluation
+from vitmix.lab.runs.dense import DenseEvaluation, DenseScores
 from vitmix.lab.runs.examples import Examples, Strips
 from vitmix.lab.training.header import read_header
 from vitmix.lab.training.weights import read_weights
@@ -183,17 +183,22 @@ def describe(evaluation: DenseEvaluation) -> str:
     """The evaluation as a person reads it."""
     scores = evaluation.scores
     lines = [f"{evaluation.model} with {evaluation.head} on {evaluation.data}, {scores.n:,} images:"]
-    lines += [f"  {name} {_shown(name, each)}" for name, each in scores.values.items()]
+    lines += score_lines(scores)
+    if evaluation.broken_images:
+        lines.append(f"  {len(evaluation.broken_images)} images could not be used: {evaluation.broken_images[0]}")
+    return "\n".join(lines)
+
+
+def score_lines(scores: DenseScores) -> list[str]:
+    """Scores with their intervals, then those of each class."""
+    lines = [f"  {name} {_shown(name, each)}" for name, each in scores.values.items()]
     if scores.interval:
         lines.append(f"  In brackets: {scores.interval}.")
     columns = dict.fromkeys(name for each in scores.by_class for name in each.values)
     for each in scores.by_class:
         told = ", ".join(f"{name} {each.values[name]:.4g}" for name in columns if name in each.values)
         lines.append(f"  {each.name}: {told or 'no pixel or object'}")
-    lines += [f"  Note: {note}" for note in scores.notes]
-    if evaluation.broken_images:
-        lines.append(f"  {len(evaluation.broken_images)} images could not be used: {evaluation.broken_images[0]}")
-    return "\n".join(lines)
+    return [*lines, *(f"  Note: {note}" for note in scores.notes)]
 
 
 def _shown(name: str, estimate: Any) -> str:

@@ -1,6 +1,5 @@
 """Object detection as a task of `vitmix transfer`."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -9,21 +8,21 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vitmix.dense import CopyPaste
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.task import DenseSet, Mixing, Sides, Target, Task
-from vitmix.lab.runs import Estimate
-from vitmix.lab.runs.dense import ClassScores, DenseScores
+from vitmix.lab.runs.dense import DenseScores
 from vitmix.lab.runs.examples import Tile
 
 from .augment import Augment
 from .data import open_coco
 from .drawing import example_tiles
-from .mixing import detection_mixing, needs_masks
+from .mixing import FittedMixing, pasting
 from .models import build_detector, read_arguments
 from .outlines import encode_runs, pack_runs
-from .scoring import INTERVAL, average_precision, installed
+from .results import DETECTIONS, encode_detections, score_rows
 
 PARTS = {
     "class": ("loss_classifier", "classification"),
@@ -31,9 +30,7 @@ PARTS = {
     "proposal": ("loss_objectness", "loss_rpn_box_reg"),
     "mask": ("loss_mask",),
 }
-DETECTIONS = "detections.json"
 KEPT = ("image", "size", "truth", "categories")
-NO_PACKAGE = "faster-coco-eval is not installed: AP is that of our own code, without AP by object size"
 SOLID = 0.5  # of a mask's probability
 
 
@@ -72,14 +69,17 @@ class Detection(Task):
         return model.backbone.model  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
 
     def transform(self, config: TransferConfig, sides: Sides) -> Callable[..., Any]:
-        masks = head_of(config) == "maskrcnn" or needs_masks(config.method)
+        masks = head_of(config) == "maskrcnn" or pasting(config.method) is not None
         return Augment(config, sides, longest(max(config.short_sides, default=0), config), masks=masks)
 
     def collate(self, targets: list[Target]) -> Any:
         return [{key: torch.as_tensor(value).as_subclass(Tensor) for key, value in each.items()} for each in targets]
 
-    def mixing(self, method: str, classes: int) -> Mixing:
-        return detection_mixing(method, classes)
+    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
+        probability = pasting(config.method)
+        if probability is not None:
+            return FittedMixing(CopyPaste(probability, seed=config.seed, rank=rank, step=0))
+        return FittedMixing(super().mixing(self.encoder_of(model), classes, config, rank))
 
     def losses(self, model: nn.Module, images: Tensor, targets: Any) -> dict[str, Tensor]:
         found = model(list(images), targets)
@@ -101,45 +101,10 @@ class Detection(Task):
         ]
 
     def score(self, outcomes: Sequence[Any], classes: Sequence[str], *, intervals: bool) -> DenseScores:
-        truth = truth_of(outcomes, classes)
-        rows = [each for outcome in outcomes for each in outcome["found"]]
-        masked = any("segmentation" in each for each in rows)
-        found = {"": average_precision(truth, rows, "bbox", intervals=intervals)}
-        notes = [] if installed() else [NO_PACKAGE]
-        if masked:
-            if all("segmentation" in each for each in truth["annotations"]):
-                found["mask_"] = average_precision(truth, rows, "segm", intervals=intervals)
-            else:
-                notes.append("no mask AP, because some objects have no mask")
-        values = {}
-        for prefix, each in found.items():
-            values |= {f"{prefix}ap": each.ap, f"{prefix}ap50": each.ap50, f"{prefix}ap75": each.ap75}
-            values |= {f"{prefix}ap_{size}": Estimate(value, None, each.ap.n) for size, value in each.sizes.items()}
-        by_class = [
-            ClassScores(
-                name,
-                {
-                    f"{prefix}{column}": of[name].mean
-                    for prefix, each in found.items()
-                    for column, of in (("ap", each.classes), ("ap50", each.classes50))
-                    if name in of
-                },
-            )
-            for name in classes
-        ]
-        lost = [name for name in classes if name not in found[""].classes]
-        notes += [f"no objects of {', '.join(lost[:5])}{' and others' * (len(lost) > 5)}"] if lost else []
-        return DenseScores(
-            n=len(outcomes),
-            values=values,
-            by_class=tuple(by_class),
-            interval=INTERVAL if intervals else "",
-            notes=tuple(notes),
-        )
+        return score_rows(truth_of(outcomes, classes), rows_of(outcomes), intervals=intervals)
 
     def files(self, outcomes: Sequence[Any]) -> dict[str, bytes]:
-        rows = [each for outcome in outcomes for each in outcome["found"]]
-        return {DETECTIONS: json.dumps(rows).encode()}
+        return {DETECTIONS: encode_detections(rows_of(outcomes))}
 
     def examples(
         self,
@@ -174,6 +139,11 @@ def detections(found: dict[str, Tensor], target: Target) -> list[dict[str, Any]]
         for row, mask in zip(rows, (found["masks"][:, 0] >= SOLID).cpu().numpy(), strict=True):
             row["segmentation"] = {"size": list(mask.shape), "counts": pack_runs(encode_runs(mask))}
     return rows
+
+
+def rows_of(outcomes: Sequence[Any]) -> list[dict[str, Any]]:
+    """The detections in evaluated images."""
+    return [each for outcome in outcomes for each in outcome["found"]]
 
 
 def truth_of(outcomes: Sequence[Any], classes: Sequence[str]) -> dict[str, Any]:
