@@ -69,7 +69,7 @@ class TransferSchedule(Schedule):
     )
     min_lr: Rate = option(0.0, "learning rate at the end of the schedule and during cool-down")
     warmup_epochs: NotNegative = option(1.0, "epochs of linear warm-up, included in epochs")
-    schedule: Literal["cosine", "constant", "poly"] = option("poly", "learning rate schedule")
+    schedule: Literal["cosine", "constant", "poly", "step"] = option("poly", "learning rate schedule")
     steps: Count | None = option(None, "training updates instead of epochs; rounded up to epochs of equal length")
     warmup_steps: Whole | None = option(None, "updates of linear warm-up instead of epochs")
     head_lr: Positive = option(1.0, "the head's learning rate as a multiple of the backbone's")
@@ -92,6 +92,10 @@ class DenseAugmentation(Settings):
 
     size: Count | None = option(None, "image side in pixels (default: the backbone's)")
     jitter: tuple[float, float] = option((0.5, 2.0), "random resizing: smallest and largest factor, before a crop")
+    short_sides: tuple[Count, ...] = option(
+        (), "detect: draw the shorter side from these lengths, without a crop, such as 800 (default: jitter)"
+    )
+    long_side: Count | None = option(None, "detect: most pixels of the longer side (default: 5/3 of the shorter one)")
     hflip: Fraction = option(0.5, "probability of a horizontal flip")
     distortion: bool = option(True, "random brightness, contrast, saturation and hue")
 
@@ -128,6 +132,8 @@ class TransferConfig(
         check_choice("best", self.best, (*scores, *(f"ema_{name}" for name in scores if self.ema is not None)))
         if not 0 < self.jitter[0] <= self.jitter[1]:
             raise ValueError(f"jitter takes two factors above 0, the smaller first, got {list(self.jitter)}")
+        if self.task == "segment" and (self.short_sides or self.long_side):
+            raise ValueError("short_sides and long_side are settings of --task detect; use size and jitter")
         checkpoint_interval(self.checkpoint_every)
         check_rate("the learning rate, lr * batch / lr_per,", self.peak_lr)
 

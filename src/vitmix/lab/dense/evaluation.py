@@ -20,10 +20,11 @@ from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.environment import available_cores, describe_environment
 from vitmix.lab.evaluation.subject import PRECISIONS
 from vitmix.lab.runs import Run, checksum
-from vitmix.lab.runs.dense import DenseEvaluation
+from vitmix.lab.runs.dense import DenseEvaluation, DenseScores
 from vitmix.lab.runs.examples import Examples, Strips
 from vitmix.lab.training.header import read_header
 from vitmix.lab.training.weights import read_weights
+from vitmix.lab.writing import write_file
 
 EXAMPLES = 6  # images of a report
 PREDICTIONS = "Predictions"
@@ -113,8 +114,14 @@ def evaluate(
     workers: int | None = None,
     precision: str | None = None,
     known: Sequence[Outcome] = (),
+    folder: Path | None = None,
 ) -> DenseEvaluation:
-    """The scores of a model on images, with intervals; `known` are its outcomes where a training has them."""
+    """The scores of a model on images, with intervals.
+
+    Args:
+        known: what the scores need of each image, where a training has it.
+        folder: the run folder that keeps the scores, examples, and what the task stores of its outcomes.
+    """
     began, config = time.perf_counter(), subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
     precision = precision or ("fp32" if device.type == "cpu" else config.precision)
@@ -131,7 +138,9 @@ def evaluate(
     found = known or outcomes_of(subject.task, model, loader, *where, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
-    return DenseEvaluation(
+    for name, content in subject.task.files(found).items() if folder is not None else ():
+        write_file(folder / name, content)
+    evaluation = DenseEvaluation(
         task=subject.task.name,
         head=getattr(model, "head_name", config.head),
         model=subject.backbone.name,
@@ -149,6 +158,9 @@ def evaluate(
         weights=str(subject.weights),
         weights_sha256=subject.sha256,
     )
+    if folder is not None:
+        store(subject, images, evaluation, folder)
+    return evaluation
 
 
 @torch.no_grad()
@@ -177,17 +189,22 @@ def describe(evaluation: DenseEvaluation) -> str:
     """The evaluation as a person reads it."""
     scores = evaluation.scores
     lines = [f"{evaluation.model} with {evaluation.head} on {evaluation.data}, {scores.n:,} images:"]
-    lines += [f"  {name} {_shown(name, each)}" for name, each in scores.values.items()]
+    lines += score_lines(scores)
+    if evaluation.broken_images:
+        lines.append(f"  {len(evaluation.broken_images)} images could not be used: {evaluation.broken_images[0]}")
+    return "\n".join(lines)
+
+
+def score_lines(scores: DenseScores) -> list[str]:
+    """Scores with their intervals, then those of each class."""
+    lines = [f"  {name} {_shown(name, each)}" for name, each in scores.values.items()]
     if scores.interval:
         lines.append(f"  In brackets: {scores.interval}.")
     columns = dict.fromkeys(name for each in scores.by_class for name in each.values)
     for each in scores.by_class:
         told = ", ".join(f"{name} {each.values[name]:.4g}" for name in columns if name in each.values)
         lines.append(f"  {each.name}: {told or 'no pixel or object'}")
-    lines += [f"  Note: {note}" for note in scores.notes]
-    if evaluation.broken_images:
-        lines.append(f"  {len(evaluation.broken_images)} images could not be used: {evaluation.broken_images[0]}")
-    return "\n".join(lines)
+    return [*lines, *(f"  Note: {note}" for note in scores.notes)]
 
 
 def _shown(name: str, estimate: Any) -> str:

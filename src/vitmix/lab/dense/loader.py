@@ -5,13 +5,14 @@ of workers changes nothing, and a resumed epoch continues as if it had run from 
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pad
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
@@ -51,9 +52,15 @@ def _train_batch(
             found.append((*transform(as_tensor(image), target), place))
     pixels, targets, indices = zip(*found, strict=True)
     broken = dict(itertools.islice(images.broken.items(), known, None))
-    return DenseBatch(
-        torch.stack([normalized(each, sides) for each in pixels]), collate(list(targets)), torch.tensor(indices), broken
-    )
+    stacked = padded([normalized(each, sides) for each in pixels])
+    return DenseBatch(stacked, collate(list(targets)), torch.tensor(indices), broken)
+
+
+def padded(images: Sequence[Tensor]) -> Tensor:
+    """Images `(B, 3, H, W)` of the largest height and width; smaller ones have zeros, the mean color, on the right and
+    below."""
+    height, width = (max(each.shape[side] for each in images) for side in (1, 2))
+    return torch.stack([pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in images])
 
 
 def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:

@@ -182,6 +182,10 @@ class Task(ABC):
     def score(self, outcomes: Sequence[Outcome], classes: Sequence[str], *, intervals: bool) -> DenseScores:
         """The scores of all images; 95 % intervals, which take longer, where they are asked for."""
 
+    def files(self, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
+        """What the run folder keeps of an evaluation, by the name of the file."""
+        return {}
+
     @abstractmethod
     def examples(
         self,

@@ -11,7 +11,7 @@ from vitmix._learner import Output
 from vitmix.lab.data.images import ImageSet, NothingReadable
 from vitmix.lab.dense.backbone import open_backbone
 from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
-from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of, store
+from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task
 from vitmix.lab.dense.tasks import task_named
@@ -161,7 +161,6 @@ class TransferTrainer(Trainer):
             if Run(self.folder.path).dense is None:
                 subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
                 known = cast(Any, self.journal.outcomes)
-                found = evaluate(subject, images, cpu=self.device.type == "cpu", known=known)
-                store(subject, images, found, self.folder.path)
+                evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
         except (ValueError, OSError) as error:  # no reason to call a finished run failed
             self.reporter.say(f"The best weights could not be evaluated: {error}")

@@ -10,13 +10,13 @@ from vitmix.lab.dense.config import DenseAugmentation
 from vitmix.lab.dense.task import IGNORED, Sides
 
 
-def joint_transform(settings: DenseAugmentation, sides: Sides) -> Callable[..., Any]:
+def joint_transform(settings: DenseAugmentation, sides: Sides, *, padding: int = IGNORED) -> Callable[..., Any]:
     """Random resizing, crop (padded where the image is smaller), flip and colors, for images and targets alike.
 
     It takes and returns `tv_tensors.Image` and any structure of `tv_tensors`; label maps are resampled by the nearest
-    pixel and padded with `IGNORED`, images with their mean color.
+    pixel and padded with `padding`, images with their mean color.
     """
-    fill = {tv_tensors.Image: [round(255 * each) for each in sides.mean], tv_tensors.Mask: IGNORED, "others": 0}
+    fill = {tv_tensors.Image: [round(255 * each) for each in sides.mean], tv_tensors.Mask: padding, "others": 0}
     steps: list[Any] = [
         v2.ScaleJitter(sides.size, scale_range=settings.jitter, antialias=True),
         v2.RandomCrop(sides.size, pad_if_needed=True, fill=fill),

@@ -6,6 +6,7 @@ import torch
 from timm.optim._optim_factory import create_optimizer_v2, list_optimizers
 from timm.optim._param_groups import param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.poly_lr import PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.step_lr import StepLRScheduler
@@ -58,6 +59,9 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: AnyConfig, updates_p
     common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": config.warmup_lr, "t_in_epochs": False}
     if config.schedule == "constant":
         return StepLRScheduler(optimizer, decay_t=config.total_epochs * updates_per_epoch + 1, **common)
+    if config.schedule == "step":
+        places = [round(epoch * updates_per_epoch) for epoch in config.decay_epochs]
+        return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=0.1, **common)
     common |= {"t_initial": config.epochs * updates_per_epoch, "lr_min": config.min_lr}
     if config.schedule == "poly":
         return PolyLRScheduler(optimizer, power=config.power, **common)
