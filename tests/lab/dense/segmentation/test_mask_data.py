@@ -100,7 +100,13 @@ def test_what_is_wrong_with_a_mask_is_said(tmp_path: Path) -> None:
     Image.fromarray(image_of(labels_of(2))).save(masks / "2.png")
     (masks / "3.png").write_bytes(b"nothing")
     (masks / "4.png").unlink()
-    reasons = ["48 x 20 pixels, the image is 48 x 40", "label 7; labels must be 0..2", "colors", "not an image", "no such"]
+    reasons = [
+        "48 x 20 pixels, the image is 48 x 40",
+        "label 7; labels must be 0..2",
+        "colors",
+        "not an image",
+        "no such",
+    ]
     for index, said in enumerate(reasons):
         with pytest.raises(BrokenImage, match=said):
             found.sample(index)
