@@ -184,7 +184,7 @@ def test_broken_masks_are_counted(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"head": "maskrcnn"}, "head must be"),
+        ({"head": "maskrcnn"}, "unknown head"),
         ({"head_args": {"chanels": 8}}, "head_args do not fit setr"),
         ({"backbone": "no_such_model"}, "no_such_model"),
         ({"backbone": "nowhere/run"}, "there is no run folder and no file"),
@@ -192,7 +192,7 @@ def test_broken_masks_are_counted(data: Path, tmp_path: Path) -> None:
         ({"data": "coco:DIR"}, "kind of data"),
         ({"method": "vtm"}, "mixes inside the network"),
         ({"method": "cutmixx"}, "cutmixx"),
-        ({"best": "accuracy"}, "best must be"),
+        ({"best": "accuracy"}, "unknown best"),
         ({"jitter": (2.0, 1.0)}, "the smaller first"),
         ({"batch": 100}, "lower the batch size"),
         ({"recipe": "deit_tiny"}, "vitmix train"),
