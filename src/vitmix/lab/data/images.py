@@ -133,7 +133,7 @@ class ImageSet(Dataset, ABC):
                 log.warning("skipped an unreadable image of %s: %s", self.description, reason)
 
 
-def _as_bytes(names: Iterable[str]) -> np.ndarray:
+def as_bytes(names: Iterable[str]) -> np.ndarray:
     """Names as one block of bytes instead of a million Python strings.
 
     A forked worker that merely looks at a Python object copies its memory page, so that every worker ends up with a
@@ -155,7 +155,7 @@ class FileImages(ImageSet):
     ) -> None:
         super().__init__(labels, classes, description)
         self.root = os.fspath(root)
-        self.files = files if isinstance(files, np.ndarray) else _as_bytes(files)
+        self.files = files if isinstance(files, np.ndarray) else as_bytes(files)
 
     def name(self, index: int) -> str:
         return os.fsdecode(bytes(self.files[self.rows[index]]))
@@ -191,7 +191,7 @@ class ArrayImages(ImageSet):
                 f"got {pixels.dtype} {pixels.shape}"
             )
         self.pixels, self.boxes = pixels, boxes
-        self.names = None if names is None else _as_bytes(names)
+        self.names = None if names is None else as_bytes(names)
         self.note_broken(broken or {})
 
     def name(self, index: int) -> str:

@@ -1,7 +1,7 @@
 """The evaluation of a transfer run: its best weights on whole images, with intervals and examples."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +111,17 @@ def evaluate(
     *,
     cpu: bool = False,
     batch: int | None = None,
+    workers: int | None = None,
     precision: str | None = None,
+    known: Sequence[Outcome] = (),
     folder: Path | None = None,
 ) -> DenseEvaluation:
-    """The scores of a model on images, with intervals; a folder keeps what the task stores of them."""
+    """The scores of a model on images, with intervals.
+
+    Args:
+        known: what the scores need of each image, where a training has it.
+        folder: the run folder that keeps the scores, examples, and what the task stores of its outcomes.
+    """
     began, config = time.perf_counter(), subject.config
     device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
     precision = precision or ("fp32" if device.type == "cpu" else config.precision)
@@ -122,19 +129,20 @@ def evaluate(
         images,
         subject.sides,
         batch=batch or config.eval_batch or config.batch // config.accumulate,
-        workers=min(config.workers, available_cores()),
+        workers=min(config.workers, available_cores()) if workers is None else workers,
     )
     dtype = PRECISIONS[precision]
     autocast = nullcontext if dtype is None else lambda: torch.autocast(device.type, dtype)
     model = subject.model.to(device)
-    found = outcomes_of(subject.task, model, loader, config, subject.sides, device, autocast=autocast)
+    where = (config, subject.sides, device)
+    found = known or outcomes_of(subject.task, model, loader, *where, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
     for name, content in subject.task.files(found).items() if folder is not None else ():
         write_file(folder / name, content)
-    return DenseEvaluation(
+    evaluation = DenseEvaluation(
         task=subject.task.name,
-        head=config.head,
+        head=getattr(model, "head_name", config.head),
         model=subject.backbone.name,
         model_settings=subject.backbone.settings,
         data=images.description,
@@ -150,6 +158,9 @@ def evaluate(
         weights=str(subject.weights),
         weights_sha256=subject.sha256,
     )
+    if folder is not None:
+        store(subject, images, evaluation, folder)
+    return evaluation
 
 
 @torch.no_grad()
@@ -167,16 +178,11 @@ def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
     return Examples(mixed=(), strips=(Strips(PREDICTIONS, tuple(tiles)),))
 
 
-def evaluate_run(
-    folder: Path, images: DenseSet | None = None, *, cpu: bool = False, **settings: Any
-) -> DenseEvaluation:
-    """Evaluates a run's best weights on its own images and stores scores and examples in its folder."""
-    subject, run = open_transferred(folder), Run(folder)
-    images = images if images is not None else subject.images()
+def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, folder: Path) -> None:
+    """Writes scores and examples of a run's best weights into its folder."""
+    run = Run(folder)
     run.write_examples(draw_examples(subject, images), subject.sha256)
-    found = evaluate(subject, images, cpu=cpu, folder=folder)
-    run.write_dense(found, subject.sha256)
-    return found
+    run.write_dense(evaluation, subject.sha256)
 
 
 def describe(evaluation: DenseEvaluation) -> str:

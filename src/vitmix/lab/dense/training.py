@@ -11,9 +11,9 @@ from vitmix._learner import Output
 from vitmix.lab.data.images import ImageSet, NothingReadable
 from vitmix.lab.dense.backbone import open_backbone
 from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
-from vitmix.lab.dense.evaluation import evaluate_run, outcomes_of
+from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
-from vitmix.lab.dense.task import DenseSet, Sides, Task
+from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
 from vitmix.lab.runs import EMA, Run
@@ -116,12 +116,16 @@ class TransferTrainer(Trainer):
         return self.learner(images, targets)
 
     def _score_models(self) -> dict[str, float]:
-        found = {"": self._dense_scores(self.core.model)}
+        found = {"": self._dense_outcomes(self.core.model)}
         if self.ema is not None:
-            found[EMA] = self._dense_scores(self.ema.module)
-        return {f"{prefix}{name}": value for prefix, each in found.items() for name, value in each.items()}
+            found[EMA] = self._dense_outcomes(self.ema.module)
+        self._outcomes = found[EMA if self.settings.best.startswith(EMA) else ""]
+        scored = {prefix: self.task.score(each, self.images.classes, intervals=False) for prefix, each in found.items()}
+        return {f"{prefix}{name}": each.values[name].mean for prefix, each in scored.items() for name in self.scores}
 
-    def _dense_scores(self, model: nn.Module) -> dict[str, float]:
+    def _dense_outcomes(self, model: nn.Module) -> list[Outcome]:
+        """What all processes found, image by image."""
+
         def between() -> None:
             if self.world == 1:
                 self.stopper.check(self.accelerator)
@@ -135,8 +139,7 @@ class TransferTrainer(Trainer):
         outcomes = [each for found in processes.gather(self.accelerator, own) for each in found]
         if not outcomes:
             raise NothingReadable("none of the images to evaluate on could be read; get the files again")
-        scores = self.task.score(outcomes, self.images.classes, intervals=False)
-        return {name: scores.values[name].mean for name in self.scores}
+        return outcomes
 
     def _about(self) -> dict[str, str]:
         settings = {name: value for name, value in self.backbone.settings.items() if name != "num_classes"}
@@ -156,6 +159,8 @@ class TransferTrainer(Trainer):
             return
         try:
             if Run(self.folder.path).dense is None:
-                evaluate_run(self.folder.path, cast(DenseSet, self.eval_images), cpu=self.device.type == "cpu")
+                subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
+                known = cast(Any, self.journal.outcomes)
+                evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
         except (ValueError, OSError) as error:  # no reason to call a finished run failed
             self.reporter.say(f"The best weights could not be evaluated: {error}")
