@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coco_toys import write_toys
 from torchvision import tv_tensors
 
+from coco_toys import write_toys
 from vitmix.lab.dense.config import DenseAugmentation
 from vitmix.lab.dense.detection.augment import Augment
 from vitmix.lab.dense.detection.coco import read_coco

@@ -22,7 +22,6 @@ from .outlines import draw_mask
 
 CROP = (0.48, 0.75)  # of the largest shorter side: 384 to 600 pixels of 800
 BEFORE_CROP = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels of 800
-LONGEST_BEFORE_CROP = 5.25  # 4200 pixels of 800
 LEAST = 1.0  # pixels of a box's side; what a crop leaves of smaller ones is dropped
 
 
@@ -69,9 +68,7 @@ def _multi_scale(sides: list[int], longest: int) -> nn.Module:
     if len(sides) == 1:
         return resize
     largest = max(sides)
-    before = v2.RandomShortestSize(
-        [round(part * largest) for part in BEFORE_CROP], round(LONGEST_BEFORE_CROP * largest)
-    )
+    before = v2.RandomShortestSize([round(part * largest) for part in BEFORE_CROP], longest)
     crop = RandomSizeCrop(round(CROP[0] * largest), round(CROP[1] * largest))
     return v2.RandomChoice([resize, v2.Compose([before, crop, resize])])
 
