@@ -25,7 +25,7 @@ from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.runs import Run
-from vitmix.lab.training.config import DECIDING, TrainConfig, setting_yaml
+from vitmix.lab.training.config import TrainConfig, deciding, setting_yaml
 from vitmix.lab.training.weights import host_copies
 from vitmix.lab.writing import write_file
 
@@ -219,5 +219,5 @@ def _recipe(config: TrainConfig) -> list[str]:
     usual = TrainConfig()
     paths = {name: Path(value).name for name in ("maps", "guide", "checkpoint") if (value := getattr(config, name))}
     config = dataclasses.replace(config, data=without_folders(config.data, config.data), **paths)
-    chosen = [name for name in DECIDING if getattr(config, name) != getattr(usual, name)]
+    chosen = [name for name in deciding(config) if getattr(config, name) != getattr(usual, name)]
     return "\n".join(setting_yaml(config, name) for name in chosen).splitlines()

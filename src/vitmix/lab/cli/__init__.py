@@ -7,8 +7,21 @@ from vitmix.lab.cli._parser import Group as Group
 
 MODULES = {"eval": "evaluate"}  # where a module's name is not the command's
 RENAMED = {"draw": "figure"}  # old names, which work until version 0.3
-NAMES = ("train", "suggest", "eval", "export", "analyze", "compare", "report", "show", "explore", "figure", "maps")
-NAMES += ("recipes", "methods", "models", "bench")
+NAMES = (
+    "train",
+    "transfer",
+    "suggest",
+    "eval",
+    "score",
+    "export",
+    "analyze",
+    "compare",
+    "report",
+    "show",
+    "explore",
+    "figure",
+)
+NAMES += ("maps", "recipes", "methods", "models", "bench")
 COMMANDS: dict[str, Command | Group] = {
     name: import_module(f"vitmix.lab.cli.{MODULES.get(name, name)}").COMMAND for name in NAMES
 }

@@ -29,6 +29,8 @@ def run(settings: Eval) -> int:
     from vitmix.lab.evaluation.describe import describe
     from vitmix.lab.writing import write_file
 
+    if (folder := _transferred(settings)) is not None:
+        return _evaluate_transfer(settings, folder)
     suite = suite_of(settings)
     found = open_model(settings, settings.what)
     needs_images = suite is None or suite.needs_images
@@ -47,6 +49,39 @@ def run(settings: Eval) -> int:
     if own:
         evaluation = store(found, evaluation)
     print(describe(evaluation))  # first: a disk may be full by now
+    if settings.output:
+        write_file(Path(settings.output), evaluation.encoded())
+    return 0
+
+
+def _transferred(settings: Eval) -> Path | None:
+    """The folder of a transfer run, if one is named."""
+    from vitmix.lab.runs import Run
+
+    folder = Path(settings.what or settings.model or "")
+    return folder if Run(folder).exists and Run(folder).config.command == "transfer" else None
+
+
+def _evaluate_transfer(settings: Eval, folder: Path) -> int:
+    from vitmix.lab.dense.evaluation import describe, evaluate, open_transferred
+    from vitmix.lab.writing import write_file
+
+    if suite_of(settings) is not None:
+        raise ValueError(f"{folder} is a run of vitmix transfer; the robustness suite measures classifiers only")
+    if settings.size or settings.arch or settings.model_args or settings.pretrained:
+        raise ValueError(f"{folder} is a run, which names its model and size; give --data, --split or --batch alone")
+    subject = open_transferred(folder, settings.weights)
+    own = settings.weights == "best" and not (settings.data or settings.split)
+    evaluation = evaluate(
+        subject,
+        subject.images(settings.data, settings.split),
+        cpu=settings.cpu,
+        batch=settings.batch,
+        workers=settings.workers,
+        precision=settings.precision,
+        folder=folder if own else None,
+    )
+    print(describe(evaluation))
     if settings.output:
         write_file(Path(settings.output), evaluation.encoded())
     return 0

@@ -25,6 +25,8 @@ def run(settings: Recipes) -> int:
 def list_all() -> int:
     """Prints one line for each recipe."""
     print(aligned((name, recipe_header(name)[0]) for name in list_recipes()))
+    print("\nFor vitmix transfer:\n")
+    print(aligned((name, recipe_header(name)[0]) for name in list_recipes("transfer")))
     print("\nvitmix recipes NAME prints one; vitmix train --recipe NAME trains with it.")
     return 0
 

@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,21 +34,27 @@ def read(given: Mapping[str, Any]) -> config.TrainConfig | None:
 def run(settings: config.TrainConfig | None) -> int:
     if settings is None:
         return list_all()
+
+    def make() -> Any:
+        from vitmix.lab.training.engine import Trainer
+
+        return Trainer(settings)
+
     with unfailing_output():
-        return _train(settings)
+        return train_in_processes(make)
 
 
-def _train(settings: config.TrainConfig) -> int:
+def train_in_processes(make: Callable[[], Any]) -> int:
+    """Runs the trainer that `make` returns; what goes wrong is told once, by one of the processes."""
     import torch
 
     from vitmix.lab.data.images import DataLost, NothingReadable
     from vitmix.lab.training import processes
     from vitmix.lab.training.checkpoints import Foreign
-    from vitmix.lab.training.engine import Trainer
 
     checked = False
     try:
-        trainer = Trainer(settings)
+        trainer = make()
         checked = True
         code = trainer.run()
         if code == 0:

@@ -146,7 +146,7 @@ class ImageSet(Dataset, ABC):
                 log.warning("skipped an unreadable image of %s: %s", self.description, reason)
 
 
-def _as_bytes(names: Iterable[str]) -> np.ndarray:
+def as_bytes(names: Iterable[str]) -> np.ndarray:
     """Names as one block of bytes instead of a million Python strings.
 
     Reading a Python object in a forked worker copies its memory page, so every worker would end up with a copy of a
@@ -168,7 +168,7 @@ class FileImages(ImageSet):
     ) -> None:
         super().__init__(labels, classes, description)
         self.root = os.fspath(root)
-        self.files = files if isinstance(files, np.ndarray) else _as_bytes(files)
+        self.files = files if isinstance(files, np.ndarray) else as_bytes(files)
 
     def name(self, index: int) -> str:
         return os.fsdecode(bytes(self.files[self.rows[index]]))
@@ -204,7 +204,7 @@ class ArrayImages(ImageSet):
                 f"got {pixels.dtype} {pixels.shape}"
             )
         self.pixels, self.boxes = pixels, boxes
-        self.names = None if names is None else _as_bytes(names)
+        self.names = None if names is None else as_bytes(names)
         self.note_broken(broken or {})
 
     def name(self, index: int) -> str:

@@ -16,7 +16,7 @@ To add a kind of data, write its module and add a line to `SOURCES`.
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -65,9 +65,14 @@ SOURCES = {
 
 def open_images(spec: str, split: Split) -> ImageSet:
     """The images that a text such as `"imagefolder:DIR"` names."""
+    return open_from(SOURCES, spec, split)
+
+
+def open_from(sources: Mapping[str, Source], spec: str, split: Split) -> ImageSet:
+    """The images that a text names, by these kinds of data."""
     check_choice("split", split, get_args(Split))
-    kind, argument, holdout = _parse(spec)
-    splits = SOURCES[kind].splits(argument)
+    kind, argument, holdout = _parse(spec, sources)
+    splits = sources[kind].splits(argument)
     evaluated = [name for name in ("val", "test") if name in splits]
     if "train" not in splits and (split == "train" or holdout is not None):
         raise ValueError(f"{spec!r} has no training images, only {' and '.join(splits)}; add a train part")
@@ -88,7 +93,7 @@ def without_folders(text: str, spec: str) -> str:
     return text
 
 
-def _parse(spec: str) -> tuple[str, str, float | None]:
+def _parse(spec: str, sources: Mapping[str, Source] = SOURCES) -> tuple[str, str, float | None]:
     """Kind, argument and held-out fraction of a spec."""
     text, holdout = spec.strip(), None
     match = re.fullmatch(r"(.*)\?(\w+)=([^?]*)", text)
@@ -107,15 +112,16 @@ def _parse(spec: str) -> tuple[str, str, float | None]:
     kind, _, argument = text.partition(":")
     if text.startswith("shapes"):
         kind, argument = "shapes", text.removeprefix("shapes")
-    if kind not in SOURCES:
+    if kind not in sources:
         if os.path.isdir(text):
-            likely = "npz" if any(Path(text).glob("*.npz")) else "imagefolder"
+            usual = "imagefolder" if "imagefolder" in sources else next(iter(sources))
+            likely = "npz" if "npz" in sources and any(Path(text).glob("*.npz")) else usual
             raise ValueError(
                 f"unknown kind of data {kind!r}, but a folder of this name exists; did you mean {likely}:{spec}?"
             )
-        raise unknown_name("kind of data", kind, SOURCES)
-    if not argument and SOURCES[kind].form:
-        raise ValueError(f"data {spec!r} names no place; write {kind}:{SOURCES[kind].form}")
+        raise unknown_name("kind of data", kind, sources)
+    if not argument and sources[kind].form:
+        raise ValueError(f"data {spec!r} names no place; write {kind}:{sources[kind].form}")
     return kind, argument, holdout
 
 

@@ -179,7 +179,7 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     path = run.best if weights == "best" else run.last
     if not path.is_file():
         raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
-    config, sha256, header = run.config, checksum(path), read_header(path)
+    config, sha256, header = run.classifier_config, checksum(path), read_header(path)
     if header.model is None or header.num_classes is None:
         read_weights(path)  # raises an error if it is damaged
         raise ValueError(f"{path} does not name its model; was it written by vitmix train?")

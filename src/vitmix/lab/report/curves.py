@@ -29,6 +29,10 @@ class Column(NamedTuple):
 COLUMNS = {
     "accuracy": Column("Accuracy", lambda value: f"{100 * value:.3g} %", 1.0),
     "ema_accuracy": Column("Accuracy of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
+    "miou": Column("Mean intersection over union", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ema_miou": Column("Mean intersection over union of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ap": Column("Average precision", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ema_ap": Column("Average precision of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
     "eval_loss": Column("Evaluation loss", lambda value: f"{value:.3g}"),
     "loss": Column("Training loss", lambda value: f"{value:.3g}"),
     "lr": Column("Learning rate", lambda value: f"{value:.2g}"),
@@ -68,6 +72,8 @@ def different_losses(groups: Sequence[Group]) -> str:
     """A note if runs were trained with different losses, because their curves cannot be compared."""
     methods: dict[str, list[str]] = {}
     for config in (group.first.config for group in groups):
+        if not isinstance(config, TrainConfig):
+            return ""  # a task has one loss
         try:
             methods.setdefault(training_loss(config), []).append(config.method)
         except ValueError:  # a method of another version, which cannot be parsed

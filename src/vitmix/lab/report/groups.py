@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published
-from vitmix.lab.training.config import FIELDS, TrainConfig
+from vitmix.lab.settings import usual
+from vitmix.lab.training.config import AnyConfig
+from vitmix.lab.training.config import deciding as deciding_names
 
 from .html import Html, html
 
@@ -87,6 +89,10 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
         for run in [started(Run.open(place))] if inside is None else inside:
             found.setdefault(run.path.resolve(), run)
     runs = [run for run in found.values() if run.best_epoch is not None]
+    commands = {getattr(run.config, "task", "classify"): run.path for run in runs}
+    if len(commands) > 1:
+        listed = ", ".join(f"{path} ({task})" for task, path in commands.items())
+        raise ValueError(f"runs of different tasks cannot share a page: {listed}; name those of one task")
     if not runs:
         raise ValueError(f"none of the {len(found)} runs in {places[0]} has an evaluated epoch yet; try again later")
     return runs, [f"Left out: {run.path} {NOT_STARTED}" for run in found.values() if run.best_epoch is None]
@@ -116,12 +122,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
     Settings at their defaults are not named; if no setting distinguishes them, the folder does.
     """
-    usual, every = defaults(), [deciding(run.config) for run in runs]
+    default, every = defaults(runs[0].config), [deciding(run.config) for run in runs]
     names = differing(every)
     chosen = {"method"} & set(names)
 
     def label(settings: Settings, chosen: set[str]) -> str:
-        told = [name for name in names if name in chosen - {"method"} and settings[name] != usual[name]]
+        told = [name for name in names if name in chosen - {"method"} and settings[name] != default[name]]
         method = [str(settings["method"])] if "method" in chosen else []
         return ", ".join([*method, *(f"{name} {plain(settings[name])}" for name in told)])
 
@@ -139,10 +145,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return named
 
 
-def deciding(config: TrainConfig) -> dict[str, Any]:
+def deciding(config: AnyConfig) -> dict[str, Any]:
     """The settings that decide a training run's numbers, without the seed."""
-    names = [name for name, each in FIELDS.items() if not each.metadata["may_change"] and name != "seed"]
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in deciding_names(config) if name != "seed"}
 
 
 def differing(every: Sequence[Settings]) -> list[str]:
@@ -161,5 +166,6 @@ def plain(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def defaults() -> Settings:
-    return dataclasses.asdict(TrainConfig())
+def defaults(config: AnyConfig) -> Settings:
+    """What the settings of such a configuration are unless they are given."""
+    return {name: usual(type(config), name) for name in vars(config)}

@@ -1,11 +1,12 @@
 """Run folders: everything that a training run and the commands after it write, as typed records.
 
     run = Run.open("runs/mine")          # ValueError where there is no run
-    run.config                           # TrainConfig
+    run.config                           # TrainConfig, or TransferConfig of a transfer
     run.epochs, run.best_epoch           # list of Epoch(number, values); run.best_epoch.get("accuracy")
     run.score(run.best_epoch, "accuracy")  # for the weights that were kept, possibly the EMA weights
     run.summary                          # Summary: seconds, peak_memory, text, ...; None while it trains
     run.evaluation                       # Evaluation: accuracy, ece, bins, mistakes(), recall(label), ...
+    run.dense                            # DenseEvaluation of a transfer: scores with intervals, by class
     run.robustness                       # RobustnessResults: measurements with typed facts, as each.of.sigma
     run.analyses["labels"].tables        # Table: keys, rows of (names, {column: Estimate}), text()
     run.left_out                         # what was requested but does not apply to these weights
@@ -19,6 +20,7 @@ read by `from_json`, which accepts version 0.1 and refuses the rest with an erro
 """
 
 from .analysis import Analysis, LeftOut, Row, Table
+from .dense import ClassScores, DenseEvaluation, DenseScores
 from .estimates import Estimate
 from .evaluation import Bin, Evaluation
 from .folder import ANALYSIS, EVALUATION, LOG, METRICS, ROBUSTNESS, SUMMARY, Run, checksum

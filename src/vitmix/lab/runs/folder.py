@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitmix.lab.reading import MOST_JSON, is_fault, read_bytes, read_json
-from vitmix.lab.training.config import CONFIG, TrainConfig, resolve, to_yaml
+from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, read_yaml, resolve, to_yaml
 from vitmix.lab.writing import write_file
 
 from .analysis import Analysis, LeftOut
+from .dense import DenseEvaluation
 from .evaluation import Evaluation
 from .examples import Examples
 from .records import Record
 from .robustness import RobustnessResults
-from .training import EMA, SCORES, Epoch, Summary, best_epoch, parse_epochs
+from .training import EMA, Epoch, Summary, best_epoch, parse_epochs
 
 METRICS = "metrics.jsonl"
 SUMMARY, EVALUATION, ROBUSTNESS = "summary.json", "evaluation.json", "robustness.json"
-EXAMPLES = "examples.json"
+EXAMPLES, DENSE = "examples.json", "dense.json"
 ANALYSIS, LEFT_OUT = "analysis", ".left_out"
 LOG = "train.log"
 Found = TypeVar("Found", bound=Record)
@@ -35,10 +36,11 @@ class Run:
     metrics.jsonl       one row per epoch
     checkpoints/        the newest complete ones, see `vitmix.lab.training.checkpoints`
     best.safetensors    the best weights; last.safetensors the final ones
-    summary.json written at the end: a summary of the results
+    summary.json        written at the end: a summary of the results
     train.log           what the run printed, where a comparison ran it
     evaluation.json, robustness.json, analysis/  measurements of the best weights
-    examples.json       mixed training images, and where the best weights look
+    examples.json       mixed training images, and where the best weights look; predictions of a transfer
+    dense.json          of a transfer: the scores of the best weights
 
     A file that is missing, unreadable or about other weights is None; `problems` says why, by file name.
     """
@@ -64,8 +66,19 @@ class Run:
     # What the run wrote
 
     @cached_property
-    def config(self) -> TrainConfig:
-        return resolve(file=self.path / CONFIG)
+    def config(self) -> AnyConfig:
+        if "task" not in read_yaml(self.path / CONFIG):
+            return resolve(file=self.path / CONFIG)
+        from vitmix.lab.dense.config import resolve_transfer
+
+        return resolve_transfer(file=self.path / CONFIG)
+
+    @property
+    def classifier_config(self) -> TrainConfig:
+        """The configuration of a run of `vitmix train`; refuses a transfer."""
+        if not isinstance(self.config, TrainConfig):
+            raise ValueError(f"{self.path} is a run of vitmix transfer, whose model is not a classifier")
+        return self.config
 
     @cached_property
     def epochs(self) -> list[Epoch]:
@@ -82,8 +95,10 @@ class Run:
 
     def score(self, epoch: Epoch | None, name: str) -> float | None:
         """A score of an epoch; for the best epoch, the score of the kept weights, which may be the EMA weights."""
-        kept = epoch is self.best_epoch and name in SCORES and self.config.best.startswith(EMA)
-        return None if epoch is None else epoch.get(f"{EMA}{name}" if kept else name)
+        if epoch is None:
+            return None
+        kept = epoch is self.best_epoch and self.config.best.startswith(EMA) and f"{EMA}{name}" in epoch.values
+        return epoch.get(f"{EMA}{name}" if kept else name)
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -95,6 +110,10 @@ class Run:
     @cached_property
     def evaluation(self) -> Evaluation | None:
         return self._measured(EVALUATION, Evaluation)
+
+    @cached_property
+    def dense(self) -> DenseEvaluation | None:
+        return self._measured(DENSE, DenseEvaluation)
 
     @cached_property
     def robustness(self) -> RobustnessResults | None:
@@ -167,7 +186,7 @@ class Run:
 
     # Writing
 
-    def write_config(self, config: TrainConfig) -> None:
+    def write_config(self, config: AnyConfig) -> None:
         write_file(self.path / CONFIG, to_yaml(replace(config, resume=None)).encode())
 
     def write_epochs(self, epochs: Sequence[Epoch]) -> None:
@@ -183,6 +202,9 @@ class Run:
         evaluation = replace(evaluation, weights_sha256=sha256)
         self._write(EVALUATION, evaluation)
         return evaluation
+
+    def write_dense(self, evaluation: DenseEvaluation, sha256: str | None) -> None:
+        self._write(DENSE, replace(evaluation, weights_sha256=sha256))
 
     def write_robustness(self, results: RobustnessResults) -> Path:
         """Stores the results of a suite, and keeps stored parts that belong to the same weights."""

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from vitmix.lab.training.config import CONFIG, TrainConfig, differences
+from vitmix.lab.training.config import CONFIG, AnyConfig, differences
 from vitmix.lab.writing import PARTIAL, make_folder
 
 from .folder import LOG, METRICS, SUMMARY, Run
@@ -22,7 +22,7 @@ MOST_NAME = 120  # characters of a run folder's default name
 _held: dict[tuple[int, int], int] = {}  # identity of the lock file → the process; a fork has no lock
 
 
-def run_for(config: TrainConfig) -> Run:
+def run_for(config: AnyConfig) -> Run:
     """The run that the configuration names, or one in runs/ with a readable name.
 
     If a run with other settings has the name, a number is added, so the same command finds its run again.
@@ -34,18 +34,18 @@ def run_for(config: TrainConfig) -> Run:
     return next(run for each in numbered if _is_free(run := Run(Path("runs") / each), config))
 
 
-def default_name(config: TrainConfig) -> str:
+def default_name(config: AnyConfig) -> str:
     """Such as `deit_tiny-pets-mixup-smmix-seed0`."""
     model = re.sub(r"_(patch|window)\d.*", "", config.model.rpartition("/")[2].split(".")[0])
     kind, _, place = config.data.partition("?")[0].partition(":")
     place = place.partition(":")[0] if kind == "torchvision" else place
     data = place.rstrip("/").rpartition("/")[2].partition("{")[0] if place else kind.partition("(")[0]
     methods = re.findall(r"[a-z_]\w*(?=\s*(?:\(|\||\+|\)|$))", re.sub(r"\b\w+=[^,()]*", "", config.method))
-    words = [model, data, *methods[:4], f"seed{config.seed}"]
+    words = [model, getattr(config, "task", ""), data, *methods[:4], f"seed{config.seed}"]
     return "-".join(re.sub(r"[^\w.]+", "_", word).strip("._") for word in words if word)[:MOST_NAME]
 
 
-def _is_free(run: Run, config: TrainConfig) -> bool:
+def _is_free(run: Run, config: AnyConfig) -> bool:
     """Whether the folder is new, or holds a run that this configuration continues."""
     if not run.exists:
         return not run.path.exists() or (run.path.is_dir() and not any(map(_visible, run.path.iterdir())))
@@ -55,7 +55,7 @@ def _is_free(run: Run, config: TrainConfig) -> bool:
         return False
 
 
-def check_folder(run: Run, config: TrainConfig) -> None:
+def check_folder(run: Run, config: AnyConfig) -> None:
     """Refuses a folder with other content, without changing it."""
     path = run.path
     try:
@@ -76,6 +76,7 @@ def check_folder(run: Run, config: TrainConfig) -> None:
     different = differences(run.config, config)
     if different:
         longer = any(each.startswith("epochs: ") for each in different) and run.summary is not None
+        longer = longer and config.command == "train"
         begin = f'vitmix train --checkpoint {path} --data "{config.data}" --output OTHER'
         further = f"; '{begin}' trains its weights further"
         raise ValueError(

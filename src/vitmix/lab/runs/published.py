@@ -85,7 +85,7 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
 
 def _files(name: str, run: Run) -> dict[str, Any]:
     """The contents of a run's files, without the paths of the machine it ran on."""
-    config = dataclasses.replace(run.config, output=None, resume=None)
+    config = dataclasses.replace(run.classifier_config, output=None, resume=None)
     found: dict[str, Any] = {CONFIG: _settings(config), METRICS: [epoch.to_json() for epoch in run.epochs]}
     measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
     measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}

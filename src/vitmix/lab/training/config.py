@@ -5,15 +5,18 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import yaml
 
 from vitmix._grammar import spelled
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
-from vitmix.lab.settings import check_rate, fitted, kinds_of, section_of, unknown
+from vitmix.lab.settings import Settings, check_rate, fitted, kinds_of, section_of, unknown
 from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Regularization, Schedule, What
-from vitmix.lab.training.recipes import laid_over, read_recipe
+from vitmix.lab.training.recipes import laid_over, recipe_for
+
+if TYPE_CHECKING:
+    from vitmix.lab.dense.config import TransferConfig
 
 CONFIG = "config.yaml"  # of a run folder
 MODEL = ("model", "model_args", "size")  # in the header of a weights file
@@ -23,6 +26,8 @@ DEFAULT_RECIPE = "shapes"  # the default run, if neither data nor model is named
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule, What):  # fields: last base first
     """Everything that determines a training run. Field names are the flags' names and the keys of YAML files."""
+
+    command: ClassVar[str] = "train"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
@@ -44,13 +49,23 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
         return self.epochs + self.cooldown_epochs
 
     @property
+    def headline(self) -> str:
+        """The score that every evaluated epoch has."""
+        return "accuracy"
+
+    @property
+    def trains_part(self) -> bool:
+        """Whether some of the weights stay as they are."""
+        return self.freeze or self.lora is not None
+
+    @property
     def peak_lr(self) -> float:
         return self.lr if self.lr_per is None else self.lr * self.batch / self.lr_per
 
 
 FIELDS = {each.name: each for each in dataclasses.fields(TrainConfig)}
 KINDS = kinds_of(TrainConfig)
-DECIDING = tuple(name for name, each in FIELDS.items() if not each.metadata["may_change"])  # what decides the numbers
+AnyConfig: TypeAlias = "TrainConfig | TransferConfig"
 
 
 def checkpoint_interval(text: str) -> tuple[float, str]:
@@ -83,7 +98,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
 
     recipe, checkpoint = named("recipe"), named("checkpoint")
     own: dict[str, Any] = {}
-    names_model = recipe is not None and "model" in read_recipe(recipe).settings
+    names_model = recipe is not None and "model" in recipe_for("train", recipe).settings
     if not names_model and checkpoint is not None and named("model") is None:
         own = _model_of(checkpoint, named("output"), named("model_args") or {})
         layers.append((checkpoint, own))
@@ -91,19 +106,19 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
         recipe = DEFAULT_RECIPE
     if recipe is not None:
         taken = MODEL if own else ()
-        settings = {key: value for key, value in read_recipe(recipe).settings.items() if key not in taken}
+        settings = {key: value for key, value in recipe_for("train", recipe).settings.items() if key not in taken}
         layers.append((f"recipe {recipe}", settings))
     values: dict[str, Any] = {}
     for source, layer in reversed(layers):
         values = laid_over(values, {name: checked_setting(name, value, source) for name, value in layer.items()})
     # Otherwise the recipe's model_args would be merged with those of the weights when it is read again.
     values["recipe"] = None if own and recipe == DEFAULT_RECIPE else recipe
-    if recipe is None or "data" not in explicit or not read_recipe(recipe).fitted:
+    if recipe is None or "data" not in explicit or not recipe_for("train", recipe).fitted:
         return TrainConfig(**values)
     _check_weights(values, recipe, names_model=bool(own) or "model" in explicit)
     from vitmix.lab.training.fitted import fit
 
-    return fit(TrainConfig(**values), [name for name in read_recipe(recipe).fitted if name not in explicit])
+    return fit(TrainConfig(**values), [name for name in recipe_for("train", recipe).fitted if name not in explicit])
 
 
 def _check_weights(values: Mapping[str, Any], recipe: str, *, names_model: bool) -> None:
@@ -162,39 +177,49 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return f"{where}: {error.problem} {error.context}{since}"
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_yaml(config: AnyConfig) -> str:
     """Every setting, by section, so that this text alone can repeat the run."""
-    lines = ["# The resolved configuration; `vitmix train --config THIS_FILE --output OTHER` repeats the run."]
+    repeat = f"vitmix {config.command} --config THIS_FILE --output OTHER"
+    lines = [f"# The resolved configuration; `{repeat}` repeats the run."]
     section = None
-    for name in FIELDS:
-        if section_of(TrainConfig, name) != section:
-            section = section_of(TrainConfig, name)
+    for name in kinds_of(type(config)):
+        if section_of(type(config), name) != section:
+            section = section_of(type(config), name)
             lines += ["", f"# {section}"]
         lines.append(setting_yaml(config, name))
     return "\n".join(lines) + "\n"
 
 
-def setting_yaml(config: TrainConfig, name: str) -> str:
+def setting_yaml(config: AnyConfig, name: str) -> str:
     """One setting as YAML."""
     value = getattr(config, name)
     return yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=1000).rstrip()
 
 
-def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+def deciding(config: AnyConfig) -> list[str]:
+    """The settings that decide the numbers of a run."""
+    return [each.name for each in dataclasses.fields(config) if not each.metadata["may_change"]]
+
+
+def differences(old: AnyConfig, new: AnyConfig) -> list[str]:
     """The differences that prevent a run of `old` from continuing as `new`, as `name: old -> new`."""
     from vitmix._text import same_method
 
+    if old.command != new.command:
+        return [f"command: {old.command!r} -> {new.command!r}"]
+    smoothing = new.smoothing if isinstance(new, TrainConfig) else 0.0
+
     return [
         f"{name}: {getattr(old, name)!r} -> {getattr(new, name)!r}"
-        for name in DECIDING
+        for name in deciding(new)
         if getattr(old, name) != getattr(new, name)
-        if name != "method" or not same_method(old.method, new.method, smoothing=new.smoothing)
+        if name != "method" or not same_method(old.method, new.method, smoothing=smoothing)
     ]
 
 
-def checked_setting(name: Any, value: Any, source: str) -> Any:
+def checked_setting(name: Any, value: Any, source: str, settings: type[Settings] = TrainConfig) -> Any:
     """The value of a setting, converted to its type; `source` is its origin, for error messages."""
-    if name not in FIELDS:
-        like = str(name).replace("-", "_")
-        raise unknown(f"setting {str(name)!r} in {source}", like, FIELDS, "vitmix train --help")
-    return fitted(TrainConfig, name, value, source)
+    if name not in kinds_of(settings):
+        like, command = str(name).replace("-", "_"), f"vitmix {getattr(settings, 'command', '')} --help"
+        raise unknown(f"setting {str(name)!r} in {source}", like, kinds_of(settings), command)
+    return fitted(settings, name, value, source)

@@ -9,6 +9,7 @@ from contextlib import closing
 import torch
 from torch import Tensor, nn
 
+from vitmix._learner import Output
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
 from vitmix.lab.environment import describe_environment
@@ -45,9 +46,9 @@ class Trainer(Setup):
         self.stepper = Stepper(list(self.core.parameters()), self.optimizer, accelerator, config)
         # For dropout: different on each rank, and different from the mixing draws, which end in (step, rank).
         torch.manual_seed(generator_for(config.seed, self.rank, 0, DROPOUT).initial_seed() % 2**63)
-        self.tally = LossTally(["loss", *prepare.logged(self.method)], self.device, capacity=config.log_every)
+        self.tally = LossTally(["loss", *self.logged], self.device, capacity=config.log_every)
         self.state = TrainState(config, accelerator, self.core, self.optimizer, self.tally, self.ema)
-        scores = [*SCORES, *(f"{EMA}{name}" for name in SCORES if self.ema is not None)]
+        scores = [*self.scores, *(f"{EMA}{name}" for name in self.scores if self.ema is not None)]
         columns = ["epoch", "lr", *self.tally.names, *scores, "images/s", "seconds"]
         self.reporter = Reporter(
             enabled=accelerator.is_main_process,
@@ -59,8 +60,7 @@ class Trainer(Setup):
         self._outcomes: list[Outcomes] = []  # from the latest evaluation in this process
         if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # they have workers
             self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
-        about = texts.header_texts(config, self.model_settings, self.augmentation, self.images.classes)
-        self.journal = Journal(self.folder, self.state, self.reporter, about=about)
+        self.journal = Journal(self.folder, self.state, self.reporter, about=self._about(), scores=self.scores)
         self.lock = FolderLock(self.folder.path)
         processes.on_main(accelerator, self._take_folder)
         if config.fsdp:
@@ -119,7 +119,7 @@ class Trainer(Setup):
 
     def _train_epoch(self, epoch: int) -> None:
         self.learner.train()
-        if self.config.freeze or self.config.lora is not None:
+        if self.config.trains_part:
             keep_statistics(self.core.model)
         self._reported = time.perf_counter(), self.update
         batches = self.loader.epoch(epoch, start=self.position.step * self.config.accumulate)
@@ -143,12 +143,8 @@ class Trainer(Setup):
         for part in range(accumulate):
             self._part = part
             loaded = next(batches)
-            batch = loaded.to(self.device)
-            draw = self._draw(batch.images, epoch, self.update * accumulate + part).with_ahead(batch.ahead)
-            erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
             with self.accelerator.accumulate(self.learner):
-                labels, maps = prepare.training_labels(self.config, self.teacher, batch, loaded.indices)
-                output = self.learner(batch.images, labels, maps=maps, draw=draw, erase=erase)
+                output = self._forward(loaded, epoch, self.update * accumulate + part)
                 self.accelerator.backward(self._weighted(output.loss))
             found = self.tally.values({"loss": output.loss.detach(), **output.parts, **output.counts})
             values.append(self._weighted(found))
@@ -174,6 +170,13 @@ class Trainer(Setup):
         self.stopper.lost = str(lost)
         if self.world == 1 and self._part == 0:  # several processes would stop at different updates
             self.stopper.check(self.accelerator)
+
+    def _forward(self, loaded: Batch, epoch: int, step: int) -> Output:
+        batch = loaded.to(self.device)
+        draw = self._draw(batch.images, epoch, step).with_ahead(batch.ahead)
+        erase = None if batch.erase is None else (batch.erase, torch.randn_like(batch.images))
+        labels, maps = prepare.training_labels(self.config, self.teacher, batch, loaded.indices)
+        return self.learner(batch.images, labels, maps=maps, draw=draw, erase=erase)
 
     def _draw(self, images: Tensor, epoch: int, step: int) -> Draw:
         """The choices for the batch, from (seed, step, rank); a switch chooses its mixer from (seed, step)."""
@@ -294,10 +297,7 @@ class Trainer(Setup):
         return self.journal.save(self.update)
 
     def _start(self) -> None:
-        lines = texts.opening(
-            self.config, self.images, self.eval_images, self.core.model, device=self.device, world=self.world
-        )
-        for line in (*lines, *self.remarks, *self._resume()):
+        for line in (*self._opening(), *self.remarks, *self._resume()):
             self.reporter.say(line)
         self.journal.begin()
         self._first_update, self._look_every = self.update, 1
@@ -369,8 +369,8 @@ class Trainer(Setup):
         position.broken = self._broken_images()
         settings = self.model_settings
         return Summary(
-            text=texts.closing(config, self.folder, position, settings, self.eval_images.description),
-            accuracy=position.history[-1].values["accuracy"],
+            text=self._closing(),
+            accuracy=position.history[-1].get("accuracy"),
             best=position.best,
             last=position.history[-1],
             epochs=config.total_epochs,
@@ -387,6 +387,30 @@ class Trainer(Setup):
             peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             environment=describe_environment(self.device),
         )
+
+    # What another task than classification says otherwise, besides `_forward`, `_score_models` and `evaluate_best`
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The columns of an evaluation."""
+        return SCORES
+
+    @property
+    def logged(self) -> list[str]:
+        """The columns of an update, besides the loss."""
+        return prepare.logged(self.method)
+
+    def _about(self) -> dict[str, str]:
+        return texts.header_texts(self.config, self.model_settings, self.augmentation, self.images.classes)
+
+    def _opening(self) -> list[str]:
+        return texts.opening(
+            self.config, self.images, self.eval_images, self.core.model, device=self.device, world=self.world
+        )
+
+    def _closing(self) -> str:
+        settings, data = self.model_settings, self.eval_images.description
+        return texts.closing(self.config, self.folder, self.position, settings, data)
 
     def evaluate_best(self) -> None:
         """Stores the evaluation of the best weights in evaluation.json, if it is missing."""

@@ -37,17 +37,13 @@ def _warmup(_: int, config: TrainConfig) -> float:
 
 def _rate(_: int, config: TrainConfig) -> float:
     """Scales with the square root of the batch, as suits Adam; higher if few parameters are trained."""
-    rate = RATE_OF_PARTS if _trains_parts(config) else RATE
+    rate = RATE_OF_PARTS if config.trains_part else RATE
     return float(f"{rate * math.sqrt(config.batch / RATE_BATCH):.2g}")
 
 
 def _layer_decay(_: int, config: TrainConfig) -> float | None:
     """Lower layers learn more slowly, unless they are frozen."""
-    return None if _trains_parts(config) else 0.75
-
-
-def _trains_parts(config: TrainConfig) -> bool:
-    return config.freeze or config.lora is not None
+    return None if config.trains_part else 0.75
 
 
 RULES: dict[str, Callable[[int, TrainConfig], Any]] = {

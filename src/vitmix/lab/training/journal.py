@@ -23,8 +23,16 @@ class Journal:
         outcomes: predictions of the weights in best.safetensors, if this process evaluated them.
     """
 
-    def __init__(self, run: Run, state: TrainState, reporter: Reporter, *, about: Mapping[str, str]) -> None:
-        self.run, self.state, self.reporter, self.about = run, state, reporter, about
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        reporter: Reporter,
+        *,
+        about: Mapping[str, str],
+        scores: tuple[str, ...] = SCORES,
+    ) -> None:
+        self.run, self.state, self.reporter, self.about, self.scores = run, state, reporter, about, scores
         self.config, self.accelerator = state.config, state.accelerator
         self.outcomes: list[Outcomes] = []
 
@@ -54,7 +62,7 @@ class Journal:
         weights = sharding.gathered(merged_weights(model), self.accelerator)
         # If this fails, the file has the previous best weights, or does not exist.
         if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
-            scores = {key: value for key, value in epoch.values.items() if key.endswith(SCORES)}
+            scores = {key: value for key, value in epoch.values.items() if key.endswith(self.scores)}
             state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
 
     def save(self, update: int) -> str:

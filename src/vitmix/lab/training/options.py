@@ -58,7 +58,11 @@ class Schedule(Settings):
     warmup_lr: Rate = option(1e-6, "learning rate at the start of warm-up")
     warmup_epochs: NotNegative = option(5.0, "epochs of linear warm-up, included in epochs")
     cooldown_epochs: Whole = option(0, "further epochs at min_lr")
-    schedule: Literal["cosine", "constant"] = option("cosine", "learning rate schedule")
+    schedule: Literal["cosine", "constant", "poly", "step"] = option("cosine", "learning rate schedule")
+    power: Positive = option(1.0, "power of the poly schedule; 1 is a straight line")
+    decay_epochs: tuple[NotNegative, ...] = option(
+        (), "epochs at which the step schedule divides the learning rate by 10"
+    )
     weight_decay: NotNegative = option(0.05, "weight decay; biases and norms are exempt")
     momentum: NotNegative = option(0.9, "momentum of optimizers that have one")
     betas: tuple[float, float] | None = option(None, "betas of Adam-like optimizers (default: the optimizer's)")

@@ -9,6 +9,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from vitmix.lab.runs import Epoch
 from vitmix.lab.training.output import Unfailing
 
+PERCENT = ("miou", "ap", "mask_ap")  # beginnings of columns that are shown so
+
 
 class Reporter:
     """On a terminal, a progress bar above a table; otherwise plain lines. Only the first process prints."""
@@ -79,7 +81,7 @@ def _width(name: str) -> int:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    if "accuracy" in name:
+    if name.removeprefix("ema_").startswith(PERCENT) or "accuracy" in name:
         return f"{100 * value:.2f} %"
     if name == "lr":
         return f"{value:.2e}"

@@ -15,7 +15,7 @@ from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.runs import check_folder, run_for
 from vitmix.lab.training import checkpoints, prepare, processes, sharding
-from vitmix.lab.training.config import FIELDS, TrainConfig
+from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.optim import make_optimizer, make_schedule
 from vitmix.lab.training.partial import choose_parameters
 from vitmix.parts.base import Normalization
@@ -45,7 +45,7 @@ class Setup:
         # One after the other only if something may be downloaded, because scanning a large folder takes minutes.
         downloads = config.data.startswith("torchvision:") or "://" in config.data
         run = processes.in_turn if downloads else processes.together
-        self.images, self.eval_images, self.classes = run(accelerator, lambda: prepare.open_data(config))
+        self.images, self.eval_images, self.classes = run(accelerator, self._open_data)
         for images in (self.images, self.eval_images):
             processes.check_alike(accelerator, _content(images), _other_data)
         # Only the run folder of the first process counts, because nodes need not share files.
@@ -53,11 +53,17 @@ class Setup:
         self.has_initial_weights = newest is None
         torch.manual_seed(config.seed)
         run = processes.in_turn if config.pretrained else processes.together
-        model, self.remarks = run(
-            accelerator, lambda: prepare.build_model(config, self.classes, initial_weights=self.has_initial_weights)
-        )
+        model, self.remarks = run(accelerator, self._build_model)
         processes.together(accelerator, lambda: self._build(model))
         self.learner = self.core if config.fsdp else accelerator.prepare(self.core, self.optimizer)[0]
+
+    # What another task than classification does otherwise
+
+    def _open_data(self) -> tuple[ImageSet, ImageSet, int]:
+        return prepare.open_data(self.config)
+
+    def _build_model(self) -> tuple[nn.Module, list[str]]:
+        return prepare.build_model(self.config, self.classes, initial_weights=self.has_initial_weights)
 
     def _build(self, model: nn.Module) -> None:
         """Builds everything that the loop needs from data and model; refuses what does not fit."""
@@ -128,7 +134,7 @@ class Setup:
 
 
 def _other_settings(first: TrainConfig, other: TrainConfig) -> str:
-    names = [name for name in FIELDS if getattr(first, name) != getattr(other, name)]
+    names = [name for name in vars(first) if getattr(first, name) != getattr(other, name)]
     return f"it was started with another {', '.join(names)}; give every process the same settings"
 
 

@@ -50,7 +50,7 @@ class Position(Record):
         right = len(found.history) == found.epoch <= config.total_epochs
         right = right and all(epoch.get("seconds") is not None for epoch in found.history)
         right = right and (found.best is None or found.best.get(config.best) is not None)
-        if not right or (found.epoch == config.total_epochs and found.history[-1].get("accuracy") is None):
+        if not right or (found.epoch == config.total_epochs and found.history[-1].get(config.headline) is None):
             raise ValueError("its position does not fit")
         return found
 

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from vitmix.lab.training import processes, sharding
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import AnyConfig
 
 
 class Stepper:
@@ -18,7 +18,7 @@ class Stepper:
         parameters: list[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         accelerator: Accelerator,
-        config: TrainConfig,
+        config: AnyConfig,
     ) -> None:
         self.parameters, self.optimizer, self.accelerator, self.config = parameters, optimizer, accelerator, config
         self._overflows = torch.zeros((), dtype=torch.long, device=accelerator.device)

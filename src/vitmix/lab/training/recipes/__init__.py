@@ -6,6 +6,8 @@ note: DeiT's stochastic depth.   # about, expected, cost and note are what a rec
 fitted: [batch, epochs]          # settings that follow from the number of images unless they are given, see `fitted.py`
 variants:
   cait_xxs24: {about: CaiT-XXS-24 on ImageNet-1k. Touvron et al., model: cait_xxs24_224}
+
+Recipes of `vitmix transfer` name their task; they are in `lab/dense/recipes`.
 """
 
 from collections.abc import Mapping
@@ -18,12 +20,13 @@ import yaml
 
 from vitmix.lab.settings import unknown
 
-_FOLDER = files("vitmix.lab.training") / "recipes"
+_FOLDERS = tuple(files(package) / "recipes" for package in ("vitmix.lab.training", "vitmix.lab.dense"))
+MEASURES = {"segment": "mIoU", "detect": "AP"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of `TrainConfig`, with the paper, the top-1 accuracy to expect and the cost."""
+    """Settings of `TrainConfig` or `TransferConfig`, with the paper, the score to expect and the cost."""
 
     about: str
     expected: str
@@ -32,12 +35,17 @@ class Recipe:
     settings: dict[str, Any]
     fitted: tuple[str, ...] = ()
 
+    @property
+    def command(self) -> str:
+        """The command that takes it."""
+        return "transfer" if "task" in self.settings else "train"
+
 
 @cache
 def _variants() -> dict[str, dict[str, Any]]:
     """The entries of each recipe, without its base, by name."""
     found: dict[str, dict[str, Any]] = {}
-    for file in _FOLDER.iterdir():
+    for file in (file for folder in _FOLDERS for file in folder.iterdir()):
         if file.name.endswith(".yaml"):
             family = yaml.safe_load(file.read_text(encoding="utf-8"))
             variants = family.pop("variants")
@@ -45,16 +53,16 @@ def _variants() -> dict[str, dict[str, Any]]:
     return found
 
 
-def list_recipes() -> list[str]:
-    """The names of the recipes."""
-    return sorted(_variants())
+def list_recipes(command: str = "train") -> list[str]:
+    """The names of a command's recipes."""
+    return sorted(name for name in _variants() if read_recipe(name).command == command)
 
 
 @cache
 def read_recipe(name: str) -> Recipe:
     """A recipe with its bases, including their accuracy and cost unless it has its own."""
     if name not in _variants():
-        raise unknown(f"recipe {name!r}", name, list_recipes(), "vitmix recipes")
+        raise unknown(f"recipe {name!r}", name, _variants(), "vitmix recipes")
     settings = dict(_variants()[name])
     base = read_recipe(settings.pop("base")) if "base" in settings else Recipe("", "", "", "", {})
     return Recipe(
@@ -65,6 +73,14 @@ def read_recipe(name: str) -> Recipe:
         fitted=tuple(settings.pop("fitted", base.fitted)),
         settings=laid_over(base.settings, settings),
     )
+
+
+def recipe_for(command: str, name: str) -> Recipe:
+    """A recipe, if it is one of this command."""
+    recipe = read_recipe(name)
+    if recipe.command != command:
+        raise ValueError(f"recipe {name} is one of 'vitmix {recipe.command}'; use that, or another recipe")
+    return recipe
 
 
 def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,14 +95,15 @@ def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 def recipe_header(name: str) -> list[str]:
     """The description of a recipe, the paper first."""
     recipe = read_recipe(name)
-    lines = [recipe.about, f"Expected top-1: {recipe.expected}", f"Cost: {recipe.cost}", recipe.note]
+    measure = MEASURES.get(recipe.settings.get("task", ""), "top-1")
+    lines = [recipe.about, f"Expected {measure}: {recipe.expected}", f"Cost: {recipe.cost}", recipe.note]
     if recipe.fitted:
         lines.append(f"Fitted to the number of images, unless given: {', '.join(recipe.fitted)}.")
     return [line for each in lines for line in each.splitlines()]
 
 
 def recipe_text(name: str) -> str:
-    """A recipe as a YAML file of all its settings, which `vitmix train --config` takes too."""
+    """A recipe as a YAML file of all its settings, which `--config` takes too."""
     lines = [f"# {line}" for line in recipe_header(name)]
     for setting, value in read_recipe(name).settings.items():
         text = yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]

@@ -1,0 +1,126 @@
+"""Batches of images with dense targets, here or in worker processes: the counterpart of `vitmix.lab.data.loader`.
+
+The order of an epoch is a function of (seed, epoch), an image's augmentation one of (seed, epoch, index). So the number
+of workers changes nothing, and a resumed epoch continues as if it had run from its start.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pad
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as tvf
+
+from vitmix.lab.data.augment import global_generators_kept, seed_global_generators
+from vitmix.lab.data.images import BrokenImage, NothingReadable
+from vitmix.lab.data.loader import Epochs
+from vitmix.lab.data.plan import EpochPlan, Key, rows_of_rank
+from vitmix.lab.data.workers import Fetcher
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Target
+
+Transform = Callable[..., Any]
+Collate = Callable[[list[Target]], Any]
+
+
+def as_tensor(image: Image.Image) -> tv_tensors.Image:
+    """`(3, H, W)` uint8."""
+    return tv_tensors.Image(tvf.pil_to_tensor(image))
+
+
+def normalized(pixels: Tensor, sides: Sides) -> Tensor:
+    """Float32, from 0..255."""
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (sides.mean, sides.std))
+    return (pixels.as_subclass(Tensor).float() / 255 - mean) / std
+
+
+def _train_batch(
+    images: DenseSet, transform: Transform, collate: Collate, sides: Sides, seed: int, keys: list[Key]
+) -> DenseBatch:
+    known, found = len(images.broken), []
+    with global_generators_kept():
+        for epoch, index, repeat in keys:
+            try:
+                image, target, place = images.usable(index)
+            except NothingReadable:  # raised in the main process: from a worker it would come with its traceback
+                return DenseBatch([], [], torch.zeros(0), dict(images.broken))
+            seed_global_generators(seed, epoch, index, repeat)
+            found.append((*transform(as_tensor(image), target), place))
+    pixels, targets, indices = zip(*found, strict=True)
+    broken = dict(itertools.islice(images.broken.items(), known, None))
+    stacked = padded([normalized(each, sides) for each in pixels])
+    return DenseBatch(stacked, collate(list(targets)), torch.tensor(indices), broken)
+
+
+def padded(images: Sequence[Tensor]) -> Tensor:
+    """Images `(B, 3, H, W)` of the largest height and width; smaller ones have zeros, the mean color, on the right and
+    below."""
+    height, width = (max(each.shape[side] for each in images) for side in (1, 2))
+    return torch.stack([pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in images])
+
+
+def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:
+    """The usable ones of these samples, whole and of their own sizes."""
+    broken: dict[int, str] = {}
+    found = []
+    for index in rows:
+        try:
+            image, target = images.sample(index)
+        except BrokenImage as problem:
+            broken[index] = str(problem)
+            continue
+        found.append((normalized(as_tensor(image), sides), target, index))
+    pixels, targets, indices = zip(*found, strict=True) if found else ((), (), ())
+    return DenseBatch(list(pixels), list(targets), torch.tensor(indices), broken)
+
+
+class DenseLoader(Fetcher[DenseBatch], Epochs):
+    """Augmented batches, in another random order each epoch. One epoch can be iterated at a time."""
+
+    def __init__(
+        self,
+        images: DenseSet,
+        transform: Transform,
+        collate: Collate,
+        sides: Sides,
+        *,
+        batch: int,
+        seed: int,
+        extra: int = 0,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.images = images
+        self.plan = EpochPlan(len(images), batch, seed, rank, world, extra=extra)
+        super().__init__(partial(_train_batch, images, transform, collate, sides, seed), workers, persistent=True)
+
+    def _epoch(self, number: int, start: int) -> Iterator[DenseBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for batch in self.fetched(partial(self.plan.keys, number, start)):
+            self.images.note_broken(batch.broken)
+            if not len(batch):
+                raise self.images.nothing_readable()
+            yield batch
+
+
+class DenseEvalLoader(Fetcher[DenseBatch]):
+    """Batches of whole images that show every usable sample exactly once over all ranks."""
+
+    def __init__(
+        self, images: DenseSet, sides: Sides, *, batch: int, workers: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world)
+        super().__init__(partial(_eval_batch, images, sides), workers)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[DenseBatch]:
+        for batch in self.fetched(self._rows.__iter__):
+            self.images.note_broken(batch.broken)
+            if len(batch):
+                yield batch

@@ -1,0 +1,169 @@
+"""Training of a transfer: the loop, checkpoints and run folder of `vitmix train`, on another task."""
+
+import json
+from typing import Any, cast
+
+import torch
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+
+from vitmix._learner import Output
+from vitmix.lab.data.images import ImageSet, NothingReadable
+from vitmix.lab.dense.backbone import open_backbone
+from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
+from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
+from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
+from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task
+from vitmix.lab.dense.tasks import task_named
+from vitmix.lab.dense.texts import closing, opening
+from vitmix.lab.runs import EMA, Run
+from vitmix.lab.training import processes
+from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
+
+
+class DenseLearner(nn.Module):
+    """A model and its task as one module: a call is the forward pass of a training step."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+        self.added = nn.ModuleDict()  # methods add parameters to classifiers only
+
+    def forward(self, images: Tensor, targets: Any) -> Output:
+        parts = self.task.losses(self.model, images, targets)
+        loss = torch.stack(list(parts.values())).sum()
+        none = loss.new_zeros(0)
+        return Output(loss, none, none, {name: parts[name].detach() for name in self.task.parts})
+
+
+class TransferTrainer(Trainer):
+    """A transfer from a configuration. Wrong input is refused at once; `run` trains and returns the exit code."""
+
+    def __init__(self, config: TransferConfig) -> None:
+        self.settings, self.task = config, task_named(config.task)
+        super().__init__(cast(Any, config))  # the loop reads only settings that both configurations have
+
+    # Setup
+
+    def _open_data(self) -> tuple[ImageSet, ImageSet, int]:
+        train = self.task.open_data(self.settings.data, "train")
+        held_out = self.task.open_data(self.settings.data, self.settings.eval_split)
+        if train.classes != held_out.classes:
+            raise ValueError(f"the splits of {self.settings.data} have different classes; name them in classes.json")
+        return train, held_out, len(train.classes)
+
+    def _build_model(self) -> tuple[nn.Module, list[str]]:
+        self.backbone = open_backbone(self.settings)
+        model = self.task.build(self.backbone, self.images.classes, self.settings)
+        return model, [f"Starting from {self.backbone.words}; the head is new."] if self.has_initial_weights else []
+
+    def _build(self, model: nn.Module) -> None:
+        config = self.settings
+        encoder = self.task.encoder_of(model)
+        if config.grad_checkpointing:
+            encoder.set_grad_checkpointing(True)  # pyright: ignore[reportCallIssue]
+        encoder.requires_grad_(not config.freeze)
+        model.to(self.device)
+        self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
+        self.sides = Sides(self.backbone.size, self.backbone.mean, self.backbone.std)
+        self.mixing = self.task.mixing(model, self.classes, config, self.rank)
+        self.core = DenseLearner(model, self.task).to(self.device)  # pyright: ignore[reportAttributeAccessIssue]
+        self.loader, self.eval_loader = self._dense_loaders()  # pyright: ignore[reportAttributeAccessIssue]
+        self.updates_per_epoch = updates_per_epoch(config, len(self.loader) // config.accumulate)
+        if self.updates_per_epoch == 0:
+            raise ValueError(f"a batch of {config.batch} is larger than the {len(self.images)} training images")
+        self.optimizer = self._make_optimizer(encoder, model)
+        self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+
+    def _dense_loaders(self) -> tuple[DenseLoader, DenseEvalLoader]:
+        config, part = self.settings, self.part
+        place = {"rank": self.rank, "world": self.world, "workers": config.workers}
+        train, held_out = cast(DenseSet, self.images), cast(DenseSet, self.eval_images)
+        transform = self.task.transform(config, self.sides)
+        training = {**part._asdict(), "seed": config.seed, **place}
+        loader = DenseLoader(train, transform, self.task.collate, self.sides, **training)
+        return loader, DenseEvalLoader(held_out, self.sides, batch=config.eval_batch or part.batch, **place)
+
+    def _make_optimizer(self, encoder: nn.Module, model: nn.Module) -> torch.optim.Optimizer:
+        """The backbone's layers by `layer_decay`, and the head with its own factor of the learning rate."""
+        own = {id(each) for each in encoder.parameters()}
+        rest = nn.ParameterDict(
+            {name.replace(".", "/"): each for name, each in model.named_parameters() if id(each) not in own}
+        )
+        backbone, head = parameter_groups(encoder, self.settings), parameter_groups(rest, self.settings, scaled=False)
+        for group in head:
+            group["lr_scale"] = self.settings.head_lr
+        return optimizer_of([*backbone, *head], self.settings)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        return self.backbone.settings
+
+    # The loop
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return self.task.scores
+
+    @property
+    def logged(self) -> list[str]:
+        return list(self.task.parts)
+
+    def _forward(self, loaded: Any, epoch: int, step: int) -> Output:
+        batch = loaded.to(self.device)
+        images, targets, off = batch.images, batch.targets, self.settings.mixing_off_epoch
+        if self.settings.method != "none" and (off is None or epoch < off):
+            self.mixing.step = step
+            images, targets = self.mixing(images, targets)
+        return self.learner(images, targets)
+
+    def _score_models(self) -> dict[str, float]:
+        found = {"": self._dense_outcomes(self.core.model)}
+        if self.ema is not None:
+            found[EMA] = self._dense_outcomes(self.ema.module)
+        self._outcomes = found[EMA if self.settings.best.startswith(EMA) else ""]
+        scored = {prefix: self.task.score(each, self.images.classes, intervals=False) for prefix, each in found.items()}
+        return {f"{prefix}{name}": each.values[name].mean for prefix, each in scored.items() for name in self.scores}
+
+    def _dense_outcomes(self, model: nn.Module) -> list[Outcome]:
+        """What all processes found, image by image."""
+
+        def between() -> None:
+            if self.world == 1:
+                self.stopper.check(self.accelerator)
+
+        batches = cast(Any, self.eval_loader)
+        own = outcomes_of(
+            *(self.task, model, batches, self.settings, self.sides, self.device),
+            autocast=lambda: self.accelerator.autocast(),
+            between=between,
+        )
+        outcomes = [each for found in processes.gather(self.accelerator, own) for each in found]
+        if not outcomes:
+            raise NothingReadable("none of the images to evaluate on could be read; get the files again")
+        return outcomes
+
+    def _about(self) -> dict[str, str]:
+        settings = {name: value for name, value in self.backbone.settings.items() if name != "num_classes"}
+        preprocessing = {"size": self.sides.size[0], "mean": list(self.sides.mean), "std": list(self.sides.std)}
+        facts = {"model": self.backbone.name, "model_settings": settings, "preprocessing": preprocessing}
+        return {"vitmix": json.dumps({**facts, "classes": list(self.images.classes), "task": self.task.name})}
+
+    def _opening(self) -> list[str]:
+        return opening(self)
+
+    def _closing(self) -> str:
+        return closing(self)
+
+    def evaluate_best(self) -> None:
+        """Stores the scores of the best weights with intervals, and examples, unless they are there."""
+        if not self.accelerator.is_main_process:
+            return
+        try:
+            if Run(self.folder.path).dense is None:
+                subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
+                known = cast(Any, self.journal.outcomes)
+                evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
+        except (ValueError, OSError) as error:  # no reason to call a finished run failed
+            self.reporter.say(f"The best weights could not be evaluated: {error}")
