@@ -28,7 +28,11 @@ IGNORED = 255  # the label of pixels that belong to no class
 class Mixing(Protocol):
     """Mixes the images and targets of a batch; its draws are a function of (seed, step, rank)."""
 
-    step: int
+    @property
+    def step(self) -> int: ...
+
+    @step.setter
+    def step(self, value: int) -> None: ...
 
     def __call__(self, images: Any, targets: Any) -> tuple[Any, Any]: ...
 
