@@ -38,6 +38,9 @@ KINDS = {
 }
 HOMES = {  # where a formula is defined: the heading under which it is found
     "vitmix._mix": "Apply a mix to images, tokens and labels",
+    "vitmix.dense.masks": "Label maps of segmentation",
+    "vitmix.dense.boxes": "Boxes and instance masks",
+    "vitmix.dense.pasting": "Copy-paste",
     "vitmix.parts.masks": "Masks",
     "vitmix.parts.pairing": "Pairings",
     "vitmix.parts.shares": "Shares",

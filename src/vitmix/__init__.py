@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitmix.attention.tap import AttentionTap as AttentionTap
     from vitmix.attention.tap import Plan as Plan
     from vitmix.dense.transforms import CopyPaste as CopyPaste
+    from vitmix.dense.transforms import DenseBatch as DenseBatch
     from vitmix.dense.transforms import DenseMix as DenseMix
     from vitmix.methods.basic import cutmix as cutmix
     from vitmix.methods.basic import mixup as mixup
@@ -74,7 +75,7 @@ __version__ = "0.2.0"
 
 _HOMES = {  # module: its public names
     "attention.tap": ("AttentionTap", "Plan"),
-    "dense.transforms": ("CopyPaste", "DenseMix"),
+    "dense.transforms": ("CopyPaste", "DenseBatch", "DenseMix"),
     "_learner": ("Learner", "Output"),
     "methods.basic": ("cutmix", "mixup", "none"),
     "methods.smmix": ("smmix",),

@@ -134,6 +134,8 @@ def label_rows(labels: Tensor, num_classes: int, *, dtype: torch.dtype = torch.f
         elif labels.ndim == 2:
             right = labels.shape[1] == num_classes
             hint = "; convert them to float" if right else f"; pass num_classes={labels.shape[1]}?"
+        elif labels.ndim > 2:
+            hint = "; label maps are mixed by vitmix.DenseMix(method, model=model)"
         raise ValueError(
             f"labels must be (B,) integers or (B, {num_classes}) probabilities, "
             f"got {tuple(labels.shape)} {labels.dtype}{hint}"

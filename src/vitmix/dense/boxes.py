@@ -44,15 +44,19 @@ def mix_boxes(
     keys = check_targets(targets, len(mix.partner), size, carried)
     seen = seen_pixels(mix, size)
     zooms = [1.0] * len(targets) if seen.zoom is None else seen.zoom.tolist()
+    limits = (min_visible, min_size)
     mixed = []
     for number, other in enumerate(mix.partner.tolist()):
-        own, weight, limits = targets[number], seen.weight[number], (min_visible, min_size)
+        own, theirs = targets[number], targets[other]
+        device = own["boxes"].device  # the targets may be on the host and the images on a GPU
+        weight = seen.weight[number].to(device)
         if other == number and seen.own is None and seen.partner is None:  # the image did not change
             weight = torch.zeros_like(weight)
         opacity = ~weight if weight.dtype == torch.bool else 1 - weight
+        pixels = [_one(each, number, device) for each in (seen.own, seen.partner)]
         parts = [
-            cut_objects(own, keys, opacity, _one(seen.own, number), limits=limits),
-            cut_objects(targets[other], keys, weight, _one(seen.partner, number), limits=limits, zoom=zooms[number]),
+            cut_objects(own, keys, opacity, pixels[0], limits=limits),
+            cut_objects(theirs, keys, weight, pixels[1], limits=limits, zoom=zooms[number]),
         ]
         mixed.append({**own, **join_objects(parts)})
     return mixed
@@ -71,7 +75,7 @@ def cut_objects(
     seen = _visible(target, opacity, pixels)
     fraction = (seen.fraction / zoom).clamp_max(1)
     fraction = torch.where(fraction > 1 - ROUNDING, 1, fraction)
-    still = (fraction == 1) if pixels is None else torch.zeros_like(fraction, dtype=torch.bool)
+    still = (seen.extent > 1 - ROUNDING) & (pixels is None)
     side = (seen.boxes[:, 2:] - seen.boxes[:, :2]).amin(1)
     kept = (fraction > 0) & (fraction >= limits[0] - ROUNDING) & (still | (side >= limits[1] - ROUNDING))
     found = {key: target[key][kept] for key in keys}
@@ -103,10 +107,11 @@ def _visible(target: Mapping[str, Any], opacity: Tensor, pixels: Pixels | None) 
     return Visible(fraction, extent, around, by_mask.masks)
 
 
-def _one(pixels: Pixels | None, number: int) -> Pixels | None:
+def _one(pixels: Pixels | None, number: int, device: torch.device) -> Pixels | None:
+    """The pixels of one image of a batch."""
     if pixels is None:
         return None
-    return Pixels(*(each[number : number + 1] if len(each) > 1 else each for each in pixels))
+    return Pixels(*((each[number : number + 1] if len(each) > 1 else each).to(device) for each in pixels))
 
 
 def check_targets(targets: object, batch: int, size: Grid, carried: Sequence[str] = ()) -> list[str]:

@@ -31,7 +31,7 @@ class DenseGuide:
         if not needs.guide:
             return Guidance()
         if needs.guide_gradient:
-            return Guidance(gradient=self._gradient(images, targets))
+            return Guidance(gradient=self.gradient(images, targets))
         labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
         guidance = self.mixing.ask_guide(images, labels, choice)
         self.mixing.forget()  # the model's next pass, on the mixed images, is not recorded
@@ -40,7 +40,7 @@ class DenseGuide:
     def close(self) -> None:
         self.mixing.close()
 
-    def _gradient(self, images: Tensor, masks: Any) -> Tensor:
+    def gradient(self, images: Tensor, masks: Any) -> Tensor:
         """The gradient of the loss at each pixel `(B, H, W)`, as the root mean square over channels."""
         if not isinstance(masks, Tensor):
             raise ValueError("this mask needs the gradient of a loss of label maps; for boxes, use another one")

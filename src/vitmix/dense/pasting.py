@@ -45,6 +45,8 @@ def copy_paste(
     keys = check_targets(targets, len(images), size, carried)
     if keys and "masks" not in keys:
         raise ValueError("copy-paste needs the instance masks of the objects; add masks (n, H, W) to the targets")
+    if len(chosen) != len(images):
+        raise ValueError(f"there must be one entry of chosen per image, got {len(chosen)} for {len(images)} images")
     pasted = [
         _pasted(targets[other], keys, take.to(images.device) & (other != number))
         for number, (other, take) in enumerate(zip(partner.tolist(), chosen, strict=True))

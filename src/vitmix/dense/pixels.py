@@ -1,5 +1,6 @@
 """Which pixels of which image a mixed image shows: what label maps, boxes and instance masks follow."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from vitmix._mix import Grid, Mix, Pixels, cell_pixels, expand_mask
 
-__all__ = ["Seen", "move_pixels", "seen_pixels"]
+__all__ = ["Seen", "is_separable", "move_pixels", "seen_pixels"]
 
 
 class Seen(NamedTuple):
@@ -45,11 +46,20 @@ def move_pixels(maps: Tensor, pixels: Pixels | None, fill: float) -> Tensor:
     if pixels is None:
         return maps
     batch, size = len(maps), maps.shape[-2:]
+    if batch == 1 and is_separable(pixels):
+        there, column = pixels.row[0, :, 0].clamp_min(0), pixels.column[0, 0]
+        moved = maps.index_select(-2, there).index_select(-1, column)
+        return moved.masked_fill(pixels.row[0] < 0, fill)
     row, column = (each.expand(batch, *size) for each in pixels)
-    channels = maps.reshape(batch, -1, size[0] * size[1])
-    index = (row.clamp_min(0) * size[1] + column).view(batch, 1, -1)
+    channels = maps.reshape(batch, math.prod(maps.shape[1:-2]), size[0] * size[1])
+    index = (row.clamp_min(0) * size[1] + column).flatten(1).unsqueeze(1)
     moved = channels.gather(2, index.expand_as(channels))
-    return moved.masked_fill((row < 0).view(batch, 1, -1), fill).view(maps.shape)
+    return moved.masked_fill((row < 0).flatten(1).unsqueeze(1), fill).view(maps.shape)
+
+
+def is_separable(pixels: Pixels) -> bool:
+    """Whether the row that is shown depends on the row alone, and the column on the column alone."""
+    return pixels.row.shape[2] == 1 and pixels.column.shape[1] == 1
 
 
 def _fitted(pixels: Pixels, batch: int, size: Grid) -> Pixels:

@@ -226,8 +226,9 @@ def dense_mixer(method: str | AnyMixer, num_classes: int | None) -> AnyMixer:
     """The masks and pairings of a method, without what concerns labels of whole images."""
     from vitmix._text import create
 
-    mixer = create(method, num_classes or 1) if isinstance(method, str) else method
-    return mixer.each(_mask_only)
+    if isinstance(method, str):  # one loss for all mixers of a switch: it is not used
+        method = create(method, num_classes or 1, defaults={"loss": "ce"})
+    return method.each(_mask_only)
 
 
 def _mask_only(mixer: Mixer) -> Mixer:

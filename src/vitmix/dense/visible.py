@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitmix._mix import Pixels
-from vitmix.dense.pixels import move_pixels
+from vitmix.dense.pixels import is_separable, move_pixels
 
 __all__ = ["Visible", "visible_boxes", "visible_masks"]
 
@@ -45,6 +45,9 @@ def visible_boxes(boxes: Tensor, opacity: Tensor, pixels: Pixels | None = None) 
     opacity = opacity.to(exact)
     if pixels is None:
         return _separable(rows, columns, opacity, area)
+    if is_separable(pixels):
+        row, column = pixels.row[0, :, 0], pixels.column[0, 0]
+        return _separable(rows.taken(row), columns.taken(column), opacity, area)
     found = [_moved(rows.at(each), columns.at(each), opacity, pixels) for each in range(len(boxes))]
     if not found:
         return Visible(area, area, boxes.to(exact))
@@ -54,18 +57,18 @@ def visible_boxes(boxes: Tensor, opacity: Tensor, pixels: Pixels | None = None) 
 
 def visible_masks(masks: Tensor, opacity: Tensor, pixels: Pixels | None = None) -> Visible:
     """What is visible of objects with instance masks `(n, H, W)` bool in one image, see `visible_boxes`."""
-    area = masks.sum((1, 2))
+    area = masks.sum((1, 2)).clamp_min(1)
     if pixels is not None:
-        masks = move_pixels(masks, Pixels(*(each.expand(1, *masks.shape[1:]) for each in pixels)), 0)
-    weights = opacity.to(torch.promote_types(opacity.dtype, torch.float32))
-    fraction = (masks * weights).sum((1, 2)) / area.clamp_min(1)
-    masks = masks & (opacity > 0)
-    extent = masks.sum((1, 2)) / area.clamp_min(1)
+        masks = move_pixels(masks.unsqueeze(0), pixels, 0).squeeze(0)
+    shown = masks & (opacity > 0)
+    in_rows = shown.sum(2)
+    extent = in_rows.sum(1) / area
+    fraction = (
+        extent if opacity.dtype == torch.bool else (shown.flatten(1).to(opacity.dtype) @ opacity.flatten()) / area
+    )
     row, column = (torch.arange(side, device=masks.device, dtype=fraction.dtype) for side in masks.shape[1:])
-    down, across = masks.any(2), masks.any(1)
-    spans = [_span(across, column, column + 1), _span(down, row, row + 1)]
-    boxes = torch.stack([spans[0][0], spans[1][0], spans[0][1], spans[1][1]], dim=1)
-    return Visible(fraction, extent, boxes, masks)
+    x, y = _span(shown.any(1), column, column + 1), _span(in_rows > 0, row, row + 1)
+    return Visible(fraction, extent, torch.stack([x[0], y[0], x[1], y[1]], dim=1), shown)
 
 
 class _Edges(NamedTuple):
@@ -84,12 +87,16 @@ class _Edges(NamedTuple):
         """The covered part of each pixel."""
         return self.end - self.begin
 
+    def taken(self, pixels: Tensor) -> "_Edges":
+        """The same if each pixel shows another one, `(side,)`, of the axis, or none where it is -1."""
+        return _Edges(*(each[:, pixels.clamp_min(0)] * (pixels >= 0) for each in self))
+
     def at(self, index: int) -> "_Edges":
         return _Edges(self.begin[index], self.end[index])
 
 
 def _separable(rows: _Edges, columns: _Edges, opacity: Tensor, area: Tensor) -> Visible:
-    """For pixels that did not move, sums over a box are two matrix products."""
+    """If rows and columns are shown independently, sums over a box are two matrix products."""
     shown = (opacity > 0).to(opacity.dtype)
     fraction, extent = (((rows.covered @ each) * columns.covered).sum(1) / area for each in (opacity, shown))
     in_rows, in_columns = rows.covered > 0, columns.covered > 0
@@ -108,7 +115,7 @@ def _span(hit: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moved(rows: _Edges, columns: _Edges, opacity: Tensor, pixels: Pixels) -> tuple[Tensor, Tensor, Tensor]:
-    """Of one box whose pixels moved: its visible area, the same with blended pixels as whole ones, the box around it."""
+    """Of one box whose pixels moved: visible area, the same with blended pixels as whole ones, the box around it."""
     row, column = pixels.row[0], pixels.column[0]
     there = row.clamp_min(0)
     covered = rows.covered[there] * columns.covered[column] * ((row >= 0) & (opacity > 0))

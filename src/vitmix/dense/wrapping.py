@@ -43,7 +43,8 @@ def plain_target(target: Mapping[str, Any], size: Grid) -> dict[str, Any]:
 def wrap_target(target: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """A target whose values have the classes and the box format of `like`."""
     found = {key: wrap_like(value, like.get(key)) for key, value in target.items()}
-    if _has_format(boxes := like.get("boxes")):
+    boxes: Any = like.get("boxes")
+    if _has_format(boxes):
         found["boxes"] = wrap_like(_convert(target["boxes"], "XYXY", boxes.format.value), boxes)
     return found
 

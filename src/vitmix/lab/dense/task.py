@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitmix.dense.transforms import DenseMix, dense_mixer
+from vitmix.lab.data.decoding import reason_of
 from vitmix.lab.data.images import BrokenImage, FileImages
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
@@ -58,9 +59,10 @@ class DenseSet(FileImages, ABC):
         image, _ = self[index]
         try:
             return image, self.target(index, image)
-        except (ValueError, OSError) as problem:
-            reason = getattr(problem, "strerror", None) or " ".join(str(problem).split())
-            raise BrokenImage(f"{self.name(index)}: {reason}") from problem
+        except MemoryError:
+            raise
+        except Exception as problem:  # decoders raise nearly anything on damaged bytes
+            raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem
 
     def usable(self, index: int) -> tuple[Image.Image, Target, int]:
         """Image, target and index of the first usable sample from `index` on, wrapping around at the end."""

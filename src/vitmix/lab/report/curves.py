@@ -29,6 +29,10 @@ class Column(NamedTuple):
 COLUMNS = {
     "accuracy": Column("Accuracy", lambda value: f"{100 * value:.3g} %", 1.0),
     "ema_accuracy": Column("Accuracy of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
+    "miou": Column("Mean intersection over union", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ema_miou": Column("Mean intersection over union of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ap": Column("Average precision", lambda value: f"{100 * value:.3g} %", 1.0),
+    "ema_ap": Column("Average precision of the EMA weights", lambda value: f"{100 * value:.3g} %", 1.0),
     "eval_loss": Column("Evaluation loss", lambda value: f"{value:.3g}"),
     "loss": Column("Training loss", lambda value: f"{value:.3g}"),
     "lr": Column("Learning rate", lambda value: f"{value:.2g}"),

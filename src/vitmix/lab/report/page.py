@@ -11,7 +11,7 @@ from vitmix import __version__
 from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.writing import write_file
 
-from . import images
+from . import dense, images
 from .curves import curves
 from .groups import Group, every_run, find_runs, group_runs
 from .html import Html, templates
@@ -57,22 +57,8 @@ def render(
     examples: int = 0,
 ) -> str:
     """The whole page as text: `notes` at the top, then the `first` sections, then those of every report."""
-    sections = [
-        *first,
-        Section("results", "Results", results(groups)),
-        Section("curves", "Curves", curves(groups)),
-        Section("examples", "What the model saw", images.examples(groups, examples)),
-        Section("gallery", "Where the model looks", images.gallery(groups, examples)),
-        Section("drawn", "Figures", images.figures(groups)),
-        Section("classes", "Accuracy of each class", classes(groups)),
-        Section("calibration", "Calibration", calibration(groups)),
-        Section("confusions", "Most frequent mistakes", confusions(groups)),
-        Section("robustness", "Robustness", robustness(groups)),
-        Section("analyses", "Studies of mixing", studies(groups)),
-        Section("cost", "Speed and cost", cost(groups)),
-        Section("runs", "Runs", runs(groups)),
-        Section("settings", "Configuration", settings(groups)),
-    ]
+    own = _dense_sections if groups[0].first.config.command == "transfer" else _sections
+    sections = [*first, *own(groups, examples)]
     every = every_run(groups)
     data = ", ".join(sorted({run.config.data for run in every}))
     style, script = _text("style.css"), _text("sort.js")
@@ -87,6 +73,37 @@ def render(
         sections=[section for section in sections if section.content],
         version=__version__,
     )
+
+
+def _sections(groups: Sequence[Group], examples: int) -> list[Section]:
+    return [
+        Section("results", "Results", results(groups)),
+        Section("curves", "Curves", curves(groups)),
+        Section("examples", "What the model saw", images.examples(groups, examples)),
+        Section("gallery", "Where the model looks", images.gallery(groups, examples)),
+        Section("drawn", "Figures", images.figures(groups)),
+        Section("classes", "Accuracy of each class", classes(groups)),
+        Section("calibration", "Calibration", calibration(groups)),
+        Section("confusions", "Most frequent mistakes", confusions(groups)),
+        Section("robustness", "Robustness", robustness(groups)),
+        Section("analyses", "Studies of mixing", studies(groups)),
+        Section("cost", "Speed and cost", cost(groups)),
+        Section("runs", "Runs", runs(groups)),
+        Section("settings", "Configuration", settings(groups)),
+    ]
+
+
+def _dense_sections(groups: Sequence[Group], examples: int) -> list[Section]:
+    """Those of transfers."""
+    return [
+        Section("results", "Results", dense.results(groups)),
+        Section("curves", "Curves", curves(groups)),
+        Section("predictions", "Predictions", dense.predictions(groups, examples)),
+        Section("classes", "Scores of each class", dense.classes(groups)),
+        Section("cost", "Speed and cost", cost(groups, {"parameters": dense.PARAMETERS})),
+        Section("runs", "Runs", runs(groups)),
+        Section("settings", "Configuration", settings(groups)),
+    ]
 
 
 def _text(name: str) -> str:

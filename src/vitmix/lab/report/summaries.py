@@ -1,13 +1,26 @@
 """Tables of configurations and runs: results, with what a reader must know to compare them; cost; settings."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vitmix.lab.runs import Run
 
 from .groups import Group, deciding, defaults, differing, every_run, plain
 from .html import Html, html, joined
-from .quantities import BEST_EPOCH, COUNT, EPOCHS, MEMORY, SPEED, TOP5, WHOLE_TIME, best, evaluated, last, median
+from .quantities import (
+    BEST_EPOCH,
+    COUNT,
+    EPOCHS,
+    MEMORY,
+    SPEED,
+    TOP5,
+    WHOLE_TIME,
+    Quantity,
+    best,
+    evaluated,
+    last,
+    median,
+)
 
 RESULTS = {
     "top-1, best epoch": best("accuracy"),
@@ -33,24 +46,24 @@ PER_RUN = {"best epoch": BEST_EPOCH, "top-1, best": best("accuracy"), "top-1, la
 def results(groups: Sequence[Group]) -> list[Html]:
     runs = every_run(groups)
     columns = {name: each for name, each in RESULTS.items() if any(each.of(group) for group in groups)}
-    notes: list[Html] = [*map(html.note, _reservations(groups))]
+    notes: list[Html] = [*map(html.note, reservations(groups))]
     if len(runs) == 1:
         cards = [(name, quantity.number(0, runs[0])) for name, quantity in columns.items()]
-        return [*notes, html.cards(cards), html.paragraph(_best_epoch(runs))]
+        return [*notes, html.cards(cards), html.paragraph(best_epoch_text(runs))]
     rows = [[group.key, str(len(group.runs)), *(each.spread(group) for each in columns.values())] for group in groups]
-    caption = f"Mean ± sample standard deviation over the runs. {_best_epoch(runs)}"
+    caption = f"Mean ± sample standard deviation over the runs. {best_epoch_text(runs)}"
     return [*notes, html.table(["", "runs", *columns], rows, caption)]
 
 
-def _best_epoch(runs: Sequence[Run]) -> str:
+def best_epoch_text(runs: Sequence[Run]) -> str:
     scores = " or ".join(dict.fromkeys(run.config.best for run in runs))
     # The split that a configuration asks for does not always exist, so only an evaluation knows which one it was.
-    data = {run.evaluation.data for run in runs if run.evaluation}
+    data = {found.data for run in runs if (found := run.evaluation or run.dense)}
     where = data.pop() if len(data) == 1 else "the images of its evaluation"
     return f"The best epoch is that of the best {scores} on {where}."
 
 
-def _reservations(groups: Sequence[Group]) -> Iterator[str]:
+def reservations(groups: Sequence[Group]) -> Iterator[str]:
     runs = every_run(groups)
     early = [(run.path, run.epochs[-1].number, run.config.total_epochs) for run in runs if run.summary is None]
     if early:
@@ -71,30 +84,35 @@ def _reservations(groups: Sequence[Group]) -> Iterator[str]:
             yield f"{group.name} has {', '.join(twice)}, so its standard deviation is too small"
 
 
-def cost(groups: Sequence[Group]) -> list[Html]:
+def cost(groups: Sequence[Group], fixed: Mapping[str, Quantity] = FIXED) -> list[Html]:
     rows = []
     for group in groups:
         # The model is the same for every seed.
         one = next((number for number, run in group.runs.items() if run.evaluation), next(iter(group.runs)))
-        fixed = [quantity.number(one, group.runs[one]) for quantity in FIXED.values()]
-        rows.append([group.key, *fixed, *(quantity.spread(group) for quantity in MEASURED.values())])
+        numbers = [quantity.number(one, group.runs[one]) for quantity in fixed.values()]
+        rows.append([group.key, *numbers, *(quantity.spread(group) for quantity in MEASURED.values())])
     evaluations = [run.evaluation for run in every_run(groups) if run.evaluation]
     places = {f"{each.device}, {each.precision}, batch {each.batch}" for each in evaluations}
     said = "Training speed and epoch time: median over the epochs. FLOPs: two per multiply-add. "
     said += "Memory: peak of tensors on the GPU."
+    said = said if fixed is FIXED else said.replace(" FLOPs: two per multiply-add.", "")
     said += f" Inference: model alone on {'; '.join(sorted(places))}." if places else ""
-    return [html.table(["", *FIXED, *MEASURED], rows, said)]
+    return [html.table(["", *fixed, *MEASURED], rows, said)]
 
 
 def runs(groups: Sequence[Group]) -> list[Html]:
     rows = []
+    headline = groups[0].first.config.headline
+    columns = PER_RUN
+    if headline != "accuracy":
+        columns = {"best epoch": BEST_EPOCH, f"{headline}, best": best(headline), f"{headline}, last": last(headline)}
     for number, run in (each for group in groups for each in group.runs.items()):
         left = "" if run.summary else html.span("soft", f" of {run.config.total_epochs}, not finished")
-        numbers = [quantity.number(number, run) for quantity in (*PER_RUN.values(), WHOLE_TIME)]
+        numbers = [quantity.number(number, run) for quantity in (*columns.values(), WHOLE_TIME)]
         unread = str(len(run.summary.broken_images)) if run.summary else ""
         epochs = joined(EPOCHS.number(number, run), left)
         rows.append([html.code(str(run.path)), str(run.config.seed), epochs, *numbers, unread])
-    return [html.table(["folder", "seed", "epochs", *PER_RUN, "time", "unread images"], rows)]
+    return [html.table(["folder", "seed", "epochs", *columns, "time", "unread images"], rows)]
 
 
 def settings(groups: Sequence[Group]) -> list[Html]:
