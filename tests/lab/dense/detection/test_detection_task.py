@@ -155,7 +155,20 @@ def test_methods_mix_boxes_and_masks(toys: Path, tmp_path: Path, method: str) ->
     assert torch.equal(mixed, again)
 
 
-def test_copy_paste_without_masks_is_refused_in_one_sentence(
+def test_a_method_that_reads_attention_sees_the_backbone(toys: Path, tmp_path: Path) -> None:
+    config = resolve_transfer(settings(toys, tmp_path, method="smmix", head="fasterrcnn"))
+    images = TASK.open_data(config.data, "train")
+    model = TASK.build(open_backbone(config), images.classes, config).train()
+    loader = DenseLoader(images, TASK.transform(config, SIDES), TASK.collate, SIDES, batch=4, seed=0)
+    batch = next(loader.epoch(0))
+    mixing = TASK.mixing(model, 2, config, 0)
+    mixing.step = 1
+    mixed, targets = mixing(batch.images, batch.targets)
+    assert not torch.equal(mixed, batch.images) and model.training
+    assert all(torch.isfinite(each) for each in TASK.losses(model, mixed, targets).values())
+
+
+def test_a_wrong_probability_of_copy_paste_is_refused(
     toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="probability"):
