@@ -30,7 +30,7 @@ from vitmix.lab.training.config import KINDS, TrainConfig
 FILE = "surface.json"
 CLASSES = 10
 COMMANDS = [
-    *("train", "eval", "export", "analyze", "compare", "report", "show", "maps"),
+    *("train", "transfer", "eval", "export", "analyze", "compare", "report", "show", "maps"),
     *("recipes", "methods", "models", "bench"),
     *(f"figure {kind}" for kind in ("attention", "rollout", "heads", "gradcam", "occlusion", "labels", "gallery")),
 ]

@@ -178,7 +178,7 @@ def test_broken_masks_are_counted(data: Path, tmp_path: Path) -> None:
     (folder / "train/masks/1.png").write_bytes(b"nothing")
     (folder / "train/masks/2.png").unlink()
     said = done("transfer", *as_flags({**TINY, "data": f"masks:{folder}(classes=a/b/c)", "output": tmp_path / "run"}))
-    assert "1 image has no mask" in said and "1 images could not be used: training: train/images/1.png" in said
+    assert "1 image has no mask" in said and "1 image could not be used: training: train/images/1.png" in said
 
 
 @pytest.mark.parametrize(

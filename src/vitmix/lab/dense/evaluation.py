@@ -17,6 +17,7 @@ from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import DenseEvalLoader
 from vitmix.lab.dense.task import DenseBatch, DenseSet, Outcome, Sides, Task
 from vitmix.lab.dense.tasks import task_named
+from vitmix.lab.dense.texts import unusable
 from vitmix.lab.environment import available_cores, describe_environment
 from vitmix.lab.evaluation.subject import PRECISIONS
 from vitmix.lab.runs import Run, checksum
@@ -192,7 +193,7 @@ def describe(evaluation: DenseEvaluation) -> str:
     lines = [f"{evaluation.model} with {evaluation.head} on {evaluation.data}, {scores.n:,} images:"]
     lines += score_lines(scores)
     if evaluation.broken_images:
-        lines.append(f"  {len(evaluation.broken_images)} images could not be used: {evaluation.broken_images[0]}")
+        lines.append(f"  {unusable(len(evaluation.broken_images))}: {evaluation.broken_images[0]}")
     return "\n".join(lines)
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 NAMED = 3  # images that could not be used, by name
 
 
+def unusable(count: int) -> str:
+    return "1 image could not be used" if count == 1 else f"{count:,} images could not be used"
+
+
 def opening(trainer: "TransferTrainer") -> list[str]:
     """Data, model, device and method in two lines, and notes on the data."""
     config, train, held_out = trainer.settings, trainer.images, trainer.eval_images
@@ -42,7 +46,7 @@ def closing(trainer: "TransferTrainer") -> str:
         )
     if position.broken:
         more = f" and {len(position.broken) - NAMED:,} more" if len(position.broken) > NAMED else ""
-        lines.append(f"{len(position.broken):,} images could not be used: {'; '.join(position.broken[:NAMED])}{more}.")
+        lines.append(f"{unusable(len(position.broken))}: {'; '.join(position.broken[:NAMED])}{more}.")
     if position.skipped:
         lines.append(f"{position.skipped:,} updates were skipped, because loss or gradient was not finite.")
     lines.append(f"'vitmix report {folder}' makes a page of it; 'vitmix eval {folder}' evaluates it again.")

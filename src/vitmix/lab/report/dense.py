@@ -1,7 +1,6 @@
 """The sections of transfer runs: scores with intervals, predictions, scores of each class."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from vitmix.lab.dense.colors import class_color
 from vitmix.lab.runs import ClassScores, Estimate, Run

@@ -76,6 +76,7 @@ def check_folder(run: Run, config: AnyConfig) -> None:
     different = differences(run.config, config)
     if different:
         longer = any(each.startswith("epochs: ") for each in different) and run.summary is not None
+        longer = longer and config.command == "train"
         begin = f'vitmix train --checkpoint {path} --data "{config.data}" --output OTHER'
         further = f"; '{begin}' trains its weights further"
         raise ValueError(

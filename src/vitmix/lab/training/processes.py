@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     ProjectConfiguration,
     broadcast,
@@ -53,7 +54,11 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
             cpu=config.cpu,
             log_with=trackers or None,  # pyright: ignore[reportArgumentType]
             project_config=ProjectConfiguration(str(folder), logging_dir=str(folder / "logs")),
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=LONGEST_WAIT),
+                # Heads read maps within a backbone, so its last norm has no gradient.
+                DistributedDataParallelKwargs(find_unused_parameters=config.command == "transfer"),
+            ],
         )
     except ValueError as error:
         raise ValueError(f"precision {config.precision!r} is not available here: {error}") from None
