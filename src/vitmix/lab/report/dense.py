@@ -6,7 +6,7 @@ from vitmix.lab.dense.colors import class_color
 from vitmix.lab.runs import ClassScores, Estimate, Run
 from vitmix.lab.runs.folder import DENSE, EXAMPLES
 
-from .groups import Group, advice, every_run, having
+from .groups import Group, advice, every_run, having, several
 from .html import NONE, Html, html
 from .quantities import COUNT, PERCENT, Quantity, Shown, part_of, with_interval
 from .summaries import best_epoch_text, reservations
@@ -78,7 +78,8 @@ def scores(groups: Sequence[Group]) -> list[Html]:
         return []
     intervals = "; ".join(sorted({each.scores.interval for each in runs} - {""}))
     said = f"Best weights on {'; '.join(sorted({each.data for each in runs}))}."
-    said += f" In brackets: {intervals}." if intervals else ""
+    said += " Mean ± sample standard deviation over the runs." if several(seen) else ""
+    said += f" In brackets: {intervals}." if intervals and any(len(group.runs) == 1 for group in seen) else ""
     notes = dict.fromkeys(note for each in runs for note in each.scores.notes)
     table = html.table(["", "runs", *(TITLES.get(name, name) for name in names)], rows, said)
     return [table, *(html.note(f"{note[0].upper()}{note[1:]}") for note in notes)]

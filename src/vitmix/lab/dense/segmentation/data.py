@@ -185,20 +185,14 @@ def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -
 
 def voc_splits(argument: str) -> Openers:
     """The lists of a VOC year."""
-    root = next(
-        (
-            each
-            for each in (Path(argument), *sorted(Path(argument).glob("VOC*")))
-            if (each / "SegmentationClass").is_dir()
-        ),
-        None,
-    )
+    years = (Path(argument), *sorted(Path(argument).glob("VOC*")))
+    root = next((each for each in years if (each / "SegmentationClass").is_dir()), None)
     if root is None:
         raise ValueError(f"voc: {argument!r} holds no SegmentationClass; give the folder VOC2012")
     lists = {path.stem: path for path in (root / "ImageSets" / "Segmentation").glob("*.txt")}
     if not lists:
         raise ValueError(f"voc: {str(root)!r} holds no lists in ImageSets/Segmentation, such as train.txt")
-    return {split: lambda split=split, file=file: _voc(root, file, split) for split, file in by_split(lists).items()}
+    return {split: partial(_voc, root, file, split) for split, file in by_split(lists).items()}
 
 
 def _voc(root: Path, file: Path, split: str) -> MaskSet:
