@@ -14,7 +14,9 @@ from .summaries import best_epoch_text, reservations
 MOST_CLASSES, MOST_GROUPS = 40, 6
 TITLES = {
     **{"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "eval_loss": "loss", "iou": "IoU"},
-    **{"ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"},
+    **{"ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP", "mask_ap50": "mask AP50"},
+    **{"mask_ap75": "mask AP75", "ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large"},
+    **{f"mask_ap_{size}": f"mask AP {size}" for size in ("small", "medium", "large")},
 }
 
 

@@ -190,8 +190,9 @@ def test_boxes_and_masks_move_with_the_image(toys: Path, short_sides: tuple[int,
             rows, columns = np.nonzero(red)
             around = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             np.testing.assert_allclose(moved["boxes"][0].numpy(), around, atol=1.6)
-            mask = moved["masks"][0].numpy()
-            assert (mask & red).sum() / (mask | red).sum() > 0.8
+            rows, columns = np.nonzero(moved["masks"][0].numpy())  # resized by the nearest pixel, up to two times
+            drawn = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            np.testing.assert_allclose(drawn, around, atol=2)
             seen += 1
     assert seen >= 8
 

@@ -114,7 +114,7 @@ def test_a_killed_run_resumes_to_the_same_weights(finished: Path, toys: Path, tm
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize(("head", "part"), [("maskrcnn", "proposal"), ("maskrcnn", "mask"), ("retinanet", "class")])
+@pytest.mark.parametrize(("head", "part"), [("maskrcnn", "class"), ("maskrcnn", "mask"), ("retinanet", "box")])
 def test_the_loss_falls_on_images_seen_again(toys: Path, tmp_path: Path, head: str, part: str) -> None:
     """Of two stages, the second one's box loss may rise while more regions come close to objects."""
     config = resolve_transfer(settings(toys, tmp_path, head=head))
@@ -126,7 +126,7 @@ def test_the_loss_falls_on_images_seen_again(toys: Path, tmp_path: Path, head: s
     seen = []
     for _ in range(25):
         losses = TASK.losses(model, batch.images, batch.targets)
-        seen.append(float(losses[part]))
+        seen.append(losses[part].item())
         optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
         optimizer.step()
@@ -155,7 +155,20 @@ def test_methods_mix_boxes_and_masks(toys: Path, tmp_path: Path, method: str) ->
     assert torch.equal(mixed, again)
 
 
-def test_copy_paste_without_masks_is_refused_in_one_sentence(
+def test_a_method_that_reads_attention_sees_the_backbone(toys: Path, tmp_path: Path) -> None:
+    config = resolve_transfer(settings(toys, tmp_path, method="smmix", head="fasterrcnn"))
+    images = TASK.open_data(config.data, "train")
+    model = TASK.build(open_backbone(config), images.classes, config).train()
+    loader = DenseLoader(images, TASK.transform(config, SIDES), TASK.collate, SIDES, batch=4, seed=0)
+    batch = next(loader.epoch(0))
+    mixing = TASK.mixing(model, 2, config, 0)
+    mixing.step = 1
+    mixed, targets = mixing(batch.images, batch.targets)
+    assert not torch.equal(mixed, batch.images) and model.training
+    assert all(torch.isfinite(each) for each in TASK.losses(model, mixed, targets).values())
+
+
+def test_a_wrong_probability_of_copy_paste_is_refused(
     toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="probability"):

@@ -73,11 +73,16 @@ def test_backbones_give_maps_of_the_expected_strides(build: object, size: tuple[
     assert shapes[4] == (-(-size[0] // 64), -(-size[1] // 64))
 
 
-@pytest.mark.parametrize("build", [plain_vit, tiny_swin, tiny_pvt])
+def pooled_vit() -> nn.Module:
+    return plain_vit(global_pool="avg", class_token=False)
+
+
+@pytest.mark.parametrize("build", [plain_vit, pooled_vit, tiny_swin, tiny_pvt])
 def test_every_weight_has_a_gradient(build: object) -> None:
     backbone = Backbone(build(), LastLevelMaxPool())  # pyright: ignore[reportCallIssue]
     sum(each.square().mean() for each in backbone(torch.randn(1, 3, 64, 64)).values()).backward()  # pyright: ignore
-    assert [name for name, weight in backbone.named_parameters() if weight.grad is None] == []
+    trained = [(name, weight) for name, weight in backbone.named_parameters() if weight.requires_grad]
+    assert len(trained) > 20 and [name for name, weight in trained if weight.grad is None] == []
 
 
 def test_a_plain_vit_gives_its_normed_patch_tokens() -> None:

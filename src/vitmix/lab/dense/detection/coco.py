@@ -12,6 +12,7 @@ from vitmix.lab.reading import is_count, is_number, parse_json, read_bytes
 
 from .outlines import Outline, read_outline
 
+PARTS = ("images", "annotations", "categories")
 MOST_BYTES = 2**31  # of an annotation file; COCO's largest has 0.45 GB
 MOST_SIDE = 2**16  # pixels
 LEAST_SIDE = 1.0  # pixels of a box within its image
@@ -115,9 +116,9 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         content = parse_json(read_bytes(path, MOST_BYTES))
     except (OSError, ValueError) as problem:
         raise ValueError(f"{path} cannot be read as COCO annotations: {problem}") from None
-    parts = [content.get(key) if isinstance(content, dict) else None for key in ("images", "annotations", "categories")]
+    parts: list[Any] = [content.get(key) for key in PARTS] if isinstance(content, dict) else [None]
     if not all(isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts):
-        raise ValueError(f"{path} is not a COCO file: it needs lists of images, annotations and categories")
+        raise ValueError(f"{path} is not a COCO file: it needs lists of {', '.join(PARTS)}")
     images, annotations, categories = parts
     names = [_relative(path, each["file_name"]) for each in images if isinstance(each.get("file_name"), str)]
     fitting = (each for each in folders if any((each / name).is_file() for name in names[:LOOKS]))
@@ -129,7 +130,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     return found
 
 
-def _categories(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _categories(path: Path, entries: Sequence[Any]) -> dict[int, str]:
     found: dict[int, str] = {}
     for each in entries:
         number, name = each.get("id"), each.get("name")
@@ -141,7 +142,7 @@ def _categories(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[int, s
     return dict(sorted(found.items()))
 
 
-def _images(found: CocoFile, entries: Sequence[Mapping[str, Any]]) -> dict[int, CocoImage]:
+def _images(found: CocoFile, entries: Sequence[Any]) -> dict[int, CocoImage]:
     images: dict[int, CocoImage] = {}
     for each in entries:
         number, name = each.get("id"), each.get("file_name")
@@ -175,37 +176,44 @@ def _relative(path: Path, name: str) -> str:
     return name
 
 
-def _add(found: CocoFile, images: Mapping[int, CocoImage], annotation: Mapping[str, Any]) -> None:
+def _add(found: CocoFile, images: Mapping[int, CocoImage], annotation: Any) -> None:
     """Adds an object to its image, or counts why it cannot be used."""
     example = f"annotation {str(annotation.get('id'))[:20]}"
     number, category = annotation.get("image_id"), annotation.get("category_id")
-    if is_count(number) and number in found.missing:
-        return None
-    image = images.get(number) if is_count(number) else None
-    if image is None:
-        return found.count("no_image", example)
-    if not is_count(category) or category not in found.categories:
-        return found.count("no_category", f"{example}, category {str(category)[:20]}")
+    if not is_count(number) or number not in images:
+        if not is_count(number) or number not in found.missing:
+            found.count("no_image", example)
+    elif not is_count(category) or category not in found.categories:
+        found.count("no_category", f"{example}, category {str(category)[:20]}")
+    else:
+        made = _object(annotation, images[number].size, found.labels[category])
+        if isinstance(made, str):
+            return found.count(made, example)
+        images[number].objects.append(made)
+        left, top, width, height = made.stored
+        full = (left, top, left + width, top + height)
+        if max(abs(one - other) for one, other in zip(full, made.box, strict=True)) > ROUNDING:
+            found.count("cut", example)
+    return None
+
+
+def _object(annotation: Any, size: tuple[int, int], label: int) -> Object | str:
+    """The object of an annotation, or which of `NOTES` says why there is none."""
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
-        return found.count("malformed", example)
+        return "malformed"
     left, top, width, height = map(float, box)
     if width <= 0 or height <= 0:
-        return found.count("empty", example)
-    full = (left, top, left + width, top + height)
-    inside = (max(left, 0.0), max(top, 0.0), min(full[2], float(image.size[1])), min(full[3], float(image.size[0])))
+        return "empty"
+    inside = (max(left, 0.0), max(top, 0.0), min(left + width, float(size[1])), min(top + height, float(size[0])))
     if inside[2] - inside[0] < LEAST_SIDE or inside[3] - inside[1] < LEAST_SIDE:
-        return found.count("outside", example)
+        return "outside"
     outline = None
     if annotation.get("segmentation"):
         try:
-            outline = read_outline(annotation["segmentation"], image.size)
+            outline = read_outline(annotation["segmentation"], size)
         except ValueError:
-            return found.count("bad_mask", example)
-    if max(abs(one - other) for one, other in zip(full, inside, strict=True)) > ROUNDING:
-        found.count("cut", example)
+            return "bad_mask"
     area = annotation.get("area")
     area = float(area) if is_number(area) and area > 0 else width * height
-    crowd = annotation.get("iscrowd") == 1
-    image.objects.append(Object(inside, (left, top, width, height), found.labels[category], crowd, area, outline))
-    return None
+    return Object(inside, (left, top, width, height), label, annotation.get("iscrowd") == 1, area, outline)

@@ -76,7 +76,11 @@ class Backbone(nn.Module):
         else:
             self.pyramid = NormedPyramid([self.model.feature_info[i]["num_chs"] for i in self.indices], width)
         # What no map needs would be without gradient, which DDP refuses. A plain ViT's map passes its final norm.
-        self.model.prune_intermediate_layers(self.indices, prune_norm=not self.plain, prune_head=True)
+        # Pruning the head would also forget how it pools, which methods that read attention ask for.
+        self.model.prune_intermediate_layers(self.indices, prune_norm=not self.plain, prune_head=False)
+        self.model.reset_classifier(0)
+        if isinstance(getattr(self.model, "fc_norm", None), nn.Module):
+            self.model.fc_norm.requires_grad_(False)
         self.extra = extra
         self.out_channels = width
 

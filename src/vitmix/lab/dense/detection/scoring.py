@@ -54,7 +54,7 @@ def average_precision(
     """
     if all(each.get("iscrowd") for each in truth["annotations"]):
         raise ValueError("the data to score has no objects; average precision needs at least one")
-    categories = {each["id"]: str(each["name"]) for each in sorted(truth["categories"], key=lambda each: each["id"])}
+    categories = [str(each["name"]) for each in sorted(truth["categories"], key=lambda each: each["id"])]
     images = [each["id"] for each in truth["images"]]
     rankings = None
     if installed():
@@ -65,16 +65,14 @@ def average_precision(
     draws = None
     if intervals and len(images) > 1:
         draws = resampled(rankings or rank(truth, detections, kind), len(images), resamples=RESAMPLES)
-    total = [_estimate(precisions, draws, rows, EVERY, len(images)) for rows in (EVERY, HALF, STRICT)]
-    by_class: list[dict[str, Estimate]] = [
-        {
-            name: _estimate(precisions, draws, rows, slice(place, place + 1), len(images))
-            for place, name in enumerate(categories.values())
-            if not np.isnan(precisions[:, place]).all()
-        }
+    n = len(images)
+    ap, ap50, ap75 = (_estimate(precisions, draws, rows, EVERY, n) for rows in (EVERY, HALF, STRICT))
+    places = {name: place for place, name in enumerate(categories) if not np.isnan(precisions[:, place]).all()}
+    classes, classes50 = (
+        {name: _estimate(precisions, draws, rows, slice(place, place + 1), n) for name, place in places.items()}
         for rows in (EVERY, HALF)
-    ]
-    return Averages(*total, *by_class, sizes)
+    )
+    return Averages(ap, ap50, ap75, classes, classes50, sizes)
 
 
 def installed() -> bool:

@@ -54,7 +54,7 @@ class Detection(Task):
 
     def build(self, backbone: Backbone, classes: Sequence[str], config: TransferConfig) -> nn.Module:
         # The loader normalizes images, so the detector must not.
-        return build_detector(
+        detector: Any = build_detector(
             of_any_size(backbone),
             head_of(config),
             classes=len(classes),
@@ -64,6 +64,8 @@ class Detection(Task):
             std=(1.0,) * 3,
             arguments=read_arguments(config.head_args),
         )
+        detector.head_name = head_of(config)
+        return detector
 
     def encoder_of(self, model: nn.Module) -> nn.Module:
         return model.backbone.model  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
