@@ -20,7 +20,7 @@ from vitmix.parts.base import Actor, Evidence, Guidance, Normalization, Part, Un
 from vitmix.parts.losses import main_loss
 from vitmix.parts.masks import box_mask
 
-__all__ = ["MixedBatch", "Mixing"]
+__all__ = ["MixedBatch", "Mixing", "per_process"]
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,6 @@ class Mixing:
     @step.setter
     def step(self, value: int) -> None:
         self.stream.step = value
-
-    @property
-    def per_process(self) -> list[str]:
-        """The tensors in the state dict of `modules` that belong to one process, such as RecursiveMix's last batch."""
-        modules = self.modules.named_modules()
-        return [f"{place}.{name}" for place, module in modules for name in getattr(module, "per_process", ())]
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs besides the model: the seed, the step, and added parameters and state."""
@@ -403,6 +397,12 @@ class Mixing:
         tape.close()
         assert tape.final is not None
         return tape.final
+
+
+def per_process(modules: nn.Module) -> list[str]:
+    """The tensors in the state dict of added `modules` that belong to one process, such as RecursiveMix's last batch."""
+    named = modules.named_modules()
+    return [f"{place}.{name}" for place, module in named for name in getattr(module, "per_process", ())]
 
 
 def _normalization(model: nn.Module) -> Normalization:

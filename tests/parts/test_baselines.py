@@ -11,6 +11,7 @@ import reference_baselines as slow
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from vitmix import functional as F
+from vitmix._mixing import per_process
 from vitmix._sampling import generator_for
 from vitmix.parts.base import Guidance
 from vitmix.parts.cuts import grid_energy, grid_labels
@@ -471,7 +472,7 @@ def test_recursivemix_resumes_with_its_history() -> None:
     assert state["added.history.images"].shape == images.shape
     resumed = learner()
     resumed.load_state_dict(state)
-    assert whole.mixing.per_process == ["history.images", "history.rows", "history.logits"]
+    assert per_process(whole.mixing.modules) == ["history.images", "history.rows", "history.logits"]
     for _ in range(2):
         expected, found = whole(images.flip(0), labels), resumed(images.flip(0), labels)
         for name in ("loss", "logits", "targets"):

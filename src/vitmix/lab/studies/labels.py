@@ -173,11 +173,12 @@ def _label_error(name: str, found: Gathered) -> LabelError:
     if not len(found):
         raise ValueError(f"no mixed pair of {name!r} shows any object; give batches with object masks")
     difference, every = found.column("difference"), found.couples
-    by = [
+    by_cut, by_area, by_size = (
         in_classes(difference, found.column(column), every, edges)
         for column, edges in (("cut", CUTS), ("area", AREAS), ("size", SIZES))
-    ]
-    return LabelError(float(difference.abs().mean()), float(difference.mean()), len(difference), difference, *by, every)
+    )
+    error, bias = float(difference.abs().mean()), float(difference.mean())
+    return LabelError(error, bias, len(difference), difference, by_cut, by_area, by_size, every)
 
 
 def _area_rules(rules: Mapping[str, AnyMixer]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from vitmix._learner import Learner
+from vitmix._mixing import per_process
 from vitmix.lab.reading import is_count
 from vitmix.lab.runs import Epoch
 from vitmix.lab.runs.records import Record
@@ -136,7 +137,7 @@ class TrainState:
 
     def _own_tensors(self) -> list[dict[str, Tensor]]:
         """What the method keeps in each process, such as RecursiveMix's last batch, whose size may differ."""
-        if self.accelerator.num_processes == 1 or not (names := self.core.mixing.per_process):
+        if self.accelerator.num_processes == 1 or not (names := per_process(self.core.added)):
             return []
         state = self.core.added.state_dict()
         return processes.gather(self.accelerator, {name: state[name].cpu() for name in names})
@@ -144,7 +145,7 @@ class TrainState:
     def _own_part(self, training: dict[str, Any]) -> dict[str, Tensor]:
         """What this process kept; nothing is left of it if the number of processes has changed."""
         if training["world"] != self.accelerator.num_processes:
-            return dict.fromkeys(self.core.mixing.per_process, torch.empty(0))
+            return dict.fromkeys(per_process(self.core.added), torch.empty(0))
         own = training.get("own", [])
         return own[self.accelerator.process_index] if own else {}
 
