@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OBJECTS = "objects"  # as --store: files travel through Ray's object store in any case
 LOOK_SECONDS = 1.0
-PATIENCE_SECONDS = 6.0  # a free node begins a run within this time
+PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # in which a free node begins a run: usually, and if it is busy
 CONNECT_SECONDS = 5.0
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
@@ -99,7 +99,7 @@ class RayCluster:
         store: str | None = None,
     ) -> None:
         # The comparison tells of lost nodes in a sentence; Ray would add the raylet's last pages. Read at import.
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated")
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated|has been marked dead")
         self.ray = need("ray")
         self.jobs, self.address, self.cpus, self.gpus = jobs, address, cpus, gpus
         self.home, self.look = Home(runs, None if store == OBJECTS else store), store != OBJECTS
@@ -207,10 +207,14 @@ class RayJob:
             return Outcome(f"{died} ({node})", lost=True, update=home.update(self.training))
 
     def waiting(self) -> str:
-        new = time.monotonic() - self.begun < PATIENCE_SECONDS
-        if new or self._outcome is not None or self.engine.node_of(self.attempt):
+        age = time.monotonic() - self.begun
+        if age < PATIENCE_SECONDS or self._outcome is not None or self.engine.node_of(self.attempt):
             return ""
-        return waiting_for(self.request, self.engine.nodes(), self.engine.ray.available_resources())
+        free = self.engine.ray.available_resources()
+        enough = all(free.get(name, 0) >= amount for name, amount in self.request.items())
+        if enough and age < START_SECONDS:  # a busy node takes its time to begin
+            return ""
+        return waiting_for(self.request, self.engine.nodes(), free)
 
     def stop(self) -> None:
         self.engine.ray.cancel(self.task)

@@ -23,7 +23,7 @@ from .home import Home, cores_of
 from .local import reason_of
 from .node import REPORT, UNSEEN, UNSENT, Plan, Report
 from .slurm_commands import State
-from .words import Node, waiting_for
+from .words import Node
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -276,7 +276,7 @@ class SlurmJob:
         new = time.monotonic() - self.begun < PATIENCE_SECONDS
         if new or self._outcome is not None or state is None or state.state not in WAITS:
             return ""
-        return waits_for(state, self.number, self.engine, self.engine.request(self.training))
+        return slurm.waits_for(state, self.number, self.engine.request(self.training), self.engine.current_nodes)
 
     def stop(self) -> None:
         self._stopping = True
@@ -297,24 +297,6 @@ class SlurmJob:
             goes_on = "so the job goes on; rerun the command to take it over"
             self._outcome = Outcome(f"Slurm's controller does not answer, {goes_on}")
             self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
-
-
-def waits_for(state: State, number: str, engine: SlurmCluster, request: Mapping[str, float]) -> str:
-    """What Slurm's reason for a waiting job means."""
-    reason = state.reason
-    if state.state in ("SUSPENDED", "STOPPED"):
-        return f"an administrator: job {number} is suspended; 'scontrol resume {number}' lets it go on"
-    if "Held" in reason or "held" in reason or state.state == "REQUEUE_HOLD":
-        return f"its release: job {number} is held ({reason}); 'scontrol release {number}' lets it start"
-    if reason in ("None", "", "Priority"):
-        return "its turn: other jobs come first"
-    if reason == "BeginTime":
-        return "Slurm, which starts a job that lost its node after a pause of some minutes at most"
-    if reason in ("PartitionTimeLimit", "PartitionNodeLimit"):
-        return f"other limits: its partition does not allow them ({reason}); change --slurm and rerun the command"
-    if reason.startswith(("QOS", "Assoc", "MaxJobs")):
-        return f"a limit of your account ({reason}): it starts when other jobs of yours end"
-    return waiting_for(request, engine.current_nodes())
 
 
 def script(plan: Plan) -> str:

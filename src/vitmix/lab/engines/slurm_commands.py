@@ -1,4 +1,4 @@
-"""Slurm's commands as functions: sbatch, squeue, scancel, scontrol.
+"""Slurm's commands as functions: sbatch, squeue, scancel, scontrol; and what their answers mean.
 
 Commands rather than sacct or a library over it: they need no accounting database, which small clusters do not have.
 """
@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .words import Node
+from .words import Node, waiting_for
 
 PATIENCE_SECONDS, ORDER_SECONDS = 60.0, 10.0
 FIELDS = ("JobID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "Name")
@@ -137,6 +137,24 @@ def _in_words(states: set[str]) -> str:
         if state in states:
             return word
     return " and ".join(sorted(states - FREE_STATES)).lower().replace("_", " ")
+
+
+def waits_for(state: State, number: str, request: Mapping[str, float], nodes: Callable[[], Sequence[Node]]) -> str:
+    """What Slurm's reason for a waiting job means."""
+    reason = state.reason
+    if state.state in ("SUSPENDED", "STOPPED"):
+        return f"an administrator: job {number} is suspended; 'scontrol resume {number}' lets it go on"
+    if "Held" in reason or "held" in reason or state.state == "REQUEUE_HOLD":
+        return f"its release: job {number} is held ({reason}); 'scontrol release {number}' lets it start"
+    if reason in ("None", "", "Priority"):
+        return "its turn: other jobs come first"
+    if reason == "BeginTime":
+        return "Slurm, which starts a job that lost its node after a pause of some minutes at most"
+    if reason in ("PartitionTimeLimit", "PartitionNodeLimit"):
+        return f"other limits: its partition does not allow them ({reason}); change --slurm and rerun the command"
+    if reason.startswith(("QOS", "Assoc", "MaxJobs")):
+        return f"a limit of your account ({reason}): it starts when other jobs of yours end"
+    return waiting_for(request, nodes())
 
 
 def _call(
