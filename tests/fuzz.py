@@ -144,22 +144,28 @@ def run_case(run: Callable[[Case], bool], case: Case, number: int, growth: Calla
 class _limited:
     """Raises `Hang` after so many seconds of computing, or of waiting for something that does not come.
 
-    It looks in steps: a process that was stopped, or had to wait for a processor, waited for nothing else.
+    Waiting for a processor does not count. It looks in steps, each of which counts no more than its length: a process
+    that was stopped waited for nothing either.
     """
 
     def __enter__(self) -> None:
-        self.began, self.seen, self.idle = time.process_time(), _scheduled()[1], 0
+        self.began, self.waited, self.idle = time.process_time(), self._waited(), 0.0
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE / STEPS, PATIENCE / STEPS)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
+    @staticmethod
+    def _waited() -> float:
+        """Seconds in which the process waited for something else than a processor."""
+        return time.monotonic() - _scheduled()[1]
+
     def _look(self, *_: object) -> None:
-        _, now = _scheduled()
-        self.idle += now - self.seen < 0.1 * PATIENCE / STEPS
-        self.seen = now
-        if time.process_time() - self.began >= PATIENCE or self.idle >= STEPS:
+        waited = self._waited()
+        self.idle += min(waited - self.waited, PATIENCE / STEPS)
+        self.waited = waited
+        if time.process_time() - self.began >= PATIENCE or self.idle >= PATIENCE:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise Hang
 
@@ -260,11 +266,17 @@ def _is_heard(read: int, child: int) -> bool:
     (began, seen), idle = _scheduled(child), 0
     while not select.select([read], [], [], PATIENCE)[0]:
         computed, now = _scheduled(child)
-        idle += now - seen < 0.1 * PATIENCE
+        idle += now - seen < 0.1 * PATIENCE and not _is_queued(child)
         if idle >= 12 or computed - began >= 12 * PATIENCE:
             return False
         seen = now
     return True
+
+
+def _is_queued(process: int) -> bool:
+    """Whether a process computes or waits for a processor."""
+    with open(f"/proc/{process}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "R"
 
 
 def _messages(kind: Kind, name: str, seed: int, numbers: list[int]) -> Iterator[list[Any]]:
