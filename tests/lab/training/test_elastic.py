@@ -85,7 +85,7 @@ def launch(folder: Path, number: int, *, restarts: int = 0, **settings: Any) -> 
     command += [str(TESTS / "elastic_worker.py"), str(folder), json.dumps(settings)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a restart may read the addresses of dead processes
-    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
