@@ -139,12 +139,6 @@ def evaluate(
     found = known or outcomes_of(subject.task, model, loader, *where, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
-<<<<<<< HEAD
-    if folder is not None:
-        for name, content in subject.task.files(found).items():
-            write_file(folder / name, content)
-=======
->>>>>>> segment
     evaluation = DenseEvaluation(
         task=subject.task.name,
         head=getattr(model, "head_name", config.head),
