@@ -400,7 +400,7 @@ class Mixing:
 
 
 def per_process(modules: nn.Module) -> list[str]:
-    """The tensors in the state dict of added `modules` that belong to one process, such as RecursiveMix's last batch."""
+    """The tensors of added `modules` that belong to one process, such as RecursiveMix's last batch, by name."""
     named = modules.named_modules()
     return [f"{place}.{name}" for place, module in named for name in getattr(module, "per_process", ())]
 
