@@ -51,7 +51,8 @@ class ShardCache:
                     file = open_regular(path)
                     if os.fstat(file.fileno()).st_size == shard.size:
                         with suppress(OSError):
-                            os.utime(path, ns=(time.time_ns(),) * 2)  # last used now; the kernel's clock is coarse
+                            now = time.time_ns()  # the kernel's own clock is coarse
+                            os.utime(path, ns=(now, now))
                         return file
                     file.close()
                     path.unlink(missing_ok=True)  # what a power loss left
