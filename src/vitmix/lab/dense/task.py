@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitmix.attention.readers import frame_of
 from vitmix.dense.transforms import DenseMix, dense_mixer
 from vitmix.lab.data.decoding import reason_of
 from vitmix.lab.data.images import BrokenImage, FileImages
@@ -124,6 +125,17 @@ def _each(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(tree)(_each(value, change) for value in tree) if isinstance(tree, (list, tuple)) else tree
 
 
+def _reads_model(method: str, classes: int) -> bool:
+    """Whether a method needs the model: for its attention, or for the grid of its tokens."""
+    mixers = dense_mixer(method, classes).mixers
+    try:
+        for each in mixers:
+            each.draw(frame_of(torch.zeros(2, 3, 32, 32), None), torch.Generator())
+    except ValueError:  # there is no grid to draw from
+        return True
+    return any(not each.input_only for each in mixers)
+
+
 class Task(ABC):
     """A dense task. Methods hold no state: settings come with each call."""
 
@@ -158,10 +170,9 @@ class Task(ABC):
 
     def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
         """What `--method` does to a batch; refuses methods that dense targets cannot follow."""
-        reads_model = any(not each.input_only for each in dense_mixer(config.method, classes).mixers)
         return DenseMix(
             config.method,
-            model=model if reads_model else None,
+            model=model if _reads_model(config.method, classes) else None,
             num_classes=classes,
             ignore_index=IGNORED,
             seed=config.seed,

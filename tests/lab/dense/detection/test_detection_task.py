@@ -155,8 +155,9 @@ def test_methods_mix_boxes_and_masks(toys: Path, tmp_path: Path, method: str) ->
     assert torch.equal(mixed, again)
 
 
-def test_a_method_that_reads_attention_sees_the_backbone(toys: Path, tmp_path: Path) -> None:
-    config = resolve_transfer(settings(toys, tmp_path, method="smmix", head="fasterrcnn"))
+@pytest.mark.parametrize("method", ["smmix", "tokenmix", "cutmix | tokenmix"])
+def test_a_method_that_reads_the_model_sees_the_backbone(toys: Path, tmp_path: Path, method: str) -> None:
+    config = resolve_transfer(settings(toys, tmp_path, method=method, head="fasterrcnn"))
     images = TASK.open_data(config.data, "train")
     model = TASK.build(open_backbone(config), images.classes, config).train()
     loader = DenseLoader(images, TASK.transform(config, SIDES), TASK.collate, SIDES, batch=4, seed=0)
