@@ -25,6 +25,7 @@ HARD = {  # mask: a text of it that pastes pixels whole
     "peak_box": "mix(mask=peak_box)",
     "cells": "mix(mask=cells(tokens=2, grid=[4, 4]))",
     "top_cells": "mix(mask=top_cells(scores=attention, cells=5))",
+    "merged": "mix(mask=merged)",
     "switch": "cutmix | mix(mask=block(grid=[4, 4]))",
 }
 SOFT = {
@@ -34,7 +35,7 @@ SOFT = {
     "still puzzle": "puzzle, transport=false",
     "switch": "mixup | mix(mask=fourier(max_soft=0.2))",
 }
-READS = ("smmix", "top_cells", "puzzle")
+READS = ("smmix", "top_cells", "merged", "puzzle")
 Told = list[list[dict[tuple[int, int, int], float]]]  # [row][column] of one image: weight by (image, row, column)
 
 

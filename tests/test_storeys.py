@@ -22,6 +22,7 @@ READS = {
     "huggingface_pyramids.py": {"transformers"},
     "torchvision_models.py": {"torchvision"},
     "maps.py": {"torchvision"},
+    "wrapping.py": {"torchvision"},
     "trainer.py": {"transformers"},
     "lightning_module.py": {"lightning"},
 }  # only when such a model comes

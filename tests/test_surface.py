@@ -391,7 +391,7 @@ IN_PROGRAMS: dict[str, Refusal] = {
     "two losses": _text_refusal("cutmix(loss=ce) | tokenmix", "loss", "ce", "bce"),
     "an unknown loss": _text_refusal("cutmix(loss=mse)", "loss", "mse", "bce"),
     "blocks that are no numbers": _text_refusal("tl_align(blocks=0.5)", "blocks", "all"),
-    "a setting beside a switch": (lambda: vitmix.create("mixup | cutmix", CLASSES, alpha=1.0), ("alpha", "text")),
+    "a setting beside a switch": (lambda: vitmix.create("mixup | cutmix", CLASSES, alpha=1.0), ("alpha", "string")),
     "no classes": (lambda: vitmix.cutmix(0), ("num_classes",)),
     "an extra that is none": (lambda: vitmix.Mixer(CLASSES, extra=("region",)), ("extra",)),  # pyright: ignore
     "fewer labels": (lambda: _step("cutmix", labels=torch.arange(3)), ("labels", "images", "3", "4")),

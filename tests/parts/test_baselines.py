@@ -379,7 +379,7 @@ def test_colors_are_those_of_the_known_normalization(method: str) -> None:
         with vitmix.create(given, 10).attach(tiny_vit(), seed=3, step=0) as mixing:
             if tell:
                 mixing.normalization = colors
-            mixing._run_guide = lambda *_: vitmix.parts.Guidance(gradient=pixels.mean(1))
+            mixing._guide_pass.run = lambda *_: vitmix.parts.Guidance(gradient=pixels.mean(1))
             return mixing.mix((pixels - mean) / std, labels).mix.mask
 
     other = vitmix.Normalization((0.9, 0.1, 0.2), (0.05, 0.6, 0.3))

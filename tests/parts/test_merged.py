@@ -87,6 +87,6 @@ def test_other_models_are_refused_and_a_guide_helps() -> None:
     with vitmix.create("mergemix", 10).attach(tiny_cct(), guide=tiny_vit()) as mixing:
         observed = mixing.mix(images, labels).guidance.observed
         assert observed is not None
-        copy = pickle.loads(pickle.dumps(mixing._observers[0]))
+        copy = pickle.loads(pickle.dumps(mixing._guide_pass._observers[0]))
         assert isinstance(copy, MergedPass)
         same(copy.reader.model.patch_embed.proj.weight, mixing.guide.patch_embed.proj.weight)

@@ -163,7 +163,7 @@ def test_labels_that_are_refused() -> None:
         (torch.tensor([[0], [1]]), "flatten them"),
         (torch.zeros(2, 3, dtype=torch.long), "got \\(2, 3\\) torch.int64; convert them to float"),
         (torch.zeros(2, 4), "pass num_classes=4\\?"),
-        (torch.zeros(2, 3, 1), "got \\(2, 3, 1\\) torch.float32$"),
+        (torch.zeros(2, 3, 1), "got \\(2, 3, 1\\) torch.float32; label maps are mixed by vitmix.DenseMix"),
         (torch.tensor([True, False]), "got \\(2,\\) torch.bool$"),
         (torch.tensor([0.0, 1.0]), "got \\(2,\\) torch.float32$"),
         (torch.tensor([0, 3]), "labels must lie in 0..2, got 3; check num_classes=3"),

@@ -128,9 +128,14 @@ class Observer:
 
 
 class Normalization(NamedTuple):
-    """With which mean and standard deviation per channel, of colors in 0..1, images were normalized."""
+    """How images were normalized, as (colors - mean) / std with colors in 0..1.
 
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's
+    Attributes:
+        mean: of each channel (default: ImageNet's).
+        std: of each channel (default: ImageNet's).
+    """
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 

@@ -18,7 +18,7 @@ from vitmix.lab.runs import Estimate, Run
 from .rows import Comparison, Row
 
 MEAN = "mean"
-MOST_NAMES = 16  # of rows; longer tables are only in the report
+MOST_NAMES = 20  # of rows; longer tables are only in the report
 Names = tuple[str, ...]
 
 

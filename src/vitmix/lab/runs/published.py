@@ -29,7 +29,7 @@ from .training import Epoch
 FILE = "comparison.jsonl.gz"
 DIGITS = 8
 # Settings that older files lack, so that publishing those again changes nothing.
-NEWER = ("reset_head", "freeze", "lora", "balance")
+NEWER = ("reset_head", "freeze", "lora", "balance", "labels", "power", "decay_epochs")
 MOST = 2**28  # bytes of the lines together
 
 
