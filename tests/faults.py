@@ -53,6 +53,7 @@ from training import TINY
 from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import evaluations, process, runner
+from vitmix.lab.engines import local
 from vitmix.lab.evaluation import classification, conditions
 from vitmix.lab.report import page  # noqa: F401  imported before the fork
 from vitmix.lab.runs import Estimate
@@ -127,7 +128,7 @@ def _run(arguments: Sequence[str], fault: Fault | None) -> None:
     files = Files(CASE, fault, os.path.abspath(NOTES))
     _stop_clocks()
     _take_notes(files)
-    runner.subprocess.Popen = lambda *command, **settings: _Process(files, *command, **settings)  # type: ignore
+    local.subprocess.Popen = lambda *command, **settings: _Process(files, *command, **settings)  # type: ignore
     files.install()
     _end(files, lambda: cli.main(arguments))
 

@@ -242,7 +242,8 @@ def test_parts_and_their_defaults() -> None:
     for kind, parts in STORED["parts"].items():
         for name, settings in parts.items():
             assert name in listed
-            whole = "cutmix + {}" if kind in ("extra", "inner") else f"mix({kind}={{}})"
+            base = "mix(mask=history)" if name == "recognize" else "cutmix"  # which compares with an earlier batch
+            whole = f"{base} + {{}}" if kind in ("extra", "inner") else f"mix({kind}={{}})"
             for key, value in settings.items():
                 assert _created(whole.format(f"{name}({key}={value})")) == _created(whole.format(name)), f"{name} {key}"
 
