@@ -51,7 +51,7 @@ def test_low_frequency_images_are_the_slow_ones(size: tuple[int, int], decay: fl
 def test_fmix_has_the_drawn_area(seed: int, soft: float) -> None:
     frame = vitmix.Frame(3, (12, 10))
     mask = FourierMask(max_soft=soft, per="sample").draw(frame, generator_for(seed))["mask"]
-    assert mask.shape == (3, 12, 10)
+    assert mask.shape == (3, 12, 10) and mask.dtype == (torch.float32 if soft else torch.bool)
     again = F.beta_share(3, 1.0, generator=generator_for(seed))
     close(F.area_share(mask, dtype=torch.float64), again, 1.01 / 120)
 
@@ -192,6 +192,19 @@ def test_manifold_mixup_survives_activation_checkpointing() -> None:
         found.append((output.targets, model.patch_embed.proj.weight.grad))
     close(found[0][0], found[1][0], 0)
     close(found[0][1], found[1][1], 1e-6)
+
+
+def test_a_block_that_is_run_again_mixes_no_targets() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit()
+    model.set_grad_checkpointing(True)
+    with vitmix.manifold_mixup(10, blocks=(1, 2), pixels=False).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        loss = mixing.loss(model(batch.images), batch)
+        before = mixing.targets(batch).clone()
+        loss.backward()
+        close(mixing.targets(batch), before, 0)
+        assert ((before > 0) & (before < 1)).any()
 
 
 # MixPro
