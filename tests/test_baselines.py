@@ -11,6 +11,7 @@ import reference_baselines as slow
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from vitmix import functional as F
+from vitmix._registry import KINDS, parts
 from vitmix._sampling import generator_for
 from vitmix.parts.base import Guidance
 from vitmix.parts.cuts import grid_energy, grid_labels
@@ -530,3 +531,29 @@ def test_a_compiled_learner_equals_an_eager_one(text: str) -> None:
         two.loss.backward()
         close(two.targets, one.targets, 1e-6)
         close(two.loss, one.loss.detach(), 1e-5)
+
+
+BAD = {
+    "fourier": {"alpha": 0, "decay": -1, "max_soft": 2, "per": "image"},
+    "resized": {"low": -1, "high": 2, "interpolation": "cubic"},
+    "history": {"most": 2, "interpolation": "cubic"},
+    "lattice": {"alpha": 0, "least": 0, "most": 2.5},
+    "peak_box": {"alpha": 0, "per": "image", "order": "gbr", "mean": (0.5,), "std": (1.0, 1.0, 0.0)},
+    "cells": {"alpha": 0, "tokens": 0, "clamp": 1},
+    "puzzle": {"alpha": 0, "blocks": (1,), "labels": 1, "beta": -1, "gamma": 2, "eta": -1, "neighborhood": 0}
+    | {"transport": 1, "cost": -1, "cell": 0, "mean": (0.5,), "std": (1.0, 1.0, 0.0)},
+    "top_cells": {"alpha": 0, "cells": 0, "scores": "pixels", "blocks": ()},
+    "guided": {"blend": 2},
+    "object": {"relative": 2, "blend": 2},
+    "decoupled": {"weight": -1, "scaled": 1},
+    "recognize": {"weight": -1},
+    "tokens": {"weight": -1},
+    "manifold": {"alpha": 0, "pixels": 1},
+}
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name, bad in BAD.items() for setting in bad])
+def test_each_setting_of_a_part_is_checked(name: str, setting: str) -> None:
+    part = next(parts(kind)[name] for kind in KINDS if name in parts(kind))
+    with pytest.raises(ValueError, match=rf"\b{setting}\b"):
+        part(**{setting: BAD[name][setting]})
