@@ -60,7 +60,7 @@ from vitmix.lab.runs import Estimate
 from vitmix.lab.training import checkpoints, engine  # noqa: F401
 
 CASE, NOTES, SAID = "case", "notes", "said"  # in the folder of a worker
-SECONDS, STEP = 60, 0.01  # after so long, looked at in such steps, a start hangs
+SECONDS, STEP = 60, 0.01  # after so long, looked at in such steps, a start may hang
 SETTINGS = {
     **TINY,
     "data": "shapes(size=16, length=16, test_length=8)",
@@ -109,15 +109,38 @@ def start(arguments: Sequence[str], fault: Fault | None = None) -> Ended:
 def _wait(child: int) -> int:
     """The exit code of a process, ended with those that it started where it hangs.
 
-    Steps are counted, not time: a machine that is paused for minutes has not let the process run.
+    Steps are counted, not time: a machine that is paused for minutes has not let the process run. Nor has a busy one
+    let it run while it, or a process that it started, waited for a processor, unless that takes very long.
     """
-    for _ in range(int(SECONDS / STEP)):
+    code, idle = _end_within(child, SECONDS, STEP), 0
+    for _ in range(1200):
+        if code is not None or idle >= 60:
+            break
+        idle += not _is_queued(child)
+        code = _end_within(child, SECONDS / 60, STEP)
+    if code is not None:
+        return code
+    os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _end_within(child: int, seconds: float, step: float) -> int | None:
+    for _ in range(max(1, int(seconds / step))):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(STEP)
-    os.killpg(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        time.sleep(step)
+    return None
+
+
+def _is_queued(group: int) -> bool:
+    """Whether a process of a group computes, or waits for a processor."""
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, found, *_ = place.read_text().rpartition(")")[2].split()
+            if state == "R" and int(found) == group:
+                return True
+    return False
 
 
 def _run(arguments: Sequence[str], fault: Fault | None) -> None:

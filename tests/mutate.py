@@ -28,7 +28,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -143,7 +142,7 @@ def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
     for file in (files[f"test_{name}"] for name in ABOUT_CORE):
         kept = KEPT / f"{file.stem}-{stamp(file, place)}.json"
         if not kept.exists():
-            if time.monotonic() > deadline:
+            if computed() > deadline:
                 return tests, False
             for old in KEPT.glob(f"{file.stem}-*.json"):
                 old.unlink()
@@ -326,7 +325,7 @@ def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace
     waiting = [mutant for mutant in reversed(mutants) if verdicts.get(mutant) is None]
     print("\n\n".join([*(str(each) for each in mutants if verdicts.get(each) == SURVIVED), ""]), end="", flush=True)
     while waiting or running:
-        while waiting and len(running) < args.jobs and time.monotonic() < end:
+        while waiting and len(running) < args.jobs and computed() < end:
             mutant = waiting.pop()
             if chosen := covering(mutant, tests, args.seconds):
                 sources = place / f"mutant{len(waiting)}"
@@ -381,12 +380,12 @@ def main() -> None:
     parser.add_argument("--modules", default="", help="only these modules, with commas between them")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--seconds", type=float, default=20, help="how long tests are let try to find one mutant")
-    parser.add_argument("--minutes", type=float, default=600, help="starts nothing after so long")
+    parser.add_argument("--minutes", type=float, default=600, help="starts nothing after computing so long")
     parser.add_argument("--least", type=float, default=0, help="fails where fewer percent are found")
     parser.add_argument("--again", type=Path, metavar="FILE", help="instead of a sample those that a run printed there")
     parser.add_argument("--list", action="store_true", help="prints the mutants instead of trying them")
     args = parser.parse_args()
-    began = time.monotonic()
+    began = computed()
     asked = set(filter(None, args.modules.split(",")))
     every = [each for path in CORE if not asked or Path(path).stem in asked for each in mutants_of(path)]
     known = equivalents()

@@ -12,6 +12,7 @@ import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from vitmix import functional as F
 from vitmix._mixing import per_process
+from vitmix._registry import KINDS, parts
 from vitmix._sampling import generator_for
 from vitmix.parts.base import Guidance
 from vitmix.parts.cuts import grid_energy, grid_labels
@@ -52,7 +53,7 @@ def test_low_frequency_images_are_the_slow_ones(size: tuple[int, int], decay: fl
 def test_fmix_has_the_drawn_area(seed: int, soft: float) -> None:
     frame = vitmix.Frame(3, (12, 10))
     mask = FourierMask(max_soft=soft, per="sample").draw(frame, generator_for(seed))["mask"]
-    assert mask.shape == (3, 12, 10)
+    assert mask.shape == (3, 12, 10) and mask.dtype == (torch.float32 if soft else torch.bool)
     again = F.beta_share(3, 1.0, generator=generator_for(seed))
     close(F.area_share(mask, dtype=torch.float64), again, 1.01 / 120)
 
@@ -193,6 +194,19 @@ def test_manifold_mixup_survives_activation_checkpointing() -> None:
         found.append((output.targets, model.patch_embed.proj.weight.grad))
     close(found[0][0], found[1][0], 0)
     close(found[0][1], found[1][1], 1e-6)
+
+
+def test_a_block_that_is_run_again_mixes_no_targets() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit()
+    model.set_grad_checkpointing(True)
+    with vitmix.manifold_mixup(10, blocks=(1, 2), pixels=False).attach(model) as mixing:
+        batch = mixing.mix(images, labels)
+        loss = mixing.loss(model(batch.images), batch)
+        before = mixing.targets(batch).clone()
+        loss.backward()
+        close(mixing.targets(batch), before, 0)
+        assert ((before > 0) & (before < 1)).any()
 
 
 # MixPro
@@ -602,3 +616,29 @@ def test_a_compiled_learner_equals_an_eager_one(text: str) -> None:
         two.loss.backward()
         close(two.targets, one.targets, 1e-6)
         close(two.loss, one.loss.detach(), 1e-5)
+
+
+BAD = {
+    "fourier": {"alpha": 0, "decay": -1, "max_soft": 2, "per": "image"},
+    "resized": {"low": -1, "high": 2, "interpolation": "cubic"},
+    "history": {"most": 2, "interpolation": "cubic"},
+    "lattice": {"alpha": 0, "least": 0, "most": 2.5},
+    "peak_box": {"alpha": 0, "per": "image", "order": "gbr", "mean": (0.5,), "std": (1.0, 1.0, 0.0)},
+    "cells": {"alpha": 0, "tokens": 0, "clamp": 1},
+    "puzzle": {"alpha": 0, "blocks": (1,), "labels": 1, "beta": -1, "gamma": 2, "eta": -1, "neighborhood": 0}
+    | {"transport": 1, "cost": -1, "cell": 0, "mean": (0.5,), "std": (1.0, 1.0, 0.0)},
+    "top_cells": {"alpha": 0, "cells": 0, "scores": "pixels", "blocks": ()},
+    "guided": {"blend": 2},
+    "object": {"relative": 2, "blend": 2},
+    "decoupled": {"weight": -1, "scaled": 1},
+    "recognize": {"weight": -1},
+    "tokens": {"weight": -1},
+    "manifold": {"alpha": 0, "pixels": 1},
+}
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name, bad in BAD.items() for setting in bad])
+def test_each_setting_of_a_part_is_checked(name: str, setting: str) -> None:
+    part = next(parts(kind)[name] for kind in KINDS if name in parts(kind))
+    with pytest.raises(ValueError, match=rf"\b{setting}\b"):
+        part(**{setting: BAD[name][setting]})
