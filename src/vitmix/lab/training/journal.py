@@ -69,11 +69,9 @@ class Journal:
         """Writes a checkpoint and returns a message about it. A full disk does not affect older ones."""
         captured, folder, keep = self.state.capture(update), self.run.checkpoints, self.config.keep
         if self.config.fsdp:
-            save = partial(sharded.save_checkpoint, accelerator=self.accelerator)
+            save, folder = partial(sharded.save_checkpoint, accelerator=self.accelerator), folder.absolute()
         else:
             save = checkpoints.save_checkpoint
-        # Absolute, because every process writes, and torch's writer does not know where they are.
-        folder = folder.absolute() if self.config.fsdp else folder
         write = lambda: save(folder, update, captured, keep=keep)  # noqa: E731
         if self.attempt(write, f"checkpoint of update {update}", everywhere=self.config.fsdp):
             return f"Checkpoint of update {update} is written; rerun the command to resume from there"
