@@ -8,7 +8,18 @@ import mutate
 
 def test_most_of_a_sample_of_mutants_is_killed() -> None:
     modules = "masks,pairing,shares,prior,losses,_mix"
-    command = [sys.executable, mutate.__file__, "--modules", modules, "--sample", "12", "--seed", "2", "--minutes", "0.7"]
+    command = [
+        sys.executable,
+        mutate.__file__,
+        "--modules",
+        modules,
+        "--sample",
+        "12",
+        "--seed",
+        "2",
+        "--minutes",
+        "0.7",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     *_, last = done.stdout.splitlines()
     tried, killed, timed_out, survived = (int(word) for word in last.split() if word.isdecimal())
