@@ -149,3 +149,27 @@ def test_results_page_says_what_was_measured() -> None:
 
 def test_results_have_comparisons() -> None:
     assert COMPARISONS
+
+
+def test_the_page_of_label_errors_has_the_stored_numbers() -> None:
+    stored = json.loads((RESULTS / "pets" / "measured.json").read_text())
+    rows = {row["rule"].partition(" (")[0]: row for row in stored["labels"]["fine-tuned"][0]["rows"]}
+    page = (DOCS / "label_error.md").read_text().partition("## On photographs")[2]
+    lines = re.findall(r"^\| (area|attention|aligned|activation|saliency|prior)\b.*?\|(.*)\|$", page, re.MULTILINE)
+    assert len(lines) == 6
+    for rule, cells in lines:
+        for mask, cell in zip(("CutMix box", "blocks", "salient window"), cells.split("|"), strict=True):
+            row = rows[f"{mask}, {rule}"]
+            text = f"{row['error']['mean']:.3f}"
+            if rule != "area":
+                less = row["to area"]
+                text += f" ({less['mean']:+.3f} ± {(less['high'] - less['low']) / 2:.3f})"
+            assert cell.strip() == text, f"{mask}, {rule}"
+
+
+def test_pages_have_the_stored_accuracy_of_fine_tuning() -> None:
+    last = json.loads((RESULTS / "pets" / "measured.json").read_text())["finetune"]["last"]
+    text = f"{100 * last['accuracy']:.2f} %"
+    for page in (DOCS / "training.md", RESULTS / "pets" / "README.md"):
+        assert text in page.read_text()
+    assert f"reaches {100 * last['accuracy']:.1f} %" in (RESULTS.parent / "README.md").read_text()

@@ -42,6 +42,14 @@ def test_shares_and_boxes_of_a_batch_or_of_each_sample(per: str, count: int) -> 
     assert own.where(own.draw(FRAME, gen()), unmixed(FRAME, F.reversed_pairs(5), None))[0].shape == (count, 7, 7)
 
 
+def test_centers_of_boxes_are_uniform_numbers_in_double_precision() -> None:
+    """The draws of a seed decide which boxes a training sees, so their type may not change."""
+    share = torch.tensor([0.3, 0.5, 0.7, 0.9])
+    uniform = torch.rand(4, 2, generator=gen(), dtype=torch.float64)
+    center = torch.tensor([[int(row * 12), int(column * 9)] for row, column in uniform.tolist()])
+    same(F.draw_boxes((12, 9), share, generator=gen()), F.boxes_around(center, (12, 9), share))
+
+
 def test_what_a_mask_knows_of_a_batch() -> None:
     frame = vitmix.Frame(5, (8, 8))
     assert frame == vitmix.Frame(5, (8, 8), grid=None, dtype=torch.float32, grids=(), no_grid="")
