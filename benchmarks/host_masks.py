@@ -1,4 +1,4 @@
-"""CPU time per image of what SaliencyMix and Puzzle Mix compute besides the passes of the model.
+"""CPU time per image of what SaliencyMix, Puzzle Mix and Co-Mixup compute besides the passes of the model.
 
 python benchmarks/host_masks.py [--batch 64] [--size 224]
 """
@@ -11,7 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vitmix._mix import Frame
 from vitmix.parts.cuts import batch_labels, grid_labels
+from vitmix.parts.joint import JointMask, joint_mix
 from vitmix.parts.peak import PeakMask, saliency_peak
 from vitmix.parts.puzzle import block_saliency, puzzle_costs, puzzle_labels, transport_plan
 
@@ -56,6 +58,13 @@ def main() -> None:
         ]
         row = [milliseconds(call, count) for call in calls]
         print(f"{blocks:<20d}{row[0]:8.2f}{row[1]:8.2f}{row[2]:12.2f}{row[3]:11.2f}")
+    for blocks in (2, 4):
+        joint, frame = JointMask(blocks=blocks), Frame(count, (options.size, options.size))
+        drawn = joint.draw(frame, torch.Generator().manual_seed(0))
+        settings = [joint.beta, joint.gamma, joint.threshold, float(joint.rounds), joint.eta, joint.omega]
+        given = images, saliency, drawn["weight"], drawn["start"], joint.group, settings
+        spent = milliseconds(lambda given=given: joint_mix(*given), count, repeats=1)
+        print(f"Co-Mixup, {blocks} blocks, groups of {joint.group}: {spent:.2f} ms per image")
 
 
 if __name__ == "__main__":

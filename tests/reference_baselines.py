@@ -187,6 +187,62 @@ def plan(saliency: list[list[float]], visible: list[list[bool]], cost: float) ->
     return winners
 
 
+def joint_costs(
+    saliency: Tensor,
+    weight: list[float],
+    peaks: list[tuple[int, int]],
+    uses: list[list[float]],
+    own: list[float],
+    settings: dict[str, float],
+) -> list[list[list[float]]]:
+    """Co-Mixup's cost of each input in each block of one output, block by block.
+
+    `peaks` are the most salient places of the inputs, `uses` the blocks of each input that the other outputs show,
+    `own` the inputs that this output has to give up.
+    """
+    count, side = len(saliency), len(saliency[0])
+    n = settings["blocks"]
+    block, total = side // n, n * n
+    far = [[abs(a[0] - b[0]) + abs(a[1] - b[1]) for b in peaks] for a in peaks]
+    scale = count / sum(map(sum, far))
+    alike = [
+        [(1 - settings["omega"]) * (i == j) + settings["omega"] * far[i][j] * scale for j in range(count)]
+        for i in range(count)
+    ]
+    costs = []
+    for y in range(n):
+        row = []
+        for x in range(n):
+            cell = []
+            for i in range(count):
+                part = saliency[i, y * block : (y + 1) * block, x * block : (x + 1) * block].sum() / saliency[i].sum()
+                price = -float(part) - settings["eta"] / total * math.log(weight[i] + 1e-8)
+                crowd = sum(alike[i][j] * sum(use[j] for use in uses) for j in range(count))
+                if crowd > settings["threshold"] * total:
+                    price += 2 * settings["gamma"] / total * crowd
+                cell.append(price + settings["gamma"] / total * own[i])
+            row.append(cell)
+        costs.append(row)
+    return costs
+
+
+def least_labeling(unary: list, distance: list[list[float]], edge: float) -> float:
+    """The smallest energy of a grid of labels with a distance between labels, by trying all of them."""
+    rows, columns, count = len(unary), len(unary[0]), len(distance)
+    best = math.inf
+    for flat in itertools.product(range(count), repeat=rows * columns):
+        labels = [flat[row * columns : (row + 1) * columns] for row in range(rows)]
+        total = 0.0
+        for y, x in itertools.product(range(rows), range(columns)):
+            total += unary[y][x][labels[y][x]]
+            if y + 1 < rows:
+                total += edge * distance[labels[y][x]][labels[y + 1][x]]
+            if x + 1 < columns:
+                total += edge * distance[labels[y][x]][labels[y][x + 1]]
+        best = min(best, total)
+    return best
+
+
 def guided(scores: Tensor, mask: Tensor, source: Tensor, partner: list[int], blend: float) -> list[float]:
     """TdAttenMix's share, cell by cell."""
     shares = []

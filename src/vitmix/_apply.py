@@ -49,10 +49,18 @@ def apply_mask(mixer: Mixer, batch: Unmixed, draw: Draw) -> tuple[Tensor, Mix]:
         raise ValueError(
             f"`where` of the mask {mixer.mask.name} must return a vitmix.Paste, got {type(placed).__name__}"
         )
+    on_tokens = [part.name for part in mixer.inner if part.applies_mask]
     if isinstance(placed, Composed):
+        if on_tokens:
+            raise ValueError(
+                f"{on_tokens[0]} applies the mask to tokens, but a {mixer.mask.name} mask makes the mixed images "
+                "itself; use another mask, such as box"
+            )
         return placed.images, Mix(batch.partner, placed.mask, rows=placed.rows, moves=placed.moves)
     mix = Mix(batch.partner, placed.mask, placed.source)
-    return mix_images(batch.images, mix.mask, mix.partner, mix.source) if mixer.mask.mixes else batch.images, mix
+    if on_tokens or not mixer.mask.mixes:
+        return batch.images, mix
+    return mix_images(batch.images, mix.mask, mix.partner, mix.source), mix
 
 
 def share_targets(mixer: Mixer, evidence: Evidence) -> Tensor:

@@ -13,6 +13,7 @@ __all__ = [
     "as_blocks",
     "check_choice",
     "check_count",
+    "check_finite",
     "check_fraction",
     "check_grid",
     "check_integer",
@@ -26,6 +27,11 @@ __all__ = [
 
 MOST_WORKERS = 1024
 TOO_MANY = 2**63  # int64, the integers of torch and numpy, ends here
+
+
+def check_finite(name: str, value: float) -> None:
+    if not _is_number(value) or not _is_finite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -1,6 +1,7 @@
 """The guide pass: a forward pass on the unmixed images, before mixing, for methods that look at them first."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class GuidePass:
     Attributes:
         model: the guide; the trained model itself unless `separate`.
         plans: what is recorded for each of the mixers; None for those that need no guide pass.
+        gaze: a network that is told the labels and says where the objects are, instead of the guide's attention.
         recorder: the hooks on the guide, shared with the trained model unless `separate`.
     """
 
@@ -31,6 +33,7 @@ class GuidePass:
     mixers: tuple[Mixer, ...]
     plans: tuple[Plan | None, ...]
     separate: bool
+    gaze: nn.Module | None = None
     recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class GuidePass:
                 "same classes"
             )
         features = _channel_mean(tape, reader, frame.size) if plan.final and reader is not None else None
+        if self.gaze is not None and needs.guide_blocks is not None:
+            return Guidance(self._gaze(images, rows, frame), logits, gradient, features, observed)
         if not plan.column_mean:
             return Guidance(None, logits, gradient, features, observed)
         assert reader is not None
@@ -83,6 +88,15 @@ class GuidePass:
             for block in sorted(plan.column_mean)
         ]
         return Guidance(torch.stack(scores).mean(0), logits, gradient, features, observed)
+
+    def _gaze(self, images: Tensor, rows: Tensor, frame: Frame) -> Tensor:
+        """What the gaze network returns, on the model's grid."""
+        gaze: Any = self.gaze
+        assert frame.final_grid is not None
+        with torch.no_grad(), Evaluating(gaze):
+            scores = gaze.gaze(images, rows)
+        forget_casts()
+        return _fit_scores(scores, frame.final_grid)
 
     def _observe(self, images: Tensor, choice: int) -> Tensor | None:
         """What the mask's own observer of the guide returns; nothing is recorded meanwhile."""
@@ -97,8 +111,8 @@ class GuidePass:
         return observed
 
 
-def guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
-    """What to record of the guide for a mixer; None if it needs no guide pass."""
+def guide_plan(mixer: Mixer, reader: Reader | None, *, gazes: bool = False) -> Plan | None:
+    """What to record of the guide for a mixer; None if it needs no guide pass. With a gaze network, no attention."""
     needs = mixer.needs
     blocks = needs.guide_blocks
     if not needs.guide:
@@ -109,7 +123,7 @@ def guide_plan(mixer: Mixer, reader: Reader | None) -> Plan | None:
             f"the channel mean of this {reader.name}'s features is constant, because they are normalized; use "
             "attention, or a convolutional guide, attach(model, guide=...)"
         )
-    if reader is None or blocks is None:
+    if reader is None or blocks is None or gazes:
         return features
     asking = next(part.name for part in mixer.parts if part.needs.guide_blocks is not None)
     reader.need_attention(asking, "use a guide with attention, attach(model, guide=...)")

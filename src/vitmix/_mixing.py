@@ -15,7 +15,7 @@ from vitmix._mixer import AnyMixer, Mixer
 from vitmix._sampling import Draw, Stream
 from vitmix.attention.readers import Reader, frame_of, logits_of, mask_grid, read_model, rest_of_patches, unwrap
 from vitmix.attention.summaries import forget_casts
-from vitmix.attention.tap import Plan, Recorder, Tape
+from vitmix.attention.tap import COMPILED, Plan, Recorder, Tape
 from vitmix.parts.base import Actor, Evidence, Guidance, Normalization, Part, Unmixed
 from vitmix.parts.losses import main_loss
 from vitmix.parts.masks import box_mask
@@ -73,7 +73,8 @@ class Mixing:
     that of the model's configuration (timm) or ImageNet's; set it if your images are normalized otherwise.
 
     Args:
-        guide: another model for the guide pass on the unmixed images (default: the model itself).
+        guide: another model for the guide pass on the unmixed images (default: the model itself). A network with a
+            method `gaze(images, rows)`, such as `vitmix.models.AbsViT`, replaces the guide's attention alone.
         seed, step, rank: determine every draw. `step` counts batches. By default, the seed is drawn from torch's CPU
             generator, so that `torch.manual_seed` decides, and the rank is the process's.
     """
@@ -90,6 +91,8 @@ class Mixing:
     ) -> None:
         guide = None if guide is model else guide
         self.mixer, self.model, self.guide = mixer, model, guide if guide is not None else model
+        gaze = unwrap(guide) if guide is not None and hasattr(unwrap(guide), "gaze") else None
+        guide = None if gaze is not None else guide  # logits are those of the model itself
         self.stream = Stream(seed, step, rank)
         self._plain_model = unwrap(model)
         self.modules = nn.ModuleDict()
@@ -101,8 +104,9 @@ class Mixing:
         self.reader = _reader_for(model, needed=mixer.looks_inside or (guide is None and asked))
         guide_reader = self.reader if guide is None else _reader_for(guide, needed=asked)
         self._plans: tuple[Plan, ...] = tuple(_plan(each, self.reader) for each in mixer.mixers)
-        guide_plans = tuple(guide_plan(each, guide_reader) for each in mixer.mixers)
-        self._guide_pass = GuidePass(self.guide, guide_reader, mixer.mixers, guide_plans, separate=guide is not None)
+        plans = tuple(guide_plan(each, guide_reader, gazes=gaze is not None) for each in mixer.mixers)
+        asked_model, separate = model if guide is None else guide, guide is not None
+        self._guide_pass = GuidePass(asked_model, guide_reader, mixer.mixers, plans, separate, gaze)
         self._recorder: Recorder | None = None
         try:
             self._listen()
@@ -132,6 +136,11 @@ class Mixing:
     def carries_shares(self) -> bool:
         """Whether any of the mixers carries token shares through the blocks."""
         return any(len(plan.carry) > 0 for plan in self._plans)
+
+    @property
+    def hooked(self) -> bool:
+        """Whether the model has hooks."""
+        return self._recorder is not None and self._recorder.installed
 
     @property
     def seed(self) -> int:
@@ -271,6 +280,7 @@ class Mixing:
             if self.reader is not None
         )
         for actor in actors:
+            actor.mix = mix
             mixed = actor.at_images(mixed)
         tape = Tape(plan, actors, size=frame.size, brief=brief, one_pass=True, batch=frame.batch)
         batch = MixedBatch(mixed, rows, mix, mixer, frame, tape, draw, maps, guidance)
@@ -321,7 +331,7 @@ class Mixing:
                 "outputs, pass the logits for this loss"
             )
         targets = self.targets(batch)
-        self._check_acted([actor for actor in batch.tape.actors if not actor.settings.sets_targets])
+        self._check_acted(batch.tape.actors)
         self._warn_of_evaluation([actor.settings.name for actor in batch.tape.actors if not actor.acted])
         parts = {"main": main_loss(batch.mixer.loss)(logits, targets)}
         for number, part in enumerate(batch.mixer.extra):
@@ -347,7 +357,7 @@ class Mixing:
             if not actor.acted and actor.training:
                 raise RuntimeError(
                     f"{actor.settings.name} mixed nothing; run the model on the mixed batch before asking for its "
-                    "targets or loss, and attach before the first call of a compiled model"
+                    f"targets or loss, and {COMPILED}"
                 )
 
     def _warn_of_evaluation(self, idle: list[str]) -> None:

@@ -27,7 +27,8 @@ class Method:
 
     Attributes:
         small: a method string that works on tiny models (default: the method's name).
-        bench: a method string to measure the method's cost (default: the method's name).
+        bench: a method string to measure the method's cost (default: the method's name); empty if a step of a large
+            batch takes so long that the cost is measured on request alone.
     """
 
     factory: Callable[..., Any] | str
@@ -61,7 +62,8 @@ class _Methods(Mapping[str, Callable[..., Any]]):
 
     def bench(self) -> dict[str, str]:
         """For each method, a string to measure its cost."""
-        return {name: entry.bench or name for name, entry in self.entries.items()}
+        texts = {name: name if entry.bench is None else entry.bench for name, entry in self.entries.items()}
+        return {name: text for name, text in texts.items() if text}
 
 
 METHODS = _Methods(
@@ -86,6 +88,7 @@ METHODS = _Methods(
         "oa_cutmix": Method("oa_cutmix"),
         "token_labeling": Method("token_labeling"),
         "puzzlemix": Method("puzzlemix"),
+        "comixup": Method("comixup", bench=""),
         "recursivemix": Method("recursivemix"),
         "tdattenmix": Method("tdattenmix"),
         "mergemix": Method("mergemix"),

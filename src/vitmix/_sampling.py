@@ -29,7 +29,9 @@ class Stream:
     """
 
     def __init__(self, seed: int | None, step: int | None, rank: int | None) -> None:
-        self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        if seed is not None and not hasattr(seed, "__index__"):
+            raise ValueError(f"seed must be an integer, got {seed!r}")
+        self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else int(seed)
         self.step, self.rank = step or 0, rank
         self._shared = seed is not None
         self._may_repeat = seed is None or step is not None

@@ -116,6 +116,8 @@ def test_given_attention_is_its_matrix() -> None:
     flow = Given(attention, prefix=PREFIX)
     check_flow(flow, attention)
     same(flow.maps(), attention)
+    close(flow.head_saliency(class_token=True), attention[:, :, 0, PREFIX:], 1e-12)
+    close(flow.head_saliency(class_token=False), attention[:, :, PREFIX:, PREFIX:].mean(2), 1e-12)
     assert Given(attention).prefix == 0
     rounded = Given(attention.half())
     share = torch.ones(BATCH, TOKENS)
@@ -155,7 +157,10 @@ def test_fixed_weights_are_their_matrix() -> None:
     close(flow.carry(share.float()), expected, 1e-6)
 
 
-@pytest.mark.parametrize("grid, window", [((4, 6), (2, 3)), ((5, 4), (2, 3)), ((3, 3), (4, 4)), ((6, 5), (3, 5))])
+WINDOWED = [((4, 6), (2, 3)), ((5, 4), (2, 3)), ((3, 3), (4, 4)), ((6, 5), (3, 5)), ((5, 6), (2, 3)), ((4, 5), (2, 3))]
+
+
+@pytest.mark.parametrize("grid, window", WINDOWED)  # padded on no side, on both, and on one
 @pytest.mark.parametrize("shift", [(0, 0), (1, 1), (0, 2)])
 @pytest.mark.parametrize("pad_first", [False, True])
 def test_windows_are_their_matrix(grid: tuple, window: tuple, shift: tuple, pad_first: bool) -> None:

@@ -25,7 +25,7 @@ from vitmix._registry import parts
 
 
 def test_every_mask_has_a_case() -> None:
-    assert set(parts("mask")) - {"history", "half"} <= {*HARD, *SOFT}
+    assert set(parts("mask")) - {"history", "joint", "half"} <= {*HARD, *SOFT}
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
@@ -284,8 +284,10 @@ def test_wrong_settings_are_refused() -> None:
         vitmix.DenseMix("mixup")(images, MASKS)
     with pytest.raises(ValueError, match="ignore_index=-100 does not fit into torch.uint8"):
         vitmix.DenseMix("cutmix", ignore_index=-100)(images, MASKS.byte())
-    with pytest.raises(ValueError, match=r"pastes an earlier batch.*such as resized"):
+    with pytest.raises(ValueError, match=r"pastes other images than the partner.*such as resized"):
         vitmix.DenseMix("recursivemix")
+    with pytest.raises(ValueError, match=r"joint mask pastes other images"):
+        vitmix.DenseMix("comixup", model=Segmenter(3, CLASSES), num_classes=CLASSES)
     with pytest.raises(ValueError, match="htm mixes inside the network"):
         vitmix.DenseMix("cutmix + htm")
     with pytest.raises(
@@ -326,7 +328,10 @@ def test_only_mask_and_pairing_of_a_method_are_used() -> None:
     assert {each.loss for each in vitmix.DenseMix("tokenmix(grid=[4, 4]) | cutmix").mixer.mixers} == {None}
 
 
-@pytest.mark.parametrize("name", sorted(set(vitmix.list_methods()) - {"htm", "vtm", "manifold_mixup", "recursivemix"}))
+NOT_DENSE = {"htm", "vtm", "manifold_mixup", "recursivemix", "comixup"}
+
+
+@pytest.mark.parametrize("name", sorted(set(vitmix.list_methods()) - NOT_DENSE))
 def test_every_method_mixes_label_maps(name: str) -> None:
     images, masks = torch.rand(2, 3, 16, 16), labels(2, 16, 16)
     text = {"mixpro": "mixpro(tokens=2)"}.get(name, name)

@@ -19,6 +19,8 @@ from vitmix.parts.decoupled import decoupled_loss
 from vitmix.parts.fourier import low_frequency_image, ranked_mask
 from vitmix.parts.guided import guided_share
 from vitmix.parts.history import History, HistoryMask, history_loss, pooled_box
+from vitmix.parts.joint import Weighing, given_up, inner_cut, joint_cost, joint_parts, likeness, mix_blocks
+from vitmix.parts.labelings import labeling, labeling_energy
 from vitmix.parts.lattice import lattice_mask
 from vitmix.parts.manifold import Manifold
 from vitmix.parts.masks import box_reach
@@ -54,7 +56,7 @@ def one_hot(labels: np.ndarray, classes: int, smoothing: float = 0.0) -> Tensor:
 def test_golden_files_are_all_here() -> None:
     names = {"fmix", "resizemix", "gridmix", "saliencymix", "attentive_cutmix", "manifold_vit", "mixpro", "decouplemix"}
     names |= {"oa_cutmix", "tokenlabel_targets", "tokenlabel_loss", "mixtoken_boxes", "mixtoken_vit", "relabel"}
-    names |= {"puzzlemix", "recursivemix", "tdattenmix", "mergemix"}
+    names |= {"puzzlemix", "comixup", "recursivemix", "tdattenmix", "tdattenmix_gaze", "mergemix"}
     assert names <= set(golden_cases("*"))
 
 
@@ -361,12 +363,16 @@ def golden_model(data: Arrays, **settings: object) -> VisionTransformer:
     return model.double().train()
 
 
+@pytest.mark.parametrize("embedded", [True, False])
 @pytest.mark.parametrize("case", golden_cases("mixtoken_vit"))
-def test_golden_mixtoken_vit(case: str) -> None:
+def test_golden_mixtoken_vit(case: str, embedded: bool) -> None:
+    """Mixing tokens, as the program does, and mixing the pixels of patches that do not overlap."""
     data = load(case)
     model, grid = golden_model(data), tuple(map(int, data["grid"]))
     target, classes = tensor(data["target"]), len(data["param/head.bias"])
-    learner = vitmix.Learner(model, vitmix.token_labeling(classes, weight=float(data["dense_weight"])))
+    learner = vitmix.Learner(
+        model, vitmix.token_labeling(classes, weight=float(data["dense_weight"]), embedded=embedded)
+    )
     head = learner.added["token_label_head"]
     with torch.no_grad():
         head.weight.copy_(tensor(data["param/aux_head.weight"]))
@@ -497,6 +503,65 @@ def test_golden_puzzlemix_whole(case: str) -> None:
     assert compared > int(whole["n_cases"])
 
 
+# Co-Mixup
+
+
+def similar(data: Arrays) -> np.ndarray:
+    return likeness(tensor(data["compat_raw"]).double(), float(data["omega"])).numpy()
+
+
+def released(data: Arrays) -> Weighing:
+    numbers = (float(data[key]) for key in ("beta", "gamma", "thres"))
+    return Weighing(*numbers, rounds=int(data["niter"]), by_column=True)
+
+
+def comixup_cost(data: Arrays) -> np.ndarray:
+    drawn = tensor(data["dirichlet"]), tensor(data["saliency"])
+    return joint_cost(drawn[1], drawn[0], blocks=int(data["block_num"]), eta=float(data["eta"])).numpy()
+
+
+@pytest.mark.parametrize("case", golden_cases("comixup"))
+def test_golden_comixup_cuts(case: str) -> None:
+    """Every inner cut along the program's way, given the labels it found before; ours never has more energy."""
+    for data in cases_of(load(case)):
+        weighing, cost, like = released(data), comixup_cost(data), similar(data)
+        close(torch.from_numpy(like), data["compat"], 1e-6)
+        parts = np.eye(cost.shape[0])[data["init"]]
+        extra, count = np.zeros((len(parts), len(cost))), len(parts)
+        for number in range(int(data["n_cuts"])):
+            turn, output = divmod(number, count)
+            cut = inner_cut(cost, like, parts, output, extra[output], weighing, halves=turn > 0)
+            close(torch.from_numpy(cut.unary), data[f"cut{number}_unary"], 1e-5)
+            close(torch.from_numpy(cut.distance), data[f"cut{number}_pair"], 1e-6)
+            close(torch.tensor(cut.edge), data[f"cut{number}_edge"], 1e-7)
+            theirs = data[f"cut{number}_labels"].astype(np.int64)
+            energies = [
+                labeling_energy(each, cut.unary, cut.distance, cut.edge)
+                for each in (labeling(cut.unary, cut.distance, cut.edge), theirs)
+            ]
+            assert energies[0] <= energies[1] + 1e-12
+            parts[output] = cut.parts[theirs]
+            if output == count - 1 and turn == weighing.rounds - 2:
+                extra = given_up(parts.sum((1, 2)) > 0)
+        close(torch.from_numpy(parts), data["mask"], 0)
+        close(mix_blocks(tensor(data["images"]).double(), torch.from_numpy(parts)), data["mixed"], 1e-4)
+
+
+@pytest.mark.parametrize("case", golden_cases("comixup"))
+def test_golden_comixup_whole(case: str) -> None:
+    """All rounds with our solver, where each of the program's cuts is optimal: masks, images and targets."""
+    compared = 0
+    for data in cases_of(load(case)):
+        found = torch.from_numpy(joint_parts(comixup_cost(data), similar(data), data["init"], released(data)))
+        if (found != tensor(data["mask"])).any():  # one cut of the program was not optimal, so later ones differ
+            continue
+        compared += 1
+        close(mix_blocks(tensor(data["images"]).double(), found), data["mixed"], 1e-4)
+        rows = one_hot(data["labels"], int(data["num_classes"]))
+        close(found.mean((1, 2)) @ rows, data["targets"], 1e-6)
+    assert compared
+
+
 # RecursiveMix
 
 
@@ -576,6 +641,32 @@ def test_golden_tdattenmix(case: str) -> None:
         close(F.mix_targets(tensor(data["clean_logits"]), partner, share), data["consistency_logits_right"], EXACT)
         each = torch.where(own + theirs > 0, theirs / (own + theirs), area)
         close(guided_share(scores, mix, area), (area + each) / 2, 1e-12)
+
+
+@pytest.mark.parametrize("case", golden_cases("tdattenmix_gaze"))
+def test_golden_gaze(case: str) -> None:
+    """AbsViT: both passes, the logits of the second, and the map."""
+    data = load(case)
+    weights = {key.removeprefix("param/"): tensor(value) for key, value in data.items() if key.startswith("param/")}
+    classes, width = weights["head.weight"].shape
+    model = vitmix.models.AbsViT(
+        img_size=size_of(data["images"]),
+        patch_size=int(data["patch_size"]),
+        embed_dim=width,
+        depth=int(data["depth"]),
+        num_heads=int(data["num_heads"]),
+        mlp_ratio=len(weights["blocks.0.mlp.fc1.bias"]) / width,
+        num_classes=classes,
+    ).double()
+    model.load_state_dict(weights)
+    images, rows = tensor(data["images"]), one_hot(data["labels"], classes)
+    with torch.no_grad():
+        first = model.embed_and_run(images, [None] * int(data["depth"]))
+        second = model.look_for(images, rows @ model.head.weight)
+        close(first, data["tokens_first"], EXACT)
+        close(second, data["tokens_second"], EXACT)
+        close(model.eval().forward_head(second), data["logits"], EXACT)
+        close(model.gaze(images, rows).flatten(1), data["attention"], EXACT)
 
 
 # MergeMix

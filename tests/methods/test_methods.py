@@ -10,9 +10,11 @@ import vitmix
 from vitmix._registry import KINDS, parts
 from vitmix.methods import METHODS
 from vitmix.parts.decoupled import DecoupledLoss
+from vitmix.parts.embedded import Embedded
 from vitmix.parts.fourier import FourierMask
 from vitmix.parts.guided import GuidedShare
 from vitmix.parts.history import HistoryLoss, HistoryMask
+from vitmix.parts.joint import JointMask
 from vitmix.parts.lattice import LatticeMask
 from vitmix.parts.manifold import Manifold
 from vitmix.parts.merged import MergedMask
@@ -60,6 +62,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "decoupled": dict(weight=0.1, scaled=False),
     "object": dict(relative=0.0, blend=1.0),
     "tokens": dict(weight=0.5),
+    "embedded": {},
     "puzzle": dict(
         alpha=1.0,
         blocks=(2, 4, 8, 16),
@@ -73,6 +76,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         cell=None,
         mean=None,
         std=None,
+    ),
+    "joint": dict(
+        alpha=2.0,
+        blocks=4,
+        group=20,
+        beta=0.32,
+        gamma=1.0,
+        threshold=0.83,
+        eta=0.05,
+        omega=0.001,
+        rounds=4,
     ),
     "history": dict(most=0.5, interpolation="nearest"),
     "merged": dict(alpha=1.0, merged=0.5, block=None),
@@ -105,8 +119,11 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "mixpro": dict(mask=CellMask(**DEFAULTS["cells"]), share=ProgressiveShare(block=-1)),
     "decouplemix": dict(mask=BOX, extra=(DecoupledLoss(weight=0.1, scaled=False),)),
     "oa_cutmix": dict(mask=BOX, share=ObjectShare(relative=0.0, blend=1.0)),
-    "token_labeling": dict(mask=vitmix.BoxMask(1.0, "batch", True, None), extra=(TokenLabelLoss(weight=0.5),)),
+    "token_labeling": dict(
+        mask=vitmix.BoxMask(1.0, "batch", True, None), extra=(TokenLabelLoss(weight=0.5),), inner=(Embedded(),)
+    ),
     "puzzlemix": dict(mask=PuzzleMask(**DEFAULTS["puzzle"])),
+    "comixup": dict(mask=JointMask(**DEFAULTS["joint"])),
     "recursivemix": dict(mask=HistoryMask(**DEFAULTS["history"]), extra=(HistoryLoss(weight=0.5),)),
     "mergemix": dict(mask=MergedMask(**DEFAULTS["merged"])),
     "tdattenmix": dict(
@@ -190,13 +207,17 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
         dict(mask=vitmix.BoxMask(2.0, "sample"), share=ObjectShare(0.3, 0.5)),
     ),
     "token_labeling": (
-        "alpha=2.0, per=sample, aligned=False, grid=[3, 5], weight=1.0",
+        "alpha=2.0, per=sample, aligned=False, grid=[3, 5], weight=1.0, embedded=False",
         dict(mask=vitmix.BoxMask(2.0, "sample", False, (3, 5)), extra=(TokenLabelLoss(1.0),)),
     ),
     "puzzlemix": (
         "alpha=2.0, blocks=[3], labels=2, beta=1.0, gamma=0.1, eta=0.3, neighborhood=2, transport=False, cost=0.1, "
         "cell=5, mean=[0.1], std=[0.2]",
         dict(mask=PuzzleMask(2.0, (3,), 2, 1.0, 0.1, 0.3, 2, False, 0.1, 5, (0.1,), (0.2,))),
+    ),
+    "comixup": (
+        "alpha=1.0, blocks=2, group=5, beta=0.1, gamma=0.2, threshold=0.3, eta=0.4, omega=0.6, rounds=3",
+        dict(mask=JointMask(1.0, 2, 5, 0.1, 0.2, 0.3, 0.4, 0.6, 3)),
     ),
     "tdattenmix": (
         "low=0.1, high=0.2, blocks=all, blend=0.3",

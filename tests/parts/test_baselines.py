@@ -309,6 +309,9 @@ def test_token_labels_need_maps_of_every_class() -> None:
         learner(images, labels)
     with pytest.raises(ValueError, match=r"maps must be \(4, 10, 4, 4\)"):
         learner(images, labels, maps=torch.rand(4, 4, 4))
+    for shape in ((4, 9, 4, 4), (3, 10, 4, 4), (4, 10, 4, 3)):
+        with pytest.raises(ValueError, match=r"maps must be \(4, 10, 4, 4\)"):
+            learner(images, labels, maps=torch.rand(shape))
     with pytest.raises(ValueError, match="two parts need different maps"):
         vitmix.create("mix(mask=box, share=activation) + tokens", 10)
 
@@ -341,6 +344,18 @@ def test_transport_is_the_slow_one(cost: float) -> None:
         for number in range(2):
             expected = slow.plan(saliency[number].tolist(), visible[number].tolist(), cost)
             assert sorted(map(tuple, plan[number].nonzero().tolist())) == sorted(expected)
+
+
+def test_transport_between_four_blocks_counts_the_whole_distance() -> None:
+    """A side of two blocks is 1 apart: the empty corner is worth a move of one side, but not of the diagonal."""
+    saliency = torch.tensor([[[0.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    for place, moves in (((0, 1), True), ((0, 0), False)):
+        visible = torch.zeros(1, 2, 2, dtype=torch.bool)
+        visible[0][place] = True
+        plan = transport_plan(saliency, visible, cost=0.6)
+        expected = slow.plan(saliency[0].tolist(), visible[0].tolist(), 0.6)
+        assert sorted(map(tuple, plan[0].nonzero().tolist())) == sorted(expected)
+        assert bool(plan[0, 3, place[0] * 2 + place[1]]) == moves
 
 
 def test_moved_blocks_keep_their_pixels() -> None:
@@ -543,6 +558,7 @@ def test_consistency_by_the_label_uses_the_share_of_the_target() -> None:
         ("mix(mask=resized, share=object)", "look up the partner at the pasted positions"),
         ("mix(mask=resized) + tokens", "moves tokens or pixels"),
         ("mix(mask=history) + region", "needs one partner per image"),
+        ("mix(mask=joint) + region", "needs one partner per image"),
         ("mix(mask=puzzle, share=prior)", "look up the partner at the pasted positions"),
         ("token_labeling + htm", "moves tokens or pixels"),
         ("tl_align + manifold", "needs the labels before the forward pass"),
@@ -553,6 +569,12 @@ def test_consistency_by_the_label_uses_the_share_of_the_target() -> None:
         ("resizemix(low=0.9)", "low must not exceed high"),
         ("gridmix(least=7)", "least must not exceed most"),
         ("saliencymix(mean=[0.5])", "mean must be three numbers"),
+        ("puzzlemix(mean=[-1, 0], std=0.5)", "mean and std must be one number per channel"),
+        ("puzzlemix(mean=0.5, std=[0.5])", "mean and std must be one number per channel"),
+        ("puzzlemix(mean=[0, 0], std=[1])", "mean and std must be one number per channel"),
+        ("puzzlemix(mean=[], std=[])", "mean and std must be one number per channel"),
+        ("puzzlemix(mean=[a], std=[1])", "mean must be a finite number, got 'a'"),
+        ("saliencymix(mean=[0, 0, 1e999], std=[1, 1, 1])", "mean must be a finite number, got inf"),
     ],
 )
 def test_refused(text: str, words: str) -> None:
@@ -580,6 +602,13 @@ def test_manifold_mixup_blends_in_models_of_two_blocks() -> None:
     assert not torch.allclose(output.logits, model(images))
 
 
+def test_mixpro_needs_the_logits_before_the_targets() -> None:
+    with vitmix.create("mixpro(tokens=2)", 10).attach(tiny_vit()) as mixing:
+        batch = mixing.mix(*tiny_batch(4))
+        with pytest.raises(RuntimeError, match="the logits were not recorded"):
+            _ = mixing.evidence(batch).logits
+
+
 def test_mixpro_reads_the_logits_of_the_whole_classifier() -> None:
     images, labels = tiny_batch(4)
     whole = torch.nn.Sequential(tiny_vit(num_classes=0), torch.nn.Linear(tiny_vit().embed_dim, 10))
@@ -600,7 +629,16 @@ def test_features_of_a_backbone_in_a_larger_module_can_be_scores() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["resizemix", "saliencymix", "manifold_mixup", "mixpro(tokens=2)", "decouplemix", "puzzlemix", "recursivemix"],
+    [
+        "resizemix",
+        "saliencymix",
+        "manifold_mixup",
+        "mixpro(tokens=2)",
+        "decouplemix",
+        "puzzlemix",
+        "comixup",
+        "recursivemix",
+    ],
 )
 def test_a_compiled_learner_equals_an_eager_one(text: str) -> None:
     model = tiny_vit()
@@ -627,6 +665,8 @@ BAD = {
     "cells": {"alpha": 0, "tokens": 0, "clamp": 1},
     "puzzle": {"alpha": 0, "blocks": (1,), "labels": 1, "beta": -1, "gamma": 2, "eta": -1, "neighborhood": 0}
     | {"transport": 1, "cost": -1, "cell": 0, "mean": (0.5,), "std": (1.0, 1.0, 0.0)},
+    "joint": {"alpha": 0, "blocks": 1, "group": 1, "beta": -1, "gamma": -1, "threshold": -1, "eta": -1}
+    | {"omega": 2, "rounds": 0},
     "top_cells": {"alpha": 0, "cells": 0, "scores": "pixels", "blocks": ()},
     "guided": {"blend": 2},
     "object": {"relative": 2, "blend": 2},

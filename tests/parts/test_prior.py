@@ -75,9 +75,9 @@ def shares(text: str, model: nn.Module, images: Tensor, labels: Tensor) -> tuple
     return targets.gather(1, partner.unsqueeze(1)).squeeze(1), batch
 
 
-def double_model() -> tuple[nn.Module, Tensor, Tensor]:
-    images, labels = tiny_batch(4)
-    return tiny_vit().double().train(), images.double(), labels
+def double_model(size: tuple[int, int] = (16, 16)) -> tuple[nn.Module, Tensor, Tensor]:
+    images, labels = tiny_batch(4, size=size)
+    return tiny_vit(img_size=size).double().train(), images.double(), labels
 
 
 @pytest.mark.parametrize("mask", ["box", "block", "salient_box"])
@@ -88,12 +88,13 @@ def test_a_method_gives_the_slow_share(mask: str) -> None:
     close(found, torch.tensor(slow_share(cells, prior, batch.mix.source)).double(), 1e-6)
 
 
+@pytest.mark.parametrize("size", [(16, 16), (16, 24)])
 @pytest.mark.parametrize("mask", ["box", "salient_box"])
-def test_multiplied_with_attention_it_is_the_slow_share(mask: str) -> None:
-    found, batch = shares(f"mix(mask={mask}, share=prior(times=attention))", *double_model())
+def test_multiplied_with_attention_it_is_the_slow_share(mask: str, size: tuple[int, int]) -> None:
+    found, batch = shares(f"mix(mask={mask}, share=prior(times=attention))", *double_model(size))
     grid = batch.frame.grids[-1]
     last = len(batch.frame.grids) - 1
-    tokens = read_model(tiny_vit()).patch_mask(batch.mix.mask, last, batch.frame.size)
+    tokens = read_model(tiny_vit(img_size=size)).patch_mask(batch.mix.mask, last, batch.frame.size)
     weight = batch.tape.saliency[last]
     expected = slow_share(
         tokens.expand(4, -1).reshape(4, *grid).double(), slow_gaussian(*grid, 0.25), batch.mix.source, weight

@@ -16,9 +16,11 @@ from vitmix._mix import Grid
 from vitmix.attention.flow import Flow
 from vitmix.attention.readers import BlockReader, Reader, logits_of, read_model
 
-__all__ = ["AttentionTap", "BlockHooks", "BlockSet", "Phase", "Plan", "Recorder", "Tape", "recorded"]
+__all__ = ["AttentionTap", "BlockHooks", "BlockSet", "COMPILED", "Phase", "Plan", "Recorder", "Tape", "recorded"]
 
 BlockSet = frozenset[int]
+#: What to do about a compiled model: its graph, also that of another model of the class, may be older than the hooks.
+COMPILED = "attach before a compiled model first runs, or call torch.compiler.reset() after attaching"
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,11 @@ class Recorder:
         if plan.logits:
             whole = self.reader.model if self.reader.whole is None else self.reader.whole
             add(whole.register_forward_hook(self._logits))
+
+    @property
+    def installed(self) -> bool:
+        """Whether there is any hook."""
+        return bool(self._handles)
 
     def remove(self) -> None:
         for handle in reversed(self._handles):
@@ -409,7 +416,7 @@ def recorded(slots: dict[int, Any], what: str, block: int) -> Any:
     """The value of a slot. Raises an error if the forward pass did not write it."""
     if block not in slots:
         raise RuntimeError(
-            f"the {what} of block {block} was not recorded; request it when attaching, attach before the first call of "
-            "a compiled model, and run the model on the mixed batch first"
+            f"the {what} of block {block} was not recorded; run the model on the mixed batch first, request it when "
+            f"attaching, and {COMPILED}"
         )
     return slots[block]

@@ -30,8 +30,8 @@ def seen_pixels(mix: Mix, size: Grid) -> Seen:
     """What each pixel of mixed images of `size` shows."""
     if mix.rows is not None:
         raise ValueError(
-            "this mask pastes images of an earlier batch, whose dense targets are not kept; use another mask, such as "
-            "resized"
+            "this mask pastes other images than the partner, whose dense targets are not kept; use another mask, such "
+            "as resized"
         )
     weight = expand_mask(mix.mask, size).expand(len(mix.partner), *size)
     if mix.moves is not None:

@@ -232,15 +232,15 @@ def dense_mixer(method: str | AnyMixer, num_classes: int | None) -> AnyMixer:
 
 
 def _mask_only(mixer: Mixer) -> Mixer:
-    if mixer.inner:
+    inner = [part.name for part in mixer.inner if not part.applies_mask]  # masks act on pixels here
+    if inner:
         raise ValueError(
-            f"{mixer.inner[0].name} mixes inside the network, which dense targets cannot follow; use a method that "
-            "mixes images"
+            f"{inner[0]} mixes inside the network, which dense targets cannot follow; use a method that mixes images"
         )
     if not mixer.mask.pastes_partner:
         raise ValueError(
-            f"a {mixer.mask.name} mask pastes an earlier batch, whose dense targets are not kept; use another mask, "
-            "such as resized"
+            f"a {mixer.mask.name} mask pastes other images than the partner, whose dense targets are not kept; use "
+            "another mask, such as resized"
         )
     return Mixer(mixer.num_classes, mask=mixer.mask, pairing=mixer.pairing)
 

@@ -1,8 +1,8 @@
 """TdAttenMix: Top-Down Attention Guided Mixup (AAAI 2025).
 
-Deviations: the scores are a guide's attention, by default of the model itself; the authors ask a gaze network (AbsViT)
-that knows the label. The share is of each pair, from the partner's own map; the released code has one share per batch
-and reads the window in the wrong map.
+Deviations: the scores are a guide's attention, by default of the model itself; the authors ask a gaze network that
+knows the label, which can be the guide (`vitmix.models.AbsViT`). The share is of each pair, from the partner's own map;
+the released code has one share per batch and reads the window in the wrong map.
 """
 
 from typing import Literal, Unpack

@@ -1,5 +1,7 @@
 """Models that timm does not have. Importing this package registers their names with `timm.create_model`."""
 
+from vitmix.models.absvit import AbsViT as AbsViT
+from vitmix.models.absvit import TopDown as TopDown
 from vitmix.models.cct import CompactBlock as CompactBlock
 from vitmix.models.cct import CompactTransformer as CompactTransformer
 from vitmix.models.cct import ConvTokenizer as ConvTokenizer
@@ -11,6 +13,7 @@ from vitmix.models.pvt import PvtStage as PvtStage
 from vitmix.models.pvt import PyramidVisionTransformer as PyramidVisionTransformer
 
 __all__ = [
+    "AbsViT",
     "CompactBlock",
     "CompactTransformer",
     "ConvTokenizer",
@@ -18,6 +21,7 @@ __all__ = [
     "PvtBlock",
     "PvtStage",
     "PyramidVisionTransformer",
+    "TopDown",
     "checkpoint_filter_fn",
     "sine_positions",
 ]

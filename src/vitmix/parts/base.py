@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._mix import Frame, Grid, Mix, Moves, area_share, mix_targets, smooth_rows
-from vitmix.attention.tap import Plan, Tape
+from vitmix.attention.tap import COMPILED, Plan, Tape
 
 if TYPE_CHECKING:
     from vitmix._mixer import Mixer
@@ -212,8 +212,8 @@ class Evidence:
         """The logits `(B, K)` of the mixed images, without gradient, for parts whose plan contains them."""
         if self.tape.logits is None:
             raise RuntimeError(
-                "the logits were not recorded; return Plan(logits=True) from the part's `plan` and Needs(model=True) "
-                "from its `needs`, and run the model on the mixed batch before its targets"
+                "the logits were not recorded; run the model on the mixed batch before its targets, return "
+                f"Plan(logits=True) from the part's `plan` and Needs(model=True) from its `needs`, and {COMPILED}"
             )
         return self.tape.logits
 
@@ -227,8 +227,8 @@ class Evidence:
         """The tokens `(B, N, d)` after the final norm, for parts whose plan contains them."""
         if self.tape.final is None:
             raise RuntimeError(
-                "the final tokens were not recorded; return Plan(final=True) from the part's `plan` and "
-                "Needs(model=True) from its `needs`, and run the model on the mixed batch before its loss"
+                "the final tokens were not recorded; run the model on the mixed batch before its loss, return "
+                f"Plan(final=True) from the part's `plan` and Needs(model=True) from its `needs`, and {COMPILED}"
             )
         return self.tape.final
 
@@ -318,12 +318,14 @@ class Mask(Part):
     Attributes:
         mixes: whether images change.
         moves_pixels: it moves or resizes pixels in a way that `source` does not describe.
+        moves_cells: it pastes cells elsewhere than it cuts them, as `source` describes.
         pastes_partner: what it pastes is the partner alone; otherwise `Composed.rows` has the labels.
     """
 
     kind: ClassVar[str] = "mask"
     mixes: ClassVar[bool] = True
     moves_pixels: ClassVar[bool] = False
+    moves_cells: ClassVar[bool] = False
     pastes_partner: ClassVar[bool] = True
 
     def observer(self, reader: "Reader") -> Observer | None:
@@ -414,6 +416,7 @@ class HiddenMixing(Part):
         moves_tokens: it moves tokens between samples, so the input mask no longer says where they come from.
         adds_tokens: it adds keys and values that have no position in the image.
         sets_targets: it changes the targets during the forward pass, so the share must be known before.
+        applies_mask: it applies the mask, so that images stay as they are.
         count_names: names of the counts of its actors, for the log.
     """
 
@@ -422,6 +425,7 @@ class HiddenMixing(Part):
     moves_tokens: ClassVar[bool] = False
     adds_tokens: ClassVar[bool] = False
     sets_targets: ClassVar[bool] = False
+    applies_mask: ClassVar[bool] = False
     count_names: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -482,6 +486,7 @@ class Actor:
     def __init__(self, settings: Any, reader: "Reader", values: Values, module: nn.Module | None = None) -> None:
         self.settings, self.reader, self.values, self.module = settings, reader, values, module
         self.block = reader.resolve_patches(settings.block)
+        self.mix: Mix | None = None  # of the batch
         self.preview: Tensor | None = None
         self.acted = False
 

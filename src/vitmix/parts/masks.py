@@ -343,6 +343,7 @@ class SalientMask(Mask):
     """
 
     name: ClassVar[str] = "salient_box"
+    moves_cells: ClassVar[bool] = True
     source: Source = "max"
     destination: Destination = "min"
     low: float = 0.25
@@ -435,6 +436,8 @@ def _final_grid(frame: Frame) -> Grid:
     grid, size = frame.final_grid, frame.size
     if grid is None:
         raise ValueError("a salient box needs a model's token grid; attach the mixer to a model with attention")
+    if frame.no_grid:  # cells of the image would be no patches
+        raise ValueError(f"a salient box is drawn on the model's tokens: {frame.no_grid}")
     if grid == (1, 1):
         raise ValueError(
             f"a salient box needs several final tokens, but images of {size[0]}x{size[1]} give only one; enlarge them"

@@ -54,8 +54,7 @@ def match_tokens(keys: Tensor, count: int, *, prefix: int) -> Tensor:
     even, odd = keys[:, prefix % 2 :: 2], keys[:, 1 - prefix % 2 :: 2]
     even, odd = (functional.normalize(each, dim=2, eps=1e-12) for each in (even, odd))
     similarity, partner = (even @ odd.transpose(1, 2)).max(2)
-    rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    merges = rank < count
+    merges = torch.zeros_like(similarity, dtype=torch.bool).scatter(1, similarity.topk(count, dim=1).indices, True)
     kept = even.shape[1] - count
     places = torch.where(merges, kept + partner, (~merges).cumsum(1) - 1)
     found = torch.empty(keys.shape[:2], dtype=torch.long, device=keys.device)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vitmix._checks import check_choice, check_positive
+from vitmix._checks import check_choice, check_finite, check_positive
 from vitmix._mix import Frame
 from vitmix._registry import register
 from vitmix.parts.base import Mask, Normalization, Paste, Unmixed, Values
@@ -143,7 +143,10 @@ def _levels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> 
 
 def check_normalization(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
     """Refuses one of the two alone, and deviations that are not positive."""
-    if (mean is None) != (std is None) or (mean and std and len(mean) != len(std)):
+    if mean is None and std is None:
+        return
+    if not isinstance(mean, tuple) or not isinstance(std, tuple) or not len(mean) == len(std) > 0:
         raise ValueError(f"mean and std must be one number per channel, or both none, got {mean!r} and {std!r}")
-    for value in std or ():
-        check_positive("std", value)
+    for center, wide in zip(mean, std, strict=True):
+        check_finite("mean", center)
+        check_positive("std", wide)

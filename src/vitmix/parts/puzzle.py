@@ -42,11 +42,11 @@ def puzzle_costs(
     share: float,
     *,
     blocks: int,
-    labels: int = 3,
-    beta: float = 1.2,
-    gamma: float = 0.5,
-    eta: float = 0.2,
-    neighborhood: int = 4,
+    labels: int,
+    beta: float,
+    gamma: float,
+    eta: float,
+    neighborhood: int,
 ) -> Costs:
     """Puzzle Mix's costs of taking a block from the partner.
 
@@ -107,7 +107,7 @@ def _jumps(images: Tensor, partner: Tensor, blocks: int, neighborhood: int) -> t
     return down, right
 
 
-def transport_plan(saliency: Tensor, visible: Tensor, *, cost: float = 0.8) -> Tensor:
+def transport_plan(saliency: Tensor, visible: Tensor, *, cost: float) -> Tensor:
     """Which block goes where, `(B, N, N)` bool [from, to]: salient blocks move to near places that are visible.
 
     In each of n rounds every block bids for its cheapest place. A place goes to the lowest cost; losers pay 1 more
@@ -124,7 +124,7 @@ def transport_plan(saliency: Tensor, visible: Tensor, *, cost: float = 0.8) -> T
     distance = (row.unsqueeze(1) - row).square() + (column.unsqueeze(1) - column).square()
     total = cost * (distance.to(torch.float32) / max(side - 1, 1) ** 2)  # float32, as the authors have it
     total = total - saliency.flatten(1).unsqueeze(2) * visible.flatten(1).unsqueeze(1)
-    wanted, won = place.expand(len(total), -1).unsqueeze(2), torch.zeros_like(total, dtype=torch.bool)
+    won = torch.zeros_like(total, dtype=torch.bool)
     for _ in range(side):
         wanted = total.argmin(2, keepdim=True)
         bids = torch.zeros_like(total).scatter(2, wanted, total.gather(2, wanted))  # zero without a bid

@@ -58,6 +58,8 @@ class TopCellsMask(Mask):
         return Needs(model=True, guide_blocks=self.blocks)
 
     def draw(self, frame: Frame, generator: torch.Generator | None) -> dict[str, Tensor]:
+        if frame.no_grid and self.scores == "attention":  # cells of the image would be no patches
+            raise ValueError(f"a mask of the top cells is drawn on the model's tokens: {frame.no_grid}")
         return {"share": beta_share(1, self.alpha, generator=generator).float()}
 
     def where(self, values: Values, batch: Unmixed) -> Paste:

@@ -498,7 +498,13 @@ def test_one_training_step_of_every_method_on_every_family(name: str, column: st
 MERGES = ("ViT, DeiT", "DeiT, distilled", "DeiT III", "ViT with registers, pooled", "SigLIP", "DINOv2")
 READS_ATTENTION = ("transmix", "smmix", "htm", "vtm", "attentive_cutmix", "mixpro", "tdattenmix")
 REFUSED = {(name, method) for name in NO_ATTENTION for method in READS_ATTENTION}
-READS_NOTHING = ("mixup, cutmix, fmix, resizemix, gridmix, saliencymix", "decouplemix", "oa_cutmix", "puzzlemix")
+READS_NOTHING = (
+    "mixup, cutmix, fmix, resizemix, gridmix, saliencymix",
+    "decouplemix",
+    "oa_cutmix",
+    "puzzlemix",
+    "comixup",
+)
 REFUSED |= {(name, method) for name in UNREAD for method in METHODS if method not in (*READS_NOTHING, "tokenmix")}
 REFUSED |= {(name, "mergemix") for name in FAMILIES if name not in MERGES}
 REFUSED |= {(name, "vtm") for name in FAMILIES if "Swin" in name}

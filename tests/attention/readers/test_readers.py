@@ -163,7 +163,7 @@ def test_patches_that_leave_a_rest() -> None:
     mask[:, 42:, :], mask[:, :, 14:28] = True, True
     expected = torch.tensor([[0.0, 1.0, 0.0]]).expand(1, 3, 3)
     close(reader.embed_share(mask, (50, 50), torch.float32), expected, 1e-7)
-    with pytest.raises(ValueError, match="divide into the model's 3x3 final tokens"):
+    with pytest.raises(ValueError, match="images of 50x50 leave a rest beside patches of 14x14"):
         vitmix.Learner(model, vitmix.create("smmix", CLASSES))(images, torch.arange(4))
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -77,6 +78,12 @@ def test_shares_of_spatial_models_equal_a_linear_twin(name: str, text: str) -> N
     share = globals()[TWINS[name]](model, pixels, set(chosen))
     close(targets[range(4), batch.mix.partner], share.flatten(1).mean(1), 1e-9)
     assert (targets.sum(1) - 1).abs().max() < 1e-9
+
+
+def test_gated_mixing_of_tokens_is_refused() -> None:
+    """Gates make the weights between tokens depend on the tokens."""
+    with pytest.raises(ValueError, match="an MlpMixer with GluMlp cannot be read"):
+        vitmix.create("tl_align", 1000).attach(timm.create_model("gmixer_12_224"))
 
 
 def normalized(weight: Tensor, grid: Tensor, **settings: Any) -> Tensor:

@@ -16,7 +16,7 @@ from vitmix._mix import Frame, Grid, check_tensor
 from vitmix.attention.readers.base import BlockReader as BlockReader
 from vitmix.attention.readers.base import FusedBlock as FusedBlock
 from vitmix.attention.readers.base import Reader as Reader
-from vitmix.attention.readers.inside import backbones, logits_of, read_inside
+from vitmix.attention.readers.inside import as_if_pooled, backbones, logits_of, read_inside
 from vitmix.attention.readers.patches import grid_by_patches, rest_of_patches
 from vitmix.attention.readers.wrappers import WholePass, known_base, overridden, unsharded_classes, unwrap
 
@@ -127,7 +127,9 @@ def _read(model: nn.Module, inside: bool) -> Reader:
     if len(inner) != 1:
         raise ValueError(_refusal(type(model), list(inner)))
     (backbone,) = map(unwrap, inner.values())
-    return read_inside(model, _reader_of(type(backbone))(backbone))
+    with as_if_pooled(backbone):
+        reader = _reader_of(type(backbone))(backbone)
+    return read_inside(model, reader)
 
 
 def _path(kind: type) -> str:
@@ -173,10 +175,9 @@ def _refusal(kind: type, inner: Sequence[str] = ()) -> str:
             f"{name} cannot be read: it contains several models ({', '.join(inner)}); attach to one of them, or "
             "register a reader for it (docs/adapters.md)"
         )
-    known = ", ".join(sorted(f"{each.partition('.')[0]}.{each.rpartition('.')[2]}" for each in READERS))
     return (
-        f"{name} cannot be read; known classes (matched exactly): {known}. Methods that need no "
-        "attention work on any model; docs/adapters.md shows how to add a class"
+        f"{name} cannot be read: it is none of the classes that `vitmix models` lists; register a reader for it "
+        "(docs/adapters.md), or use a method that needs no attention, which works on any model"
     )
 
 

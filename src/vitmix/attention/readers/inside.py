@@ -4,7 +4,8 @@ The blocks are those of the inner model, the *backbone*. What the larger module 
 it once on an empty image, with the backbone's output replaced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from vitmix.attention.readers.base import Reader
 from vitmix.attention.readers.wrappers import WholePass
 
-__all__ = ["Head", "Replaced", "backbones", "logits_of", "read_inside"]
+__all__ = ["Head", "Replaced", "as_if_pooled", "backbones", "logits_of", "read_inside"]
 
 CALLS = ("forward", "forward_features")  # the functions of a backbone that a larger module may call
 
@@ -32,6 +33,25 @@ def backbones(model: nn.Module, known: Callable[[nn.Module], bool]) -> dict[str,
         if name and known(module) and not any(name.startswith(f"{outer}.") for outer in found):
             found[name] = module
     return found
+
+
+@contextmanager
+def as_if_pooled(backbone: Any) -> Iterator[None]:
+    """Inside this context, a timm backbone that returns its tokens (`global_pool=""`) has the usual pooling.
+
+    A reader asks for it. What the larger module reads is found afterwards, by `read_inside`.
+    """
+    usual = "token" if getattr(backbone, "cls_token", None) is not None else "avg"
+    layers = (getattr(each, "global_pool", None) for each in (backbone, getattr(backbone, "head", None)))
+    places = [(backbone, "global_pool"), *((layer, "pool_type") for layer in layers)]
+    unpooled = [(place, name) for place, name in places if getattr(place, name, None) == ""]
+    for place, name in unpooled:
+        setattr(place, name, usual)
+    try:
+        yield
+    finally:
+        for place, name in unpooled:
+            setattr(place, name, "")
 
 
 class Replaced:

@@ -38,11 +38,25 @@ def rest_of_patches(reader: Reader, size: Grid) -> str | None:
 
 def cell_of(model: nn.Module) -> Grid | None:
     """Height and width in pixels of such a token: a patch, or in pyramids a token of the second-to-last stage."""
+    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d) and each.in_channels <= 4), None)
     for find in (_by_feature_info, _by_config, _by_patch_size, _by_convolution):
         for module in (model, *model.modules()):
-            if (cell := find(module)) is not None:
+            cell = find(module)
+            if cell is not None and (find is _by_feature_info or first is None or _can_be_patches(cell, first)):
                 return cell
     return None
+
+
+def _can_be_patches(cell: Grid, first: nn.Conv2d) -> bool:
+    """Whether tokens of this size can come out of the first convolution: "patch size" also names other things.
+
+    CvT calls its kernels so, which overlap, and MobileViT the patches of its features.
+    """
+    strided, kernel = _pair(first.stride), _pair(first.kernel_size)
+    assert strided is not None and kernel is not None
+    begins_stem = kernel != strided and max(strided) < 4
+    whole = not (cell[0] % strided[0] or cell[1] % strided[1])
+    return whole and not (begins_stem and cell == strided)
 
 
 def _by_feature_info(module: Any) -> Grid | None:

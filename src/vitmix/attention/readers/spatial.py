@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.mlp import Mlp
 from timm.layers.padding import pad_same
 from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame
 from timm.models import convnext, mlp_mixer, resnet
@@ -157,6 +158,11 @@ def read_mixer(model: Any) -> Reader:
         if type(block) not in (mlp_mixer.MixerBlock, mlp_mixer.ResBlock):
             raise ValueError(
                 f"an MlpMixer of {type(block).__name__} cannot be read: its weights between tokens depend on the tokens"
+            )
+        if type(block) is mlp_mixer.MixerBlock and type(block.mlp_tokens) is not Mlp:
+            raise ValueError(
+                f"an MlpMixer with {type(block.mlp_tokens).__name__} cannot be read: its weights between tokens depend "
+                "on the tokens"
             )
         mixing = block.mlp_tokens if type(block) is mlp_mixer.MixerBlock else block.linear_tokens
         settings: dict[str, Any] = dict(norm=block.norm1, prefix=0, class_token=False, width=model.embed_dim)

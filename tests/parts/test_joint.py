@@ -1,0 +1,148 @@
+"""Co-Mixup: costs, exact labelings, and what a jointly mixed batch looks like."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import reference_baselines as slow
+import vitmix
+from support import close, same, tiny_batch, tiny_vit
+from vitmix._sampling import generator_for
+from vitmix.parts import labelings
+from vitmix.parts.base import Guidance
+from vitmix.parts.joint import JointMask, Weighing, inner_cut, joint_cost, joint_parts, likeness, mix_blocks
+from vitmix.parts.joint import peak_distance as distance_of_peaks
+from vitmix.parts.labelings import labeling, labeling_energy
+
+
+def problem(seed: int, rows: int, columns: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Unary costs, a distance that need not be a metric, and the weight of an edge."""
+    random = np.random.default_rng(seed)
+    distance = random.choice([0.25, 1.0], (count, count)) if seed % 2 else random.random((count, count))
+    distance = np.minimum(distance, distance.T)
+    np.fill_diagonal(distance, 0)
+    return random.normal(size=(rows, columns, count)) * random.choice([0.01, 0.3, 2]), distance, float(random.random())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_labelings_have_the_least_energy(seed: int, rows: int, columns: int, count: int) -> None:
+    unary, distance, edge = problem(seed, rows, columns, count)
+    if count ** (rows * columns) > 6000:
+        return
+    found = labeling(unary, distance, edge)
+    assert found.shape == (rows, columns)
+    least = slow.least_labeling(unary.tolist(), distance.tolist(), edge)
+    assert labeling_energy(found, unary, distance, edge) == pytest.approx(least, abs=1e-12)
+
+
+def test_large_labelings_give_up_exactness_not_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    unary, distance, edge = problem(3, 5, 5, 6)
+    exact = labeling_energy(labeling(unary / 50, distance, edge), unary / 50, distance, edge)
+    monkeypatch.setattr(labelings, "MOST", 64)
+    found = labeling(unary / 50, distance, edge)
+    assert found.shape == (5, 5) and labeling_energy(found, unary / 50, distance, edge) >= exact - 1e-12
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_costs_of_a_labeling(halves: bool) -> None:
+    torch.manual_seed(0)
+    count, n, side = 4, 2, 8
+    saliency, weight = torch.rand(count, side, side, dtype=torch.float64), torch.rand(count, dtype=torch.float64)
+    weighing = Weighing(beta=0.3, gamma=0.7, threshold=0.4)
+    settings = dict(eta=0.2, gamma=0.7, threshold=0.4, omega=0.3, blocks=n)
+    smooth = torch.nn.functional.avg_pool2d(saliency.unsqueeze(1), 2, stride=1).squeeze(1)
+    peaks = [divmod(int(each.argmax()), 7) for each in smooth]
+    random = np.random.default_rng(1)
+    parts, extra = np.eye(count)[random.integers(count, size=(3, n, n))], random.random(count)
+    for output in range(3):
+        used = parts.sum((1, 2)).tolist()
+        others = [each for number, each in enumerate(used) if number != output]
+        expected = slow.joint_costs(saliency, weight.tolist(), peaks, others, extra.tolist(), settings)
+        cost = joint_cost(saliency, weight, blocks=n, eta=0.2).numpy()
+        like = likeness(distance_of_peaks(saliency), 0.3).numpy()
+        cut = inner_cut(cost, like, parts, output, extra, weighing, halves=halves)
+        close(torch.from_numpy(cut.unary[..., :count]), torch.tensor(expected, dtype=torch.float64), 1e-12)
+        assert cut.edge == 0.3 / n**2
+        assert (cut.distance == cut.distance.T).all() and not cut.distance.diagonal().any()
+        assert (cut.parts.sum(1) == 1).all()
+        pairs = [tuple(np.flatnonzero(row)) for row in cut.parts[count:]]
+        assert pairs == (list(itertools.combinations(np.flatnonzero(used[output])[:3], 2)) if halves else [])
+        for number, (one, other) in enumerate(pairs):
+            close(
+                torch.from_numpy(cut.unary[..., count + number]),
+                torch.from_numpy(cut.unary[..., [one, other]].mean(-1) - 5e-4),
+                1e-12,
+            )
+            near = np.flatnonzero(cut.distance[count + number, :count] == 0.25)
+            assert near.tolist() == [one, other]
+
+
+def test_the_threshold_of_the_program_acts_on_columns() -> None:
+    cost, like = np.zeros((2, 2, 2)), np.array([[0.6, 0.4], [0.4, 0.6]])
+    parts = np.eye(2)[np.array([[[0, 1], [0, 1]], [[0, 0], [0, 1]]])]  # the other output uses 3 and 1 blocks
+    for by_column, expected in ((False, [2.2, 0.0]), (True, [1.8, 1.2])):
+        weighing = Weighing(gamma=1.0, threshold=0.5, by_column=by_column)
+        unary = inner_cut(cost, like, parts, 0, np.zeros(2), weighing, halves=False).unary
+        close(torch.from_numpy(unary[0, 0]), torch.tensor(expected, dtype=torch.float64) * 2 / 4, 1e-12)
+
+
+def test_outputs_that_use_the_same_inputs_are_pushed_apart() -> None:
+    """Two images, each salient in one half: both outputs would show both halves."""
+    saliency = torch.full((2, 8, 8), 1e-3)
+    saliency[0, :, :4], saliency[1, :, 4:] = 1, 1
+    cost = joint_cost(saliency, torch.tensor([0.5, 0.5]), blocks=2).numpy()
+    start = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
+    alike = joint_parts(cost, np.eye(2), start, Weighing(gamma=0.0))
+    assert (alike[0] == alike[1]).all() and (alike[0].argmax(2) == [[0, 1], [0, 1]]).all()
+    apart = joint_parts(cost, np.eye(2), start, Weighing(gamma=3.0, threshold=2.0, rounds=2))
+    assert not (apart[0] == apart[1]).all()
+
+
+def test_blocks_come_from_where_the_parts_say() -> None:
+    images = torch.rand(3, 2, 8, 12, dtype=torch.float64)
+    parts = torch.zeros(3, 2, 2, 3, dtype=torch.float64)
+    parts[..., 0] = 1
+    parts[1, 0, 1] = torch.tensor([0.0, 0.5, 0.5])
+    mixed = mix_blocks(images, parts)
+    same(mixed[0], images[0])
+    same(mixed[1, :, 4:], images[0, :, 4:])
+    close(mixed[1, :, :4, 6:], (images[1, :, :4, 6:] + images[2, :, :4, 6:]) / 2, 1e-12)
+
+
+def test_images_of_other_groups_are_never_shown() -> None:
+    images, saliency = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 16, 16), torch.rand(5, 16, 16)
+    rows, frame = torch.eye(5), vitmix.Frame(5, (16, 16))
+    mask = JointMask(group=2, gamma=0.1)
+    batch = vitmix.Unmixed(images, rows, torch.arange(5), frame, Guidance(gradient=saliency))
+    draw = mask.draw(frame, generator_for(0))
+    close(torch.stack([draw["weight"][:2].sum(), draw["weight"][2:4].sum(), draw["weight"][4]]), torch.ones(3), 1e-12)
+    assert int(draw["start"][:4].max()) == 1 and not draw["start"][4].any()
+    made = mask.where(draw, batch)
+    share = made.mask.mean((1, 2)).unsqueeze(1)
+    assert made.rows is not None
+    targets = (1 - share) * rows + share * made.rows
+    close(targets.sum(1), torch.ones(5), 1e-6)
+    outside = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2), torch.ones(1, 1)) == 0
+    assert not targets[outside].any() and share[4] == 0 and (made.images[4] == 4).all()
+    close(made.images.mean((1, 2, 3)), targets @ torch.arange(5.0), 1e-5)
+
+
+def test_images_without_saliency_are_mixed_too() -> None:
+    """Their peaks are all in the first place, so no two are alike."""
+    frame, rows = vitmix.Frame(3, (8, 8)), torch.eye(3)
+    batch = vitmix.Unmixed(
+        torch.rand(3, 3, 8, 8), rows, torch.arange(3), frame, Guidance(gradient=torch.zeros(3, 8, 8))
+    )
+    mask = JointMask(blocks=2, omega=0.5)
+    assert torch.isfinite(mask.where(mask.draw(frame, generator_for(0)), batch).images).all()
+
+
+def test_comixup_needs_blocks_that_divide_the_image() -> None:
+    with pytest.raises(ValueError, match="do not divide into 3 blocks per side"):
+        vitmix.Learner(tiny_vit(), vitmix.comixup(10, blocks=3))(*tiny_batch())
