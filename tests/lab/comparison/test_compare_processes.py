@@ -139,14 +139,14 @@ def test_processes_share_the_cores_and_keep_to_what_was_set(
 ) -> None:
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(local, "available_cores", lambda: 8)
-    say = f"import os; print(*(os.environ.get(name) for name in {local.THREADS!r}))"
+    say = f"import os; raise SystemExit(' '.join(str(os.environ.get(name)) for name in {local.THREADS!r}))"
     monkeypatch.setattr(local, "training_command", lambda settings: [sys.executable, "-c", say])
     for jobs, given, expected in ((1, None, "None None"), (4, None, "2 2"), (16, None, "1 1"), (4, "3", "3 2")):
         for name in local.THREADS:
             monkeypatch.delenv(name, raising=False)
         if given is not None:
             monkeypatch.setenv(local.THREADS[0], given)
-        (failure,) = runner.run_trainings(trainings[:1], jobs=jobs)  # it ended without having trained
+        (failure,) = runner.run_trainings(trainings[:1], jobs=jobs)  # with what it said
         assert failure.reason == expected
 
 
@@ -158,7 +158,7 @@ def test_a_training_that_another_process_trains_is_left_to_it(
     monkeypatch.setattr(runner, "is_busy", lambda folder: next(busy, False))
     said: list[str] = []
     (failure,) = runner.run_trainings(trainings[:1], say=said.append)
-    assert next(busy, None) is None and failure.reason == "it ended with code 0"
+    assert next(busy, None) is None and failure.reason == "it ended without an error, but its results are not here"
 
 
 def test_a_killed_training_and_a_failing_one_are_told_apart(tmp_path: Path) -> None:

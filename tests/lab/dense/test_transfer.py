@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 
 from command import done, vitmix
-from mask_toys import TINY, VIT, as_flags, tiny_transfer, write_masks
+from mask_toys import TINY, VIT, as_flags, tiny_transfer, write_masks, write_pair
+from vitmix.lab.dense.backbone import Encoder
 from vitmix.lab.dense.config import TransferConfig, resolve_transfer
 from vitmix.lab.dense.training import TransferTrainer
 from vitmix.lab.environment import one_thread
@@ -189,7 +191,7 @@ def test_broken_masks_are_counted(data: Path, tmp_path: Path) -> None:
         ({"backbone": "no_such_model"}, "no_such_model"),
         ({"backbone": "nowhere/run"}, "there is no run folder and no file"),
         ({"data": ""}, "no data is named"),
-        ({"data": "coco:DIR"}, "kind of data"),
+        ({"data": "coc:DIR"}, "kind of data"),
         ({"method": "vtm"}, "mixes inside the network"),
         ({"method": "cutmixx"}, "cutmixx"),
         ({"best": "accuracy"}, "unknown best"),
@@ -255,3 +257,38 @@ def test_recipes_name_source_and_cost() -> None:
 
 def test_train_configurations_are_not_transfers() -> None:
     assert TrainConfig().command == "train" and TrainConfig().headline == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"size": 5}, "images of 5 × 5 pixels do not fit vit_tiny_patch16_224 with the head setr .*; change --size"),
+        ({"head": "fpn", "head_args": {"channels": 8}}, "head_args do not fit fpn: num_channels .8. must be divisible"),
+        ({"head_args": {"width": 8}}, "head_args do not fit setr"),
+        ({"data": "coco:x"}, "coco:x has boxes, which --task detect learns"),
+        ({"task": "paint"}, "unknown task 'paint'"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(data: Path, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        TransferTrainer(tiny_transfer(changes.pop("data", data), tmp_path / "run", **changes))
+
+
+def test_masks_that_all_have_unknown_labels(tmp_path: Path) -> None:
+    for number in range(4):
+        write_pair(tmp_path / f"train/images/{number}.png", tmp_path / f"train/masks/{number}.png", number, offset=7)
+    config = tiny_transfer(f"masks:{tmp_path}(classes=a/b)?holdout=0.5", tmp_path / "run", batch=2)
+    with pytest.raises(ValueError, match="none of the 2 images .* could be used; the first: .*; correct the files"):
+        TransferTrainer(config).run()
+
+
+def test_masks_without_a_class(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no mask that was looked at has a class; 255 and below offset=9 is ignored"):
+        TransferTrainer(tiny_transfer(f"masks:{data}(classes=a/b, offset=9)", tmp_path / "run"))
+
+
+def test_a_network_of_convolutions_as_backbone() -> None:
+    """Its first map, of stride 2, is left out."""
+    encoder = Encoder(timm.create_model("resnet18", num_classes=0), "resnet18")
+    assert encoder.strides == [4, 8, 16, 32] and encoder.channels == [64, 128, 256, 512]
+    assert [tuple(each.shape[-2:]) for each in encoder(torch.zeros(1, 3, 64, 64))] == [(16, 16), (8, 8), (4, 4), (2, 2)]

@@ -1,12 +1,11 @@
 """What a comparison evaluates besides accuracy, by the commands that evaluate any run."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from vitmix.lab.runs import LeftOut, RobustnessResults, Run
 from vitmix.lab.studies.studies import STUDIES
 from vitmix.lab.suite import Robustness
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import AnyConfig
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Evaluations:
         studies = {name for name, study in run.analyses.items() if study.weights_sha256 == weights}
         return asked - parts - studies - run.left_out
 
-    def command(self, run: Run, config: TrainConfig) -> list[str]:
+    def command(self, run: Run, config: AnyConfig) -> list[str]:
         """The next command for what is missing."""
         place = ["--cpu"] if config.cpu else []
         if self.missing(run) <= STUDIES.keys():
@@ -63,5 +62,4 @@ NOTHING = Evaluations()
 
 def usual_parts(results: RobustnessResults) -> set[str]:
     """The parts of a suite that were measured with its usual settings."""
-    usual = json.loads(json.dumps(asdict(Robustness())))
-    return {part for part, protocol in results.parts.items() if {**protocol.settings, "parts": usual["parts"]} == usual}
+    return {part for part, protocol in results.parts.items() if protocol.is_usual}

@@ -1,42 +1,16 @@
-"""Tables over the seeds: mean and deviation of every number, differences to the baseline, as JSON and as Markdown."""
+"""Tables over the seeds as Markdown: mean and deviation of every number, differences to the baseline."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from vitmix.lab.columns import markdown_table
+from vitmix.lab.report.quantities import titled
 from vitmix.lab.runs import Estimate
 
-from .rows import Comparison, Row, mean_and_deviation, plain_difference, seed_values, verdict, warning
+from .rows import CLASSIFIER, Comparison, verdict, warning
+from .stored import count_tests
 from .tables import Difference, SeedTable, differences
 
 UNLIKE = "Not all runs were measured on the same images in the same way; such rows are not compared or tested."
-
-
-def count_tests(found: Sequence[Difference]) -> int:
-    return sum(each.found.p is not None for each in found)
-
-
-def plain_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> dict[str, Any]:
-    """As JSON, unscaled."""
-    found = differences(comparison, tables)
-    shown = [
-        {"title": table.title, "rows": [_plain_row(table, row) for row in table.rows(comparison)]} for table in tables
-    ]
-    lines = [{**each.row.about, "of": each.of, **plain_difference(each.found)} for each in found]
-    return {"tables": shown, "tests": count_tests(found), "differences": lines}
-
-
-def _plain_row(table: SeedTable, row: Row) -> dict[str, Any]:
-    values = {column: seed_values(row, quantity) for column, quantity in table.columns.items()}
-    columns = {
-        column: {**mean_and_deviation(list(own.values())), "seeds": own} for column, own in values.items() if own
-    }
-    return {**row.about, "images": table.images([row]), "columns": columns}
-
-
-def markdown_table(*rows: Iterable[Any]) -> str:
-    """Rows of cells; the first row is the header."""
-    head, *rest = ([str(cell).replace("|", "\\|") for cell in row] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
 
 
 def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
@@ -44,7 +18,7 @@ def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
     if not tables:
         return []
     parts = [
-        "## Besides accuracy",
+        "## Besides accuracy" if comparison.score == CLASSIFIER else f"## Besides {titled(comparison.score)}",
         "Mean ± sample standard deviation over the seeds, with the weights of each run's best epoch, which is chosen "
         "on the images that the run is evaluated on. *Seeds* counts the runs that were measured.",
     ]

@@ -14,6 +14,12 @@ Rows that differ in one value are a sweep: each gives what stands for `{}`.
 
 sweep: {method: "htm(block=2, tau={})"}
 rows: {tau 0.1: 0.1, tau 0.2: 0.2, no HTM: {method: cutmix}}
+
+A matrix whose settings name a task is one of transfers; the settings are then those of `vitmix transfer`, and `models`
+are backbones.
+
+settings: {task: segment, data: "masks:DIR", epochs: 20}
+rows: {CutMix: {backbone: runs/cutmix}, SMMix: {backbone: runs/smmix}}
 """
 
 import dataclasses
@@ -32,15 +38,19 @@ import yaml
 from vitmix._checks import check_choice, check_count, unknown_name
 from vitmix._grammar import spelled
 from vitmix._text import create
+from vitmix.lab.dense.config import TransferConfig
+from vitmix.lab.dense.tasks import TASKS, task_named
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published
-from vitmix.lab.training.config import TrainConfig, checked_setting, read_yaml, resolve
+from vitmix.lab.settings import SettingValues
+from vitmix.lab.training.config import AnyConfig, TrainConfig, checked_setting, read_yaml, resolve_any
 
 _FOLDER = files("vitmix.lab.comparison") / "matrices"
 AXES = {"rows": "method", "models": "model", "data": "data"}  # with the setting that a text in their place is for
+TRANSFER_AXES = {**AXES, "models": "backbone"}
 KEYS = ("about", "note", "baseline", "settings", *AXES, "seeds")
 RESERVED = ("seed", "output", "resume")  # decided by the matrix
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Training:
     column: tuple[str, str]
     seed: int
     name: str
-    config: TrainConfig
+    config: AnyConfig
     published: Run | None = field(default=None, compare=False)
 
     @property
@@ -75,20 +85,15 @@ class Training:
         return self.column[1] or self.config.data
 
 
-def is_trained(run: Run) -> bool:
-    """Whether the run is finished and its best weights are evaluated."""
-    return run.summary is not None and run.evaluation is not None
-
-
 @dataclass(frozen=True)
 class Matrix:
     """What to compare. `models` and `data` map labels to settings; empty, they are those of the settings."""
 
-    rows: Mapping[str, Settings]
-    models: Mapping[str, Settings] = field(default_factory=dict)
-    data: Mapping[str, Settings] = field(default_factory=dict)
+    rows: Mapping[str, SettingValues]
+    models: Mapping[str, SettingValues] = field(default_factory=dict)
+    data: Mapping[str, SettingValues] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
-    settings: Settings = field(default_factory=dict)
+    settings: SettingValues = field(default_factory=dict)
     baseline: str | None = None
     about: str = ""
     note: str = ""
@@ -106,6 +111,13 @@ class Matrix:
         for name in RESERVED:
             if any(name in settings for settings in every):
                 raise ValueError(f"{name} cannot be set in a matrix, which decides it; leave it out")
+        if any("task" in each for each in every[1:]):
+            raise ValueError("all runs of a matrix have one task; name it in the settings of the matrix")
+
+    @property
+    def score(self) -> str:
+        """The score by which rows are compared."""
+        return TASKS[self.settings["task"]].scores[0] if "task" in self.settings else "accuracy"
 
     @property
     def reference(self) -> str:
@@ -138,7 +150,7 @@ class Matrix:
         published = {name: run for file in files for name, run in read_published(file).runs.items()}
         return [dataclasses.replace(each, published=published.get(each.name)) for each in found]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """As YAML data."""
         values = {name: getattr(self, name) for name in KEYS}
         values |= {"seeds": list(self.seeds), "settings": dict(self.settings)}
@@ -146,15 +158,22 @@ class Matrix:
         return {name: value for name, value in values.items() if value not in (None, "", {})}
 
 
-def _training(row: str, column: tuple[str, str], seed: int, settings: Settings, output: Path) -> Training:
+def _training(row: str, column: tuple[str, str], seed: int, settings: SettingValues, output: Path) -> Training:
     try:
-        config = resolve({**settings, "seed": seed})
-        create(config.method, 2, defaults={} if config.loss is None else {"loss": config.loss})
+        config = resolve_any({**settings, "seed": seed})
+        _check_method(config)
     except ValueError as error:
         raise ValueError(f"row {row!r}: {error}") from None
     name = "-".join(map(_slug, (row, column[0] or config.model, column[1] or config.data))) + f"-seed{seed}"
     config = dataclasses.replace(config, output=str(output / "runs" / name), track="none")
     return Training(row, column, seed, name, config)
+
+
+def _check_method(config: AnyConfig) -> None:
+    if isinstance(config, TrainConfig):
+        create(config.method, 2, defaults={} if config.loss is None else {"loss": config.loss})
+    else:
+        task_named(config.task).check_method(config.method)
 
 
 def _slug(text: str, most: int = 40) -> str:
@@ -166,9 +185,18 @@ def _slug(text: str, most: int = 40) -> str:
 # Text
 
 
-def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
+def check_task(value: Any, source: str) -> str:
+    """The name of a task of `vitmix transfer`."""
+    if value not in tuple(TASKS):
+        raise ValueError(f"task in {source} must be one of {', '.join(TASKS)}, got {value!r}")
+    return str(value)
+
+
+def parse_matrix(content: JsonObject, source: str) -> Matrix:
     """A matrix from YAML data."""
-    known = (*KEYS, "sweep")
+    known, task = (*KEYS, "sweep"), None
+    if isinstance(content.get("settings"), dict) and "task" in content["settings"]:
+        task = check_task(content["settings"]["task"], source)
     for key in content:
         if key not in known:
             raise ValueError(f"{source}: {unknown_name('entry of a matrix', key, known)}")
@@ -182,8 +210,9 @@ def parse_matrix(content: Mapping[str, Any], source: str) -> Matrix:
         raise ValueError(f"{source}: seeds must be a list such as [0, 1, 2], got {seeds!r}")
     if not isinstance(settings, dict):
         raise ValueError(f"{source}: settings must be 'name: value' lines, got {settings!r}")
-    _check_settings(settings, f"the settings of {source}")
-    axes = {name: _labeled(given[name], setting, f"{source}, {name}") for name, setting in AXES.items()}
+    _check_settings(settings, f"the settings of {source}", task)
+    kinds = AXES if task is None else TRANSFER_AXES
+    axes = {name: _labeled(given[name], setting, f"{source}, {name}", task) for name, setting in kinds.items()}
     baseline = None if content.get("baseline") is None else str(content["baseline"])
     if baseline is not None and baseline not in axes["rows"] and spelled(baseline) in axes["rows"]:
         baseline = spelled(baseline)
@@ -204,7 +233,7 @@ def _swept(rows: dict[Any, Any] | list[Any], sweep: Any, source: str) -> dict[An
     }
 
 
-def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
+def _labeled(entries: Any, setting: str, source: str, task: str | None) -> dict[str, SettingValues]:
     """`[a, b]` as `{a: {setting: a}, ...}`; a mapping's texts likewise, its mappings as they are."""
     if isinstance(entries, (list, tuple)):
         label = spelled if setting == "method" else str  # a method that is named by its text has one name
@@ -219,14 +248,14 @@ def _labeled(entries: Any, setting: str, source: str) -> dict[str, Settings]:
             found[str(label)] = {setting: each}
         else:
             raise ValueError(f"{source}: {label!r} must be a string or settings, got {each!r}")
-        _check_settings(found[str(label)], f"{source}, {str(label)!r}")
+        _check_settings(found[str(label)], f"{source}, {str(label)!r}", task)
     return found
 
 
-def _check_settings(settings: Settings, source: str) -> None:
+def _check_settings(settings: SettingValues, source: str, task: str | None) -> None:
     """Refuses unknown names and wrong values here, where the error can say in which file they are."""
     for name, value in settings.items():
-        checked_setting(name, value, source)
+        checked_setting(name, value, source, TrainConfig if task is None else TransferConfig)
 
 
 def list_matrices() -> dict[str, Matrix]:
@@ -265,16 +294,17 @@ def changed(
     models: Sequence[str] = (),
     data: Sequence[str] = (),
     seeds: Sequence[int] = (),
-    settings: Settings | None = None,
+    settings: SettingValues | None = None,
     baseline: str | None = None,
 ) -> Matrix:
     """A matrix with the values that the command line replaces; without a matrix, made of those alone.
 
-    Settings are for every run, so those that rows, models or dataset themselves are refused:
-    otherwise a row would train something other than its name says.
+    Settings are for every run, so one that a row, model or dataset sets itself is refused: otherwise a row would
+    train something other than its name says.
     """
-    _check_settings(settings or {}, "--set")
-    plain: dict[str, Any] = {} if matrix is None else matrix.plain()
+    plain: JsonObject = {} if matrix is None else matrix.plain()
+    task = {**plain.get("settings", {}), **(settings or {})}.get("task")
+    _check_settings(settings or {}, "--set", None if task is None else check_task(task, "--set"))
     given = {"rows": list(methods), "models": list(models), "data": list(data), "seeds": list(seeds)}
     plain |= {name: value for name, value in given.items() if value}
     if methods:
@@ -284,12 +314,13 @@ def changed(
     if settings:
         plain["settings"] = {**plain.get("settings", {}), **settings}
     found = parse_matrix(plain, "the matrix")
-    for part, setting in AXES.items():
+    for part, setting in (AXES if task is None else TRANSFER_AXES).items():
         for name in settings or ():
             own = [repr(label) for label, each in getattr(found, part).items() if name in each]
             if own:
                 which = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
-                instead = f"give --{setting} to replace the {part}" if name == setting else "change it in the matrix"
+                flag = "model" if part == "models" else setting
+                instead = f"give --{flag} to replace the {part}" if name == setting else "change it in the matrix"
                 whose = f"the {part} of the matrix set it ({which})"
                 raise ValueError(f"--set {name} applies to every run, but {whose}; {instead}")
     return found

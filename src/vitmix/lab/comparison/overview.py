@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from vitmix.lab.report.quantities import titled
 from vitmix.lab.training.progress import duration
 
 from .matrix import Training
@@ -68,8 +69,8 @@ class Overview:
                 label, total = self._labels[training.name], training.config.total_epochs
                 self._tasks[training.name] = self._progress.add_task(label, total=total, status="")
             run = training.run
-            accuracy = run.epochs[-1].get("accuracy") if run.epochs else None
-            status = "" if accuracy is None else f"top-1 {100 * accuracy:.2f} %"
+            score = run.epochs[-1].get(training.config.headline) if run.epochs else None
+            status = "" if score is None else f"{titled(training.config.headline)} {100 * score:.2f} %"
             status = EVALUATING if run.summary is not None else status
             self._progress.update(self._tasks[training.name], completed=len(run.epochs), status=status)
         self._progress.update(self._all, completed=sum(len(training.run.epochs) for training in self.trainings))

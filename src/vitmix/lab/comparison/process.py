@@ -13,9 +13,8 @@ import sys
 
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison.evaluations import Evaluations
-from vitmix.lab.comparison.matrix import is_trained
 from vitmix.lab.runs import Run
-from vitmix.lab.training.config import resolve
+from vitmix.lab.training.config import resolve_any
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -32,13 +31,15 @@ def stop_with(parent: int) -> None:
 def run(settings: str, evaluations: Evaluations) -> int:
     """The next step, then the rest; returns the exit code of what failed, or 0."""
     environment = dict(os.environ)
-    config = resolve(file=settings)
+    config = resolve_any(file=settings)
     assert config.output is not None
-    while not is_trained(Run(config.output)) or evaluations.missing(Run(config.output)):
-        training = not is_trained(Run(config.output))
-        command = ["train", "--config", settings] if training else evaluations.command(Run(config.output), config)
+    while not Run(config.output).is_trained or evaluations.missing(Run(config.output)):
+        training = not Run(config.output).is_trained
+        command = [config.command, "--config", settings]
+        if not training:
+            command = evaluations.command(Run(config.output), config)
         code = cli.main(command)
-        if code or not is_trained(Run(config.output)):  # the evaluation can fail; the run has printed why
+        if code or not Run(config.output).is_trained:  # the evaluation can fail; the run has printed why
             return code or 1
         if not training:
             evaluations.settle(Run(config.output), command[0])

@@ -12,21 +12,24 @@ from typing import Any
 
 import yaml
 
+from vitmix.lab.columns import markdown_table
 from vitmix.lab.report.groups import every_run, legend
 from vitmix.lab.report.html import Html, html
 from vitmix.lab.report.page import Section, render
-from vitmix.lab.report.quantities import MEMORY, SECONDS, SPEED, WHOLE_TIME
+from vitmix.lab.report.quantities import MEMORY, SECONDS, SPEED, WHOLE_TIME, titled
 from vitmix.lab.report.svg import Line, line_chart
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published, write_published
 from vitmix.lab.suite import PARTS
 from vitmix.lab.training.progress import duration
+from vitmix.lab.training.recipes import read_recipe
 from vitmix.lab.writing import make_folder, write_file
 
 from .evaluations import Evaluations, usual_parts
-from .markdown import markdown_table, plain_tables, sections
+from .markdown import sections
 from .matrix import Matrix
-from .rows import GFLOPS, Comparison, Row, csv_text, heads, notes, numbers, plain, table
+from .rows import CLASSIFIER, Comparison, Row, heads, notes, numbers, table
+from .stored import csv_text, stored, stored_tables
 from .tables import read_tables
 
 SHARED = "Parallel runs slow each other down; times and images/s of such runs cannot be compared between methods."
@@ -36,11 +39,14 @@ COST = ("", "epochs", "images/s", "memory, GiB", "time of a run")
 def write_results(matrix: Matrix, comparison: Comparison, output: Path) -> list[str]:
     """Writes table and page beside the runs; returns a message for each study that cannot be shown."""
     tables, notes = read_tables(every_run(comparison.rows))
-    measured = {"measured": plain_tables(comparison, tables)} if tables else {}
+    measured = {"measured": stored_tables(comparison, tables).to_json()} if tables else {}
     make_folder(output)
-    content = {"about": matrix.about, "matrix": matrix.plain(), **plain(comparison), **measured}
+    found = stored(comparison)
+    content = {"about": matrix.about, "matrix": matrix.plain(), **found.to_json(), **measured}
+    for row in content["rows"]:
+        row[comparison.score] = row.pop("scores")
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_file(output / "compare.csv", csv_text(content["rows"]).encode())
+    write_file(output / "compare.csv", csv_text(found.rows).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", comparison_page(comparison, matrix.about).encode(errors="replace"))
     return notes
@@ -54,7 +60,7 @@ def comparison_page(comparison: Comparison, about: str) -> str:
     shown = [row for row in comparison.rows if row.runs]
     sections = [
         Section("comparison", "Comparison", _comparison(comparison)),
-        Section("time", "Accuracy against training time", _time(comparison)),
+        Section("time", f"{_score(comparison)} against training time", _time(comparison)),
     ]
     return render(shown, heading=about or "Comparison", first=sections)
 
@@ -63,7 +69,11 @@ def _comparison(comparison: Comparison) -> list[Html]:
     missing = [row.name for row in comparison.rows if not row.runs]
     warning = [html.note(f"Not finished and left out: {', '.join(missing)}")] if missing else []
     rows = [[row.key, *numbers(row, comparison, SECONDS.spread)] for row in comparison.rows if row.runs]
-    return [*warning, html.table(["", *heads(comparison)], rows, " ".join([*notes(comparison), GFLOPS]))]
+    return [*warning, html.table(["", *heads(comparison)], rows, " ".join(notes(comparison)))]
+
+
+def _score(comparison: Comparison) -> str:
+    return "Accuracy" if comparison.score == CLASSIFIER else titled(comparison.score)
 
 
 def _time(comparison: Comparison) -> list[Html]:
@@ -71,18 +81,21 @@ def _time(comparison: Comparison) -> list[Html]:
     courses: list[Line] = []
     for row in comparison.rows:
         for run in row.runs.values():
-            accuracy, seconds = comparison.quantity.read(run), SECONDS.read(run)
-            if accuracy is not None and seconds is not None:
-                ends.append(Line(row.number, [(seconds / 60, accuracy)], row.label(run)))
+            score, seconds = comparison.quantity.read(run), SECONDS.read(run)
+            if score is not None and seconds is not None:
+                ends.append(Line(row.number, [(seconds / 60, score)], row.label(run)))
             points, passed = [], 0.0
             for epoch in run.epochs:
                 passed += epoch.get("seconds") or 0
-                if (accuracy := epoch.get("accuracy")) is not None:
-                    points.append((passed / 60, accuracy))
+                if (score := epoch.get(comparison.score)) is not None:
+                    points.append((passed / 60, score))
             kind = "seed" if len(row.runs) > 1 else "mean"
             courses += [Line(row.number, points, row.label(run), kind)] if points else []
     x_range = (0.0, 1.05 * max(x for line in courses for x, _ in line.points))
-    charts = ("At the end", "Accuracy and training time", ends), ("On the way", "Accuracy over training time", courses)
+    charts = (
+        ("At the end", f"{_score(comparison)} and training time", ends),
+        ("On the way", f"{_score(comparison)} over training time", courses),
+    )
     figures = [
         html.figure(title, line_chart(about, lines, x_name="minutes", x_range=x_range, percent=True))
         for title, about, lines in charts
@@ -98,11 +111,25 @@ def _time(comparison: Comparison) -> list[Html]:
 def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
     """Writes the folder. README.md is made of the file beside it, whose numbers are rounded."""
     make_folder(folder)
+    matrix = with_fitted_settings(matrix, every_run(comparison.rows))
     about = {"vitmix": 1, "measure": comparison.measure, "matrix": matrix.plain()}
     write_published(folder / FILE, about, {run.path.name: run for run in every_run(comparison.rows)})
-    stored = read_published(folder / FILE).runs
-    rows = (replace(row, runs={n: stored[run.path.name] for n, run in row.runs.items()}) for row in comparison.rows)
+    published = read_published(folder / FILE).runs
+    rows = (replace(row, runs={n: published[run.path.name] for n, run in row.runs.items()}) for row in comparison.rows)
     write_file(folder / "README.md", readme(matrix, replace(comparison, rows=tuple(rows))).encode())
+
+
+def with_fitted_settings(matrix: Matrix, runs: Sequence[Run]) -> Matrix:
+    """The matrix with the settings that follow from the size of the data, if all runs share them.
+
+    So it can be read where the data is not, and repeats the runs on data of another size.
+    """
+    names = {name for run in runs if run.config.recipe is not None for name in read_recipe(run.config.recipe).fitted}
+    if any(getattr(run.config, name, None) is not None for run in runs for name in ("steps", "warmup_steps")):
+        names |= {"epochs", "warmup_epochs"}  # which follow from the number of images
+    values = {name: {getattr(run.config, name) for run in runs} for name in sorted(names)}
+    shared = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    return replace(matrix, settings={**shared, **matrix.settings})
 
 
 def readme(matrix: Matrix, comparison: Comparison) -> str:
@@ -115,7 +142,7 @@ def readme(matrix: Matrix, comparison: Comparison) -> str:
         f"# {matrix.about or 'Comparison'}",
         f"```\n{_command(runs)}\n```",
         markdown_table(*table(comparison)),
-        " ".join([*notes(comparison), GFLOPS, SHARED]),
+        " ".join([*notes(comparison), SHARED]),
         markdown_table(COST, *(_cost(row) for row in comparison.rows if row.runs)),
         "Images per second of the full training loop: median over the epochs, mean over the seeds. Memory: peak of "
         "tensors on the GPU.",

@@ -1,26 +1,24 @@
 """The rows of a comparison, read from its run folders, and the table of them."""
 
-import csv
-import io
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vitmix._checks import check_choice
+from vitmix.lab.columns import aligned
+from vitmix.lab.report import dense
 from vitmix.lab.report.groups import Group, started
 from vitmix.lab.report.html import NONE, Html, joined
-from vitmix.lab.report.quantities import COUNT, POINTS, SECONDS, Quantity, Read, best, cell, evaluated, last
+from vitmix.lab.report.quantities import COUNT, POINTS, SECONDS, Quantity, Read, best, cell, evaluated, last, titled
 from vitmix.lab.runs import Estimate, Run
 
 from .matrix import Matrix, Training
 from .runner import is_done
 
 Alike = Callable[[Run, Run], bool]
-MEASURES = {"last": last("accuracy", POINTS), "best": best("accuracy", POINTS)}
+MEASURES = {"last": last, "best": best}
 PARAMETERS, FLOPS = evaluated("parameters", COUNT), evaluated("flops", lambda value: f"{value / 1e9:.4g}")
+CLASSIFIER = "accuracy"  # the score of trainings; all others are those of transfers
 GFLOPS = "GFLOPs of the forward pass of one image: two operations per multiply-add."
-DIFFERENCE = ("mean", "std", "n", "low", "high", "p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,8 @@ class Comparison:
     """Everything a comparison found.
 
     Attributes:
-        measure: names the quantity that rows are compared by.
+        measure: of which epoch the score is taken by which rows are compared.
+        score: its name.
         axes: those of model and data that have several values, so that a table must name them in each row.
     """
 
@@ -66,10 +65,18 @@ class Comparison:
     baseline: str
     measure: str
     axes: tuple[str, ...]
+    score: str = CLASSIFIER
 
     @property
     def quantity(self) -> Quantity:
-        return MEASURES[self.measure]
+        return MEASURES[self.measure](self.score, POINTS)
+
+    @property
+    def costs(self) -> dict[str, Quantity]:
+        """What a model costs, by the words in the table's head."""
+        if self.score == CLASSIFIER:
+            return {"parameters": PARAMETERS, "GFLOPs": FLOPS}
+        return {"parameters": dense.PARAMETERS}
 
     @property
     def complete(self) -> bool:
@@ -125,7 +132,7 @@ def compare(matrix: Matrix, trainings: Sequence[Training], *, measure: str = "la
         names = (row, *(about[axis] for axis in axes))
         number = sum(bool(each.runs) for each in rows)  # rows without a run are not on the page
         rows.append(Row(runs, ", ".join(names), number, names=names, planned=len(own), column=column, **about))
-    return Comparison(tuple(rows), matrix.reference, measure, axes)
+    return Comparison(tuple(rows), matrix.reference, measure, axes, matrix.score)
 
 
 # The table, whose cells are texts in a README and numbers with their sources in HTML
@@ -134,12 +141,12 @@ def compare(matrix: Matrix, trainings: Sequence[Training], *, measure: str = "la
 def heads(comparison: Comparison) -> list[str]:
     """Of `numbers`."""
     difference = (f"to {comparison.baseline}", "95 % interval", "p", "")
-    return ["seeds", "top-1, %", *difference, "time", "× time", "parameters", "GFLOPs"]
+    return ["seeds", f"{titled(comparison.score)}, %", *difference, "time", "× time", *comparison.costs]
 
 
 def numbers(row: Row, comparison: Comparison, time: Callable[[Row], Html] = SECONDS.mean) -> list[Html]:
     if not comparison.quantity.of(row):
-        return [row.seeds, *["-"] * 9]
+        return [row.seeds, *["-"] * (len(heads(comparison)) - 1)]
     is_baseline, slowdown = row.row == comparison.baseline, comparison.slowdown(row)
     found = comparison.difference(row)
     difference = [NONE, NONE, NONE, "baseline" if is_baseline else NONE]
@@ -149,7 +156,7 @@ def numbers(row: Row, comparison: Comparison, time: Callable[[Row], Html] = SECO
         *(difference if found is None else _difference(found, row)),
         time(row),
         "1.00" if is_baseline else NONE if slowdown is None else f"{slowdown:.2f}",
-        *(next((each.number(n, row.runs[n]) for n in each.of(row)), NONE) for each in (PARAMETERS, FLOPS)),
+        *(next((each.number(n, row.runs[n]) for n in each.of(row)), NONE) for each in comparison.costs.values()),
     ]
 
 
@@ -174,93 +181,22 @@ def table(comparison: Comparison) -> list[list[Html]]:
 
 def text(comparison: Comparison) -> str:
     """The table for people."""
-    lines = table(comparison)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*shown, *notes(comparison), GFLOPS])
+    return "\n".join([aligned(table(comparison)), *notes(comparison)])
 
 
 def notes(comparison: Comparison) -> list[str]:
     """How to read the numbers."""
     which = "of the last epoch" if comparison.measure == "last" else "of the best epoch, selected on the same images"
-    said = [f"Top-1 {which}, mean ± sample standard deviation over the seeds."]
+    title = titled(comparison.score).replace("top", "Top")
+    said = [f"{title} {which}, mean ± sample standard deviation over the seeds."]
     if comparison.tests:
         said.append(
             f"Differences are paired by seed; interval and p-value of the paired t-test. {warning(comparison.tests)}"
         )
     if not comparison.complete:
         said.append("Not all runs are finished; rerun the command to resume.")
-    return said
+    return [*said, GFLOPS] if "GFLOPs" in comparison.costs else said
 
 
 def warning(tests: int) -> str:
     return f"{tests} test{'s' * (tests > 1)}: even if no method differs, about one test in twenty reports a difference."
-
-
-# Files
-
-
-def plain(comparison: Comparison) -> dict[str, Any]:
-    """As JSON; accuracies and differences are fractions."""
-    rows = []
-    for row in comparison.rows:
-        difference = comparison.difference(row)
-        rows.append(
-            {
-                **row.about,
-                "seeds": sorted(row.by_seed),
-                "planned": row.planned,
-                "accuracy": (accuracy := seed_values(row, comparison.quantity)),
-                **mean_and_deviation(list(accuracy.values())),
-                "difference": None if difference is None else plain_difference(difference),
-                "training_seconds": SECONDS.values(row),
-                "slowdown": comparison.slowdown(row),
-                "parameters": next(iter(PARAMETERS.values(row)), None),
-                "flops": next(iter(FLOPS.values(row)), None),
-                "runs": [str(run.path) for run in row.runs.values()],
-            }
-        )
-    return {"baseline": comparison.baseline, "measure": comparison.measure, "tests": comparison.tests, "rows": rows}
-
-
-def seed_values(row: Row, quantity: Quantity) -> dict[str, float]:
-    return {str(row.runs[number].config.seed): value for number, value in quantity.of(row).items()}
-
-
-def mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
-    mean = statistics.fmean(values) if values else None
-    return {"mean": mean, "std": statistics.stdev(values) if len(values) > 1 else None}
-
-
-def plain_difference(found: Estimate) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in DIFFERENCE} | {"verdict": verdict(found)}
-
-
-def csv_cell(value: Any) -> Any:
-    """A value for a spreadsheet: a text that it would take for a formula is marked as text."""
-    if not isinstance(value, str):
-        return value
-    value = value.replace("\r", "\n")  # which the csv module would not quote
-    if not value.startswith(("=", "+", "-", "@", "\t", "\n")):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `plain` as a table: one number per cell; missing numbers leave it empty."""
-    file = io.StringIO()
-    difference = [f"difference_{name}" for name in (*DIFFERENCE, "verdict")]
-    before = ["row", "model", "data", "seeds", "planned", "mean", "std"]
-    columns = [*before, *difference, "training_seconds", "slowdown", "parameters", "flops"]
-    writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        found = {**row, **{f"difference_{name}": value for name, value in (row["difference"] or {}).items()}}
-        found["seeds"] = " ".join(map(str, row["seeds"]))
-        found["training_seconds"] = mean_and_deviation(row["training_seconds"])["mean"]
-        writer.writerow({name: csv_cell(value) for name, value in found.items()})
-    return file.getvalue()

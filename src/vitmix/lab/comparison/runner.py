@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitmix.lab.dense.backbone import check_backbone
+from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.engines import Engine, Job, LocalProcesses, NoRoom, Outcome
 from vitmix.lab.runs import FolderLock, check_folder
+from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import check_model
 from vitmix.lab.writing import make_folder
 
 from .evaluations import NOTHING, Evaluations
-from .matrix import Training, is_trained
+from .matrix import Training
 from .overview import Overview
 
 try:
@@ -30,7 +33,7 @@ CLAIM = ".claim"  # locked by the comparison that has a job for the run, from be
 
 
 class Interrupted(Exception):
-    """The comparison was told to stop; every run it had begun has written a checkpoint."""
+    """A signal stopped the comparison; every run that it had started has written a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -56,9 +59,9 @@ class _Work:
 
 
 def is_done(training: Training, evaluations: Evaluations = NOTHING) -> bool:
-    """Whether the run is finished and everything is evaluated that is asked for."""
+    """Whether the run is finished and all requested evaluations are stored."""
     run = training.run
-    return is_trained(run) and not evaluations.missing(run)
+    return run.is_trained and not evaluations.missing(run)
 
 
 def is_busy(training: Training) -> bool:
@@ -69,8 +72,16 @@ def is_busy(training: Training) -> bool:
 def check_trainings(trainings: Sequence[Training]) -> None:
     """Refuses, before anything runs or is read, names that are wrong and folders with another training run in them."""
     for training in trainings:
-        check_model(training.config.model)
+        if isinstance(training.config, TrainConfig):
+            check_model(training.config.model)
         check_folder(training.run, training.config)
+
+
+def check_backbones(trainings: Sequence[Training]) -> None:
+    """Refuses, before anything runs, transfers whose backbones are not there."""
+    for training in trainings:
+        if isinstance(training.config, TransferConfig) and not training.run.is_trained:
+            check_backbone(training.config)
 
 
 def run_trainings(
@@ -89,10 +100,11 @@ def run_trainings(
     function early (a signal, the end of the `minutes`, a failure if asked) lets each run write a checkpoint.
     """
     check_trainings(trainings)
+    check_backbones(trainings)
     with engine or LocalProcesses(jobs) as place:
         place.prepare(trainings, say)
         waiting = [training for training in trainings if not is_done(training, evaluations)]
-        to_evaluate = sum(is_trained(training.run) for training in waiting)
+        to_evaluate = sum(training.run.is_trained for training in waiting)
         to_run = len(waiting) - to_evaluate
         said = f"{len(trainings)} run{'s' * (len(trainings) != 1)}: {len(trainings) - to_run} done, {to_run} to run"
         say(f"{said}, {to_evaluate} to evaluate." if to_evaluate else f"{said}.")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vitmix.lab.report import dense
 from vitmix.lab.report.courses import Course, course_of, courses
 from vitmix.lab.report.measurements import measured
-from vitmix.lab.report.quantities import POINTS, Quantity, Read, Shown, measurement
+from vitmix.lab.report.quantities import POINTS, Quantity, Read, Shown, measurement, titled
 from vitmix.lab.report.studies import ALONG, Studies, measured_how, other_names, read_studies
 from vitmix.lab.runs import Estimate, Run
 
@@ -31,7 +32,7 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedTable:
-    """Numbers of runs by column. Rows are tested against the baseline by the column `MEAN`, where there is one."""
+    """Numbers of runs by column. Rows are tested against the baseline by the column `MEAN`, if there is one."""
 
     title: str
     note: str
@@ -73,7 +74,11 @@ def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Dif
 def read_tables(runs: Sequence[Run]) -> tuple[list[SeedTable], list[str]]:
     """The tables of everything that at least one run has, and a message for each study that cannot be shown."""
     found, notes = read_studies(runs)
-    return [*_changed_images(runs), *(table for studies in found.values() for table in _study(studies))], notes
+    return [
+        *_dense(runs),
+        *_changed_images(runs),
+        *(table for studies in found.values() for table in _study(studies)),
+    ], notes
 
 
 def _columns(reads: Mapping[str, Read], shown: Shown, averaged: Sequence[Read] = ()) -> dict[str, Quantity]:
@@ -85,6 +90,29 @@ def _columns(reads: Mapping[str, Read], shown: Shown, averaged: Sequence[Read] =
 
     every = {**reads, MEAN: mean} if averaged else reads
     return {name: Quantity("", read, shown) for name, read in every.items()}
+
+
+# Transfers
+
+
+def _dense(runs: Sequence[Run]) -> list[SeedTable]:
+    """The other scores of transfers, and the first score of each class."""
+    seen = [run.dense for run in runs if run.dense is not None]
+    if not seen:
+        return []
+    scores = [name for name in seen[0].scores.values if not name.endswith("loss")]
+    classes = seen[0].scores.by_class
+    first = next(iter(classes[0].values), None)
+    reads = {titled(name): dense.score(name).read for name in scores}
+    tables = [SeedTable("Scores", "In %.", _columns(reads, POINTS), _dense_conditions)]
+    if first is not None and len(classes) <= MOST_NAMES:
+        reads = {each.name: dense.class_score(number, first).read for number, each in enumerate(classes)}
+        tables.append(SeedTable(f"{titled(first)} of each class", "In %.", _columns(reads, POINTS), _dense_conditions))
+    return tables
+
+
+def _dense_conditions(run: Run) -> Conditions | None:
+    return None if run.dense is None else Conditions(run.dense.scores.n, run.dense.data)
 
 
 # Changed images
@@ -124,7 +152,7 @@ def _conditions(run: Run, names: Sequence[str]) -> Conditions | None:
         return None
     protocol, attack = run.robustness.parts[own[-1].of.protocol], ("attack_limit", "epsilons")
     which = ("limit", "seed", *(attack if own[-1].of.attack is not None else ()))
-    settings = {name: protocol.settings.get(name) for name in which}
+    settings = [getattr(protocol.suite, name) for name in which]
     return Conditions(own[-1].estimate.n, json.dumps([protocol.data, settings, own[-1].of.grid]))
 
 

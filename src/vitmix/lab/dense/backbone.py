@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from vitmix import models as models  # its import registers names with timm
 from vitmix.lab.dense.config import TransferConfig
-from vitmix.lab.evaluation.subject import Subject, open_subject
+from vitmix.lab.evaluation.subject import Subject, check_place, open_subject
 from vitmix.lab.training.header import Header
+from vitmix.lab.training.prepare import check_model
 
 LEVELS = 4  # feature maps that heads take
 
@@ -53,7 +54,10 @@ class Encoder(nn.Module):
         info: Any = model.feature_info
         if len(info) < LEVELS:
             raise ValueError(f"{name} has {len(info)} depths to take features from, heads need {LEVELS}")
-        self.indices = [(number + 1) * len(info) // LEVELS - 1 for number in range(LEVELS)]
+        depths = [(number + 1) * len(info) // LEVELS - 1 for number in range(LEVELS)]
+        if len({int(each["reduction"]) for each in info}) > 1:  # a pyramid: the last levels, without a map of stride 2
+            depths = list(range(len(info) - LEVELS, len(info)))
+        self.indices = depths
         self.channels = [int(info[index]["num_chs"]) for index in self.indices]
         self.strides = [int(info[index]["reduction"]) for index in self.indices]
         self.prefix = int(getattr(model, "num_prefix_tokens", 0)) if self.is_plain else 0
@@ -76,6 +80,16 @@ class Encoder(nn.Module):
             images, indices=self.indices, intermediates_only=True, return_prefix_tokens=True
         )
         return [each[0] for each in found], [each[1] for each in found]
+
+
+def check_backbone(config: TransferConfig) -> None:
+    """Refuses a name that is neither a file, nor a folder, nor a model of timm."""
+    place = config.backbone or str(config.arch)
+    if not Path(place).exists():
+        check_place(place)
+        check_model(place)
+    if config.arch is not None:
+        check_model(config.arch)
 
 
 def open_backbone(config: TransferConfig) -> Backbone:

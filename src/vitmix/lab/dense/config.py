@@ -24,7 +24,7 @@ from vitmix.lab.settings import (
     check_rate,
     option,
 )
-from vitmix.lab.training.config import checked_setting, checkpoint_interval, read_yaml
+from vitmix.lab.training.config import check_compile_mode, checked_setting, checkpoint_interval, read_yaml
 from vitmix.lab.training.options import Evaluation, Hardware, Schedule
 from vitmix.lab.training.recipes import laid_over, recipe_for
 
@@ -116,13 +116,17 @@ class TransferConfig(
     command: ClassVar[str] = "transfer"
 
     def __post_init__(self) -> None:
+        check_choice("task", self.task, TASKS)
         object.__setattr__(self, "method", spelled(self.method))  # so that equal texts name equal runs
         if not self.best:
             object.__setattr__(self, "best", self.headline)
         super().__post_init__()
-        for name in ("resident", "fsdp", "compile"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not available for transfer; leave it out")
+        if self.fsdp:
+            raise ValueError("fsdp is not available for transfer; leave it out")
+        for name in ("resident", "compile"):
+            if getattr(self, name) and self.task != "segment":
+                raise ValueError(f"{name} is available for --task segment only; leave it out")
+        check_compile_mode(self)
         if self.backbone is None and self.arch is None:
             raise ValueError("no backbone is named; give a run folder, a weights file or the name of a timm model")
         if not self.data:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
-from vitmix.lab.data.augment import global_generators_kept, seed_global_generators
+from vitmix.lab.data.augment import global_generators_kept, per_channel, seed_global_generators
 from vitmix.lab.data.images import BrokenImage, NothingReadable
 from vitmix.lab.data.loader import Epochs
 from vitmix.lab.data.plan import EpochPlan, Key, rows_of_rank
@@ -34,7 +34,7 @@ def as_tensor(image: Image.Image) -> tv_tensors.Image:
 
 def normalized(pixels: Tensor, sides: Sides) -> Tensor:
     """Float32, from 0..255."""
-    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (sides.mean, sides.std))
+    mean, std = (per_channel(each, pixels.device) for each in (sides.mean, sides.std))
     return (pixels.as_subclass(Tensor).float() / 255 - mean) / std
 
 
@@ -63,8 +63,8 @@ def padded(images: Sequence[Tensor]) -> Tensor:
     return torch.stack([pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in images])
 
 
-def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:
-    """The usable ones of these samples, whole and of their own sizes."""
+def whole_batch(images: DenseSet, rows: list[int]) -> DenseBatch:
+    """The usable ones of these samples, whole and of their own sizes, as uint8."""
     broken: dict[int, str] = {}
     found = []
     for index in rows:
@@ -73,9 +73,16 @@ def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:
         except BrokenImage as problem:
             broken[index] = str(problem)
             continue
-        found.append((normalized(as_tensor(image), sides), target, index))
+        found.append((as_tensor(image), target, index))
     pixels, targets, indices = zip(*found, strict=True) if found else ((), (), ())
     return DenseBatch(list(pixels), list(targets), torch.tensor(indices), broken)
+
+
+def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:
+    """The same, normalized."""
+    batch = whole_batch(images, rows)
+    batch.images = [normalized(each, sides) for each in batch.images]
+    return batch
 
 
 class DenseLoader(Fetcher[DenseBatch], Epochs):

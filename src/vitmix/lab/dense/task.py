@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitmix.attention.readers import frame_of
 from vitmix.dense.transforms import DenseMix, dense_mixer
 from vitmix.lab.data.decoding import reason_of
-from vitmix.lab.data.images import BrokenImage, FileImages
+from vitmix.lab.data.images import BrokenImage, FileImages, NothingReadable
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
@@ -64,6 +64,12 @@ class DenseSet(FileImages, ABC):
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
             raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem
+
+    def nothing_readable(self) -> NothingReadable:
+        return NothingReadable(
+            f"none of the {len(self)} images of {self.description} could be used; the first: "
+            f"{self.broken[min(self.broken)]}; correct the files, or what --data says of them"
+        )
 
     def usable(self, index: int) -> tuple[Image.Image, Target, int]:
         """Image, target and index of the first usable sample from `index` on, wrapping around at the end."""
@@ -167,6 +173,10 @@ class Task(ABC):
     @abstractmethod
     def collate(self, targets: list[Target]) -> Any:
         """The targets of a training batch."""
+
+    def check_method(self, method: str) -> None:
+        """Refuses a method that dense targets cannot follow."""
+        dense_mixer(method, 2)
 
     def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
         """What `--method` does to a batch; refuses methods that dense targets cannot follow."""

@@ -1,6 +1,7 @@
 """Training of a transfer: the loop, checkpoints and run folder of `vitmix train`, on another task."""
 
 import json
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -9,11 +10,13 @@ from torch import Tensor, nn
 
 from vitmix._learner import Output
 from vitmix.lab.data.images import ImageSet, NothingReadable
+from vitmix.lab.data.loader import Epochs
 from vitmix.lab.dense.backbone import open_backbone
 from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
 from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
-from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task
+from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Outcome, Sides, Task
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
 from vitmix.lab.runs import EMA, Run
@@ -29,9 +32,14 @@ class DenseLearner(nn.Module):
         super().__init__()
         self.model, self.task = model, task
         self.added = nn.ModuleDict()  # methods add parameters to classifiers only
+        self._losses = task.losses
+
+    def compile(self, **settings: Any) -> None:
+        """Compiles the model and its losses; `settings` are those of `torch.compile`."""
+        self._losses = torch.compile(self.task.losses, **settings)
 
     def forward(self, images: Tensor, targets: Any) -> Output:
-        parts = self.task.losses(self.model, images, targets)
+        parts = self._losses(self.model, images, targets)
         loss = torch.stack(list(parts.values())).sum()
         none = loss.new_zeros(0)
         return Output(loss, none, none, {name: parts[name].detach() for name in self.task.parts})
@@ -69,6 +77,8 @@ class TransferTrainer(Trainer):
         self.sides = Sides(self.backbone.size, self.backbone.mean, self.backbone.std)
         self.mixing = self.task.mixing(model, self.classes, config, self.rank)
         self.core = DenseLearner(model, self.task).to(self.device)  # pyright: ignore[reportAttributeAccessIssue]
+        if config.compile:
+            self.core.compile(mode=config.compile_mode, dynamic=False)
         self.loader, self.eval_loader = self._dense_loaders()  # pyright: ignore[reportAttributeAccessIssue]
         self.updates_per_epoch = updates_per_epoch(config, len(self.loader) // config.accumulate)
         if self.updates_per_epoch == 0:
@@ -76,14 +86,21 @@ class TransferTrainer(Trainer):
         self.optimizer = self._make_optimizer(encoder, model)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
-    def _dense_loaders(self) -> tuple[DenseLoader, DenseEvalLoader]:
+    def _dense_loaders(self) -> tuple[Epochs, Iterable[DenseBatch]]:
+        """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, part = self.settings, self.part
-        place = {"rank": self.rank, "world": self.world, "workers": config.workers}
+        place: dict[str, Any] = {"rank": self.rank, "world": self.world}
         train, held_out = cast(DenseSet, self.images), cast(DenseSet, self.eval_images)
+        batch = config.eval_batch or part.batch
+        if config.resident:
+            place |= {"device": self.device}
+            loader = ResidentMasks(train, config, self.sides, **part._asdict(), **place)
+            return loader, ResidentEvalMasks(held_out, self.sides, batch=batch, workers=config.workers, **place)
+        place |= {"workers": config.workers}
         transform = self.task.transform(config, self.sides)
         training = {**part._asdict(), "seed": config.seed, **place}
         loader = DenseLoader(train, transform, self.task.collate, self.sides, **training)
-        return loader, DenseEvalLoader(held_out, self.sides, batch=config.eval_batch or part.batch, **place)
+        return loader, DenseEvalLoader(held_out, self.sides, batch=batch, **place)
 
     def _make_optimizer(self, encoder: nn.Module, model: nn.Module) -> torch.optim.Optimizer:
         """The backbone's layers by `layer_decay`, and the head with its own factor of the learning rate."""

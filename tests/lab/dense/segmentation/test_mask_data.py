@@ -52,6 +52,21 @@ def test_masks_in_a_folder_of_their_own_and_an_offset(tmp_path: Path) -> None:
     assert numbered.classes == ["1", "2", "3"] and len(numbered) == 1
 
 
+def test_an_offset_is_a_whole_number(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    for given in ("x", "-1", "1.5"):
+        with pytest.raises(ValueError, match="offset must be a whole number"):
+            open_masks(f"masks:{tmp_path}(offset={given})", "train")
+
+
+@pytest.mark.parametrize("settings", ["", "(classes=a/b)"])
+def test_empty_folders_are_named(tmp_path: Path, settings: str) -> None:
+    for folder in ("images", "masks"):
+        (tmp_path / "train" / folder).mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds no images; put them into train/images"):
+        open_masks(f"masks:{tmp_path}{settings}", "train")
+
+
 def test_images_above_splits_and_no_splits_at_all(tmp_path: Path) -> None:
     for number in range(10):
         write_pair(tmp_path / "a/images/train" / f"{number}.png", tmp_path / "a/masks/train" / f"{number}.png", number)

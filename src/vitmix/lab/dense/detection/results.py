@@ -44,6 +44,8 @@ def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -
 def _read(path: Path) -> Any:
     try:
         return parse_json(read_bytes(path, MOST_BYTES))
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
     except ValueError as problem:
         raise ValueError(f"{path} is not a JSON file: {problem}") from None
 

@@ -77,6 +77,10 @@ class Detection(Task):
     def collate(self, targets: list[Target]) -> Any:
         return [{key: torch.as_tensor(value).as_subclass(Tensor) for key, value in each.items()} for each in targets]
 
+    def check_method(self, method: str) -> None:
+        if pasting(method) is None:
+            super().check_method(method)
+
     def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
         probability = pasting(config.method)
         if probability is not None:

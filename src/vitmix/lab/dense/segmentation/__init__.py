@@ -1,5 +1,6 @@
 """Semantic segmentation: a class for every pixel."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -32,7 +33,9 @@ class Segmentation(Task):
     def build(self, backbone: Backbone, classes: Sequence[str], config: TransferConfig) -> nn.Module:
         if len(classes) < 2:
             raise ValueError(f"{config.data} has {len(classes)} class; segmentation needs at least two")
-        return build_segmenter(backbone.encoder, config.head, len(classes), config.head_args)
+        model = build_segmenter(backbone.encoder, config.head, len(classes), config.head_args)
+        _check_size(model, backbone)
+        return model
 
     def encoder_of(self, model: nn.Module) -> nn.Module:
         return cast(Segmenter, model).encoder.model
@@ -77,6 +80,21 @@ class Segmentation(Task):
         logits = predict(model, images, sides.size, [tuple(each.shape) for each in masks])
         for image, mask, one in zip(images, masks, logits, strict=True):
             yield tiles(image, mask, one.argmax(0), classes, sides)
+
+
+@torch.no_grad()
+def _check_size(model: Segmenter, backbone: Backbone) -> None:
+    """Refuses images for which backbone and head are not made, by a pass without values."""
+    height, width = backbone.size
+    try:
+        copy.deepcopy(model).to("meta").eval()(torch.zeros(1, 3, height, width, device="meta"))
+    except NotImplementedError:  # an operation that needs values
+        return
+    except (AssertionError, RuntimeError, ValueError) as problem:
+        raise ValueError(
+            f"images of {height} × {width} pixels do not fit {backbone.name} with the head {model.head_name} "
+            f"({' '.join(str(problem).split())[:150]}); change --size"
+        ) from None
 
 
 TASK = Segmentation()

@@ -21,11 +21,10 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from vitmix._checks import check_count
 from vitmix.lab.data.classes import class_names, numbered
 from vitmix.lab.data.decoding import MAX_BYTES, decode
 from vitmix.lab.data.folders import image_files
-from vitmix.lab.data.images import as_bytes
+from vitmix.lab.data.images import BrokenImage, as_bytes
 from vitmix.lab.data.sources import Source, open_from
 from vitmix.lab.data.splits import SPLIT_NAMES, Openers, Split, by_split, parse_settings
 from vitmix.lab.dense.task import IGNORED, DenseSet, Target
@@ -38,6 +37,7 @@ VOC = (
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
 ADE20K = 150  # classes
+LOOKED_AT = 16  # masks in which there must be a class
 MOST_TEXT = 2**24  # bytes of a list of images
 
 
@@ -70,10 +70,10 @@ def read_labels(path: Path) -> np.ndarray:
 def from_offset(labels: np.ndarray, offset: int, classes: int) -> np.ndarray:
     """Classes from 0, from numbers that begin at `offset`; lower ones are ignored, and so is 255."""
     found = np.where((labels == IGNORED) | (labels < offset), IGNORED, labels - offset)
-    unknown = np.unique(found[(found >= classes) & (found != IGNORED)])
+    unknown = found[(found >= classes) & (found != IGNORED)]
     if len(unknown):
         known = f"{offset}..{offset + classes - 1} or {IGNORED}"
-        raise ValueError(f"its mask has the label {unknown[0] + offset}; labels must be {known}")
+        raise ValueError(f"its mask has the label {unknown.min() + offset}; labels must be {known}")
     return found
 
 
@@ -86,8 +86,10 @@ def mask_splits(argument: str) -> Openers:
     root = Path(location)
     if not root.is_dir():
         raise ValueError(f"masks: {location!r} is not a folder; give one that holds images and masks")
-    offset = int(settings.get("offset", "0") or 0)
-    check_count("offset", offset, least=0)
+    given = settings.get("offset") or "0"
+    if not given.isdecimal():
+        raise ValueError(f"masks: offset must be a whole number, the label of the first class, got {given!r}")
+    offset = int(given)
     places = {split: _places(root, names, settings.get("masks")) for split, names in SPLIT_NAMES.items()}
     found = {split: place for split, place in places.items() if place is not None}
     if not found:
@@ -156,13 +158,36 @@ def _mask_set(
     offset: int,
 ) -> MaskSet:
     pairs, alone = listed
-    if not pairs:
-        raise ValueError(f"{description}: none of its {len(alone)} images has a mask of the same name; name them alike")
+    _check_pairs(pairs, alone, description)
     images = MaskSet(root, pairs, classes, description, offset=offset)
+    _check_labels(images)
     if alone:
         count = "1 image has" if len(alone) == 1 else f"{len(alone):,} images have"
         images.notes = (f"{count} no mask in {description} and count neither way; the first: {alone[0]}",)
     return images
+
+
+def _check_labels(images: MaskSet) -> None:
+    """Refuses masks without a class, as with a wrong offset: nothing could be learned, and no loss would show it."""
+    found = 0
+    for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
+        try:
+            labels = images.sample(index)[1]["mask"]
+        except BrokenImage:  # said in the training
+            continue
+        if (labels != IGNORED).any():
+            return
+        found += 1
+    if found:
+        below = f" and below offset={images.offset}" if images.offset else ""
+        raise ValueError(f"{images.description}: no mask that was looked at has a class; {IGNORED}{below} is ignored")
+
+
+def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], description: str) -> None:
+    if not pairs and not alone:
+        raise ValueError(f"{description} holds no images; put them into train/images and their masks into train/masks")
+    if not pairs:
+        raise ValueError(f"{description}: none of its {len(alone)} images has a mask of the same name; name them alike")
 
 
 def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -> list[str]:
@@ -171,8 +196,10 @@ def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -
         from vitmix.lab.reading import read_json
 
         return class_names(root, len(read_json(root / "classes.json")))
+    pairs, alone = listed(*place)
+    _check_pairs(pairs, alone, f"masks:{root}")
     most = -1
-    for _, mask in listed(*place)[0]:
+    for _, mask in pairs:
         labels = read_labels(root / mask)
         most = max(most, int(labels[labels != IGNORED].max(initial=-1)))
     if most < offset:
@@ -234,4 +261,6 @@ SOURCES = {"masks": Source(mask_splits), "voc": Source(voc_splits), "ade20k": So
 
 def open_masks(spec: str, split: Split) -> DenseSet:
     """The images with label maps that a text names."""
+    if spec.startswith("coco:"):
+        raise ValueError(f"{spec} has boxes, which --task detect learns; for segmentation, give masks:DIR")
     return open_from(SOURCES, spec, split)  # pyright: ignore[reportReturnType]

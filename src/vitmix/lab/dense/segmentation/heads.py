@@ -158,6 +158,6 @@ def build_segmenter(encoder: Encoder, head: str, classes: int, settings: dict[st
     auxiliary = bool(settings.pop("auxiliary", name == "upernet"))
     try:
         decoder = DECODERS[name](encoder, **settings)
-    except TypeError as problem:
+    except (TypeError, ValueError, RuntimeError) as problem:
         raise ValueError(f"head_args do not fit {name}: {problem}") from None
     return Segmenter(encoder, decoder, decoder.channels, classes, name, auxiliary=auxiliary)
