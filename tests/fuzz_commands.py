@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -84,6 +85,9 @@ def prepare() -> None:
     mock.patch.object(steps, "measure_steps", enough).start()
     mock.patch.object(growth, "measure_statistics", enough).start()
     mock.patch.object(families, "table", lambda: ([["family", "method"], ["x", "yes"]], ["x: y"])).start()
+    # These give the same each time, and take longer than what follows.
+    mock.patch.object(cli, "make_parser", cache(cli.make_parser)).start()
+    mock.patch.object(metadata, "entry_points", cache(metadata.entry_points)).start()
     nn.modules.module.register_module_forward_pre_hook(_count_passes)
     torch.set_num_threads(1)
 

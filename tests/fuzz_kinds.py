@@ -638,8 +638,8 @@ def _prepared(run: Callable[[Case], bool]) -> Callable[[Case], bool]:
 KINDS = {
     "texts": Kind(_prepared(run_text), share=45, batch=1000),
     "yaml": Kind(_prepared(run_yaml), share=25, batch=500),
-    "headers": Kind(_prepared(run_header), share=11, batch=100),
-    "commands": Kind(_prepared(run_line), share=10, batch=50),
-    "runs": Kind(_prepared(run_folder), share=3, batch=25),
-    "images": Kind(_prepared(run_image), share=6, batch=100),
+    "headers": Kind(_prepared(run_header), share=11, batch=250),
+    "commands": Kind(_prepared(run_line), share=10, batch=200),
+    "runs": Kind(_prepared(run_folder), share=3, batch=100),
+    "images": Kind(_prepared(run_image), share=6, batch=250),
 }

@@ -8,17 +8,21 @@ one fails. Faults that no test could see are listed with a reason in `mutants_eq
 are printed as they would be written there. Which test runs which line is found once and kept in `build/mutants`; so
 are the verdicts until a source or a test changes, so the same command continues what was stopped.
 
+A fault is first put into a forked process that has all tests in memory, which costs no more than running them; what is
+found there counts if the same tests pass without the fault. What survives, because an import has done its work, is
+tried again in a process that has torch and timm but not vitmix.
+
 In little time: `python tests/mutate.py --modules masks,pairing,shares,losses,mix,flow --sample 12 --minutes 1`, whose
 tests are looked at first.
-
-Each fault has a forked process of its own that has torch and timm but not vitmix, so it costs no more than its tests.
 """
 
 import argparse
 import ast
 import compileall
+import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -37,7 +41,8 @@ from typing import Any
 
 import pytest
 
-from mutants import CORE, SOURCES, Mutant, mutants_of
+from changed_code import change_module, functions_of
+from mutants import CORE, SOURCES, Mutant, mutants_of, read
 
 TESTS = Path(__file__).resolve().parent
 ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
@@ -45,15 +50,20 @@ ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
 ABOUT_CORE = """
     parts masks pairing shares prior flow mixing hidden mixers tap methods golden_tokens golden_images readers misuse
     baselines golden_baselines behaviour spatial geometry changed_models vertical_models wrappers learner families pvt
-    many_labels sampling registry surface shown
+    many_labels sampling registry surface shown groups oblong merged teacher_labels dense_masks every_draw
 """.split()
 # Tests of every default, which run no line of what they look at.
-PINS = ("test_surface.py::test_methods_and_their_defaults", "test_surface.py::test_parts_and_their_defaults")
+PINS = tuple(
+    f"test_surface.py::test_{each}"
+    for each in ("methods_and_their_defaults", "parts_and_their_defaults", "public_names[vitmix.functional]")
+)
 WARM = ("timm", "torchvision", "transformers", "scipy.optimize", "hypothesis", "safetensors.torch", "torch._dynamo")
 HEAVY = 3 * 2**30  # bytes of memory that a mutant may ask for
 PATIENCE = 12  # seconds of computing after which a test is too slow to be run against mutants
 NOTE = "test"  # a file in the sources of a mutant that names the test that is being run
-SURVIVED = "survived"
+SURVIVED, UNSURE = "survived", "unsure"
+AT_LEAST = 10  # mutants for which it pays to read all tests
+AT_ONCE = 50  # mutants tried in memory between two writes of the results
 STUCK = 600  # seconds, of any kind, after which a test waits for something that does not come
 
 # Which test runs which line
@@ -251,15 +261,17 @@ def finish(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def try_tests(chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
-    """What pytest returns of these tests, first of those in the files that are most about the same lines.
-
-    Most faults are seen there, and reading a file of tests takes longer than running one of its tests.
-    """
+def near_and_far(chosen: list[str], tests: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """These tests, first those in the files that are most about the same lines, where most faults are seen."""
     whole, asked = (Counter(name.partition("::")[0] for name in names) for names in (tests, chosen))
     near = sorted(asked, key=lambda file: asked[file] / whole[file], reverse=True)[:2]
     first = [name for name in chosen if name.partition("::")[0] in near]
-    for names in filter(None, (first, [name for name in chosen if name not in first])):
+    return first, [name for name in chosen if name not in first]
+
+
+def try_tests(chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
+    """What pytest returns of these tests. Reading a file of tests takes longer than running one of its tests."""
+    for names in filter(None, near_and_far(chosen, tests)):
         functions = dict.fromkeys(name.partition("[")[0] for name in names)
         code = run_pytest(["-x", *functions], place, sources, Chosen(names, tests, sources / NOTE))
         if verdict(code) != SURVIVED:
@@ -267,16 +279,116 @@ def try_tests(chosen: list[str], tests: dict[str, Any], place: Path, sources: Pa
     return 0
 
 
+def limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (HEAVY, HEAVY))
+
+
 def try_mutant(mutant: Mutant, chosen: list[str], tests: dict[str, Any], place: Path, sources: Path) -> int:
     """What pytest returns with a mutant in the sources."""
     sys.dont_write_bytecode = True  # within a second, one mutant's bytecode could be taken for the next one's
-    resource.setrlimit(resource.RLIMIT_DATA, (HEAVY, HEAVY))
+    limit_memory()
     shutil.copytree(place / "src", sources, copy_function=os.link)
     (sources / mutant.path).unlink()
     (sources / mutant.path).write_text(mutant.source())
     for compiled in (sources / mutant.path).parent.glob(f"__pycache__/{mutant.module}.*"):
         compiled.unlink()
     return try_tests(chosen, tests, place, sources)
+
+
+def try_all(
+    mutants: list[Mutant],
+    attempt: Callable[[Mutant, Path], int],
+    done: Callable[[Mutant, str, str], None],
+    *,
+    place: Path,
+    jobs: int,
+    end: float,
+) -> None:
+    """Tries mutants in forked processes, each with the path of a folder of its own, as long as there is time.
+
+    `done` is told a mutant, what became of it and the test that was run last.
+    """
+    waiting, running = mutants[::-1], {}
+    while waiting or running:
+        while waiting and len(running) < jobs and computed() < end:
+            mutant, folder = waiting.pop(), place / f"mutant{len(waiting)}"
+            running[fork(lambda mutant=mutant, folder=folder: attempt(mutant, folder))] = mutant, folder
+        if not running:
+            break
+        child, status = os.waitpid(-1, 0)
+        mutant, folder = running.pop(child)
+        note = folder / NOTE
+        done(mutant, verdict(os.waitstatus_to_exitcode(status)), note.read_text() if note.exists() else "")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class InMemory(Chosen):
+    """A plugin that reads all tests, and instead of running them tries mutants by `sequences`, the tests for each."""
+
+    def __init__(
+        self, sequences: dict[Mutant, list[str]], tests: dict[str, Any], place: Path, jobs: int, end: float
+    ) -> None:
+        super().__init__(list(tests), tests, place / NOTE)
+        self.sequences, self.place = sequences, place
+        self.verdicts, self.messages = Verdicts(place), os.dup(2)
+        self.limits: dict[str, Any] = {"place": place, "jobs": jobs, "end": end}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.session, self.items = session, {item.nodeid: item for item in session.items}
+        self.functions = {path: functions_of(str(self.place / "src" / path)) for path in CORE}
+        gc.freeze()  # so that forks do not copy what their collector looks at
+        mutants = list(self.sequences)
+        for first in range(0, len(mutants), AT_ONCE):
+            self._judge(mutants[first : first + AT_ONCE])
+            os.write(self.messages, f"{len(mutants[first + AT_ONCE :])} left to try in memory\n".encode())
+        return True
+
+    def _judge(self, mutants: list[Mutant]) -> None:
+        found: dict[Mutant, tuple[str, str]] = {}
+        try_all(mutants, self._try, lambda mutant, *how: found.update({mutant: how}), **self.limits)
+        # One mutant of each module that a test finds; the others with it are found as fairly.
+        ends = {(mutant.path, by): mutant for mutant, (verdict, by) in found.items() if verdict != SURVIVED}
+        last, fair = {mutant: by for (_, by), mutant in ends.items()}, set()
+
+        def compare(mutant: Mutant, verdict: str, by: str) -> None:
+            if verdict == SURVIVED:
+                fair.add((mutant.path, by))
+
+        try_all(list(last), lambda mutant, folder: self._pass(last[mutant], mutant, folder), compare, **self.limits)
+        for mutant, (verdict, by) in found.items():
+            self.verdicts.add(mutant, verdict if verdict != SURVIVED and (mutant.path, by) in fair else UNSURE, by)
+
+    def _try(self, mutant: Mutant, folder: Path) -> int:
+        """1 where a test finds the mutant."""
+        return self._run(self.sequences[mutant], folder) if self._change(mutant.path, mutant.source()) else 0
+
+    def _pass(self, last: str, mutant: Mutant, folder: Path) -> int:
+        """0 where the tests that led to a finding pass when the module is changed to what it is."""
+        names = self.sequences[mutant]
+        return self._run(names[: names.index(last) + 1], folder) if self._change(mutant.path, read(mutant.path)) else 1
+
+    def _change(self, path: str, text: str) -> bool:
+        from vitmix._registry import KINDS, METHODS, parts
+
+        limit_memory()
+        tables = [METHODS.entries, *(parts(kind) for kind in KINDS)]
+        kept = [dict(table) for table in tables]
+        module = sys.modules[path.removesuffix(".py").replace("/", ".")]
+        changed = change_module(module, text, self.functions[path])
+        for table, entries in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(entries)
+        return changed
+
+    def _run(self, names: list[str], folder: Path) -> int:
+        folder.mkdir()
+        self.note = folder / NOTE
+        items = [self.items[name] for name in names if name in self.items]
+        for item, following in itertools.zip_longest(items, items[1:]):
+            self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.session.testsfailed:
+                return 1
+        return 0
 
 
 def verdict(code: int) -> str:
@@ -321,32 +433,38 @@ def copy_to(place: Path) -> None:
 def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace, place: Path, end: float) -> float:
     """Tries the mutants as long as there is time; prints survivors and the percentage that was found."""
     verdicts = Verdicts(place)
-    running: dict[int, tuple[Mutant, Path]] = {}
-    waiting = [mutant for mutant in reversed(mutants) if verdicts.get(mutant) is None]
     print("\n\n".join([*(str(each) for each in mutants if verdicts.get(each) == SURVIVED), ""]), end="", flush=True)
-    while waiting or running:
-        while waiting and len(running) < args.jobs and computed() < end:
-            mutant = waiting.pop()
-            if chosen := covering(mutant, tests, args.seconds):
-                sources = place / f"mutant{len(waiting)}"
-                running[fork(lambda m=mutant, c=chosen, s=sources: try_mutant(m, c, tests, place, s))] = mutant, sources
-        if not running:
-            break
-        child, status = os.waitpid(-1, 0)
-        mutant, sources = running.pop(child)
-        note = sources / NOTE
-        verdicts.add(mutant, verdict(os.waitstatus_to_exitcode(status)), note.read_text() if note.exists() else "")
-        shutil.rmtree(sources)
-        if verdicts.get(mutant) == SURVIVED:
+    chosen = {each: covering(each, tests, args.seconds) for each in mutants if verdicts.get(each) in (None, UNSURE)}
+    inside = [each for each, names in chosen.items() if names and verdicts.get(each) is None]
+    if len(inside) >= AT_LEAST:
+        sequences = {each: [*itertools.chain(*near_and_far(chosen[each], tests))] for each in inside}
+        files = sorted({name.partition("::")[0] for names in sequences.values() for name in names})
+        time = 0.6 * (end - computed())  # the rest is for what survives
+        if finish(
+            fork(lambda: run_pytest(files, place, place / "src", InMemory(sequences, tests, place, args.jobs, time)))
+        ):
+            raise SystemExit("the tests cannot be read")
+        verdicts = Verdicts(place)
+    left = [each for each, names in chosen.items() if names and verdicts.get(each) in (None, UNSURE)]
+
+    def attempt(mutant: Mutant, folder: Path) -> int:
+        return try_mutant(mutant, chosen[mutant], tests, place, folder)
+
+    def done(mutant: Mutant, verdict: str, by: str) -> None:
+        verdicts.add(mutant, verdict, by)
+        if verdict == SURVIVED:
             print(f"{mutant}\n", flush=True)
         if len(verdicts.known) % 50 == 0:
-            print(f"{len(waiting)} left", file=sys.stderr, flush=True)
+            print(f"{len(verdicts.known)} known", file=sys.stderr, flush=True)
+
+    print(f"{len(left)} left to try alone", file=sys.stderr, flush=True)
+    try_all(left, attempt, done, place=place, jobs=args.jobs, end=end)
     return summarize([verdicts.get(mutant) for mutant in mutants], args)
 
 
 def summarize(verdicts: list[str | None], args: argparse.Namespace) -> float:
     """Prints how many of the mutants that were tried were found, and returns the percentage."""
-    counts = Counter(each for each in verdicts if each)
+    counts = Counter(SURVIVED if each == UNSURE else each for each in verdicts if each)
     found = 100 * (1 - counts[SURVIVED] / max(counts.total(), 1))
     print(
         f"{counts.total()} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
