@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from vitmix.lab.advice.evidence import FILE, SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, plain
+from vitmix.lab.advice.evidence import FILE, SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, without_settings
 from vitmix.lab.advice.page import card_section, page, with_section
 from vitmix.lab.comparison import compare, read_matrix
 from vitmix.lab.runs import Estimate, Run
@@ -51,21 +51,23 @@ def _rounded(gain: Estimate) -> Estimate:
 
 
 def series(name: str) -> Series | None:
-    """A comparison as evidence; None if it has no row without mixing, or nothing to compare with it."""
+    """A comparison as evidence; None if it has nothing to compare with a row without mixing, or is of transfers."""
     matrix = read_matrix(str(RESULTS / name))
+    if "task" in matrix.settings:
+        return None
     rows = {row.row: row.by_seed for row in compare(matrix, matrix.trainings(RESULTS / name)).rows if row.runs}
     unmixed = [runs for runs in rows.values() if next(iter(runs.values())).config.method == "none"]
     if not unmixed or len(rows) < 2:
         return None
     run = next(iter(unmixed[0].values()))
-    config, summary = run.config, run.summary
-    assert summary is not None and config.size is not None
+    config, summary, evaluation = run.config, run.summary, run.evaluation
+    assert summary is not None and evaluation is not None
     return Series(
         name,
         WEIGHTS if config.pretrained or config.checkpoint is not None else SCRATCH,
         config.data.startswith("shapes"),
         config.model,
-        config.size,
+        max(evaluation.size),
         summary.updates // summary.epochs * config.batch,
         summary.updates,
         tuple(measured(row, runs, unmixed[0]) for row, runs in rows.items() if runs.keys() & unmixed[0].keys()),
@@ -75,7 +77,7 @@ def series(name: str) -> Series | None:
 def cost() -> Cost:
     """The steps of DeiT-S, over that of the bare model; switches follow from their methods."""
     stored = json.loads((RESULTS / "speed" / "deit_small.json").read_text())
-    times = {plain(row["method"]): row["median"] for row in stored["steps"] if "|" not in row["method"]}
+    times = {without_settings(row["method"]): row["median"] for row in stored["steps"] if "|" not in row["method"]}
     bare = times.pop("bare model")
     settings = stored["settings"]
     ratios = {method: round(time / bare, DIGITS) for method, time in times.items()}
@@ -88,10 +90,15 @@ def collect() -> Evidence:
     return Evidence(tuple(found), cost())
 
 
+def packaged(evidence: Evidence) -> str:
+    """The package's file: JSON with a line for each series and each method."""
+    return evidence.encoded().decode().replace(', {"name": ', ',\n{"name": ') + "\n"
+
+
 def contents() -> dict[Path, str]:
     """Every file that follows from the results."""
     evidence = collect()
-    found = {PACKAGED: evidence.encoded(1).decode(), PAGE: page(evidence)}
+    found = {PACKAGED: packaged(evidence), PAGE: page(evidence)}
     for card in sorted(CARDS.glob("*.md")):
         found[card] = with_section(card.read_text(encoding="utf-8"), card_section(evidence, card.stem))
     return found

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from vitmix.lab.cli import main as cli
+from vitmix.lab.comparison import compare, read_matrix
+from vitmix.lab.comparison.rows import verdict
 from vitmix.lab.runs.published import FILE, read_published
 from vitmix.methods import METHODS
 
@@ -103,9 +105,9 @@ def test_claims_are_judged_by_what_was_measured(name: str, page: str, capsys: py
     assert re.search(rf"\b{count}", shown)
 
 
-def top1(row: str, epoch: int) -> float:
-    """Top-1 in % of a row of Tiny-ImageNet's 200 classes, mean over the seeds."""
-    runs = read_published(RESULTS / "tinyimagenet200" / FILE).runs
+def top1(row: str, epoch: int, name: str = "tinyimagenet200") -> float:
+    """Top-1 in % of a row, mean over the seeds."""
+    runs = read_published(RESULTS / name / FILE).runs
     epochs = [each for name, run in runs.items() if name.startswith(f"{row}-") for each in run.epochs]
     values = [100 * each.values["accuracy"] for each in epochs if each.number == epoch]
     return sum(values) / len(values)
@@ -172,4 +174,43 @@ def test_pages_have_the_stored_accuracy_of_fine_tuning() -> None:
     text = f"{100 * last['accuracy']:.2f} %"
     for page in (DOCS / "training.md", RESULTS / "pets" / "README.md"):
         assert text in page.read_text()
-    assert f"reaches {100 * last['accuracy']:.1f} %" in (RESULTS.parent / "README.md").read_text()
+
+
+def test_pages_have_the_methods_of_fine_tuning() -> None:
+    name = RESULTS / "finetune_pets"
+    matrix = read_matrix(str(name))
+    found = compare(matrix, matrix.trainings(name))
+    page, words = (RESULTS / "README.md").read_text(), " ".join((RESULTS.parent / "README.md").read_text().split())
+    for row in found.rows:
+        mean, judged = found.quantity.spread(row), found.difference(row)
+        if judged is None:
+            assert f"| {row.row} | {len(row.runs)} | {mean} | | | |" in page
+            assert f"reaches {mean.split()[0][:4]} % without mixing" in words
+        else:
+            difference = f"{100 * judged.mean:+.2f} | {100 * judged.low:+.2f} to {100 * judged.high:+.2f}"
+            assert f"| {row.row} | {len(row.runs)} | {mean} | {difference} | {verdict(judged)} |" in page
+    for shown in (
+        f"{top1('CutMix', 11, 'finetune_pets'):.1f} % with cutmix",
+        f"{top1('SMMix', 11, 'finetune_pets'):.1f} % with smmix",
+    ):
+        assert shown in words
+
+
+def test_pages_have_the_stored_scores_of_transfers() -> None:
+    page = (DOCS / "transfer.md").read_text()
+    words, miou, seconds, memory = " ".join(page.split()), {}, [], []
+    for name, run in read_published(RESULTS / "transfer_pets" / FILE).runs.items():
+        assert run.dense is not None and run.summary is not None
+        row, seed, found = name.partition("-")[0], run.config.seed, run.dense.scores.values["miou"]
+        miou[row, seed] = found
+        seconds, memory = [*seconds, run.summary.seconds], [*memory, run.summary.peak_memory]
+        iou = " | ".join(f"{100 * each.values['iou']:.1f}" for each in run.dense.scores.by_class)
+        shown = f"{100 * found.mean:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
+        assert f"| {row.replace('_', ' ')} | {seed} | {shown} | {iou} |" in page
+    none = miou["no_mixing", 0]
+    assert f"gain {100 * (none.mean - miou['random_start', 0].mean):.1f} points over a random start (seed 0)" in words
+    below = [f"{100 * (none.mean - miou[row, 0].mean):.1f}" for row in ("CutMix", "TokenMix", "SMMix")]
+    assert f"are {below[0]}, {below[1]} and {below[2]} points below no mixing" in words
+    assert all(each.high < none.low for (row, _), each in miou.items() if row != "no_mixing")
+    assert f"A run took {min(seconds):.0f} to {max(seconds):.0f} s on an NVIDIA H200" in words
+    assert f"a peak of {max(memory) / 2**30:.2f} GiB" in words

@@ -9,8 +9,8 @@ from PIL import Image
 
 from command import done, vitmix
 from support import ROOT
-from vitmix.lab.advice.choice import Plan, choose, is_shown, spread
-from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, plain, stored
+from vitmix.lab.advice.choice import PlannedTraining, choose, is_shown, largest_deviation
+from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, stored, without_settings
 from vitmix.lab.advice.page import page, shown
 from vitmix.lab.advice.words import gain_text
 from vitmix.lab.runs import Estimate
@@ -47,32 +47,32 @@ EVIDENCE = Evidence((SHORT, LONG), COST)
     + [(25_000, "smmix", "long"), (10**6, "smmix", "long")],
 )
 def test_the_nearest_length_decides(updates: int, chosen: str | None, name: str) -> None:
-    found = choose(EVIDENCE, Plan(50_000, updates, SCRATCH))
+    found = choose(EVIDENCE, PlannedTraining(50_000, updates, SCRATCH))
     assert (found.chosen and found.chosen.method, found.series and found.series.name) == (chosen, name)
 
 
 def test_models_and_starts_decide() -> None:
     refuse = {"smmix": "it reads attention"}.get
     assert (
-        choose(EVIDENCE, Plan(50_000, 10_000, SCRATCH, refusal=refuse)).chosen is None
+        choose(EVIDENCE, PlannedTraining(50_000, 10_000, SCRATCH, refusal=refuse)).chosen is None
     )  # cutmix lost, mixup did not gain
-    found = choose(EVIDENCE, Plan(50_000, 50_000, SCRATCH, refusal=refuse))
+    found = choose(EVIDENCE, PlannedTraining(50_000, 50_000, SCRATCH, refusal=refuse))
     assert found.chosen is not None and found.chosen.method == "cutmix"
     assert found.refused == {"smmix": "it reads attention"}
-    assert choose(EVIDENCE, Plan(50_000, 50_000, WEIGHTS)).series is None
+    assert choose(EVIDENCE, PlannedTraining(50_000, 50_000, WEIGHTS)).series is None
     tuned = dataclasses.replace(EVIDENCE, series=(*EVIDENCE.series, series("pets", 600, WEIGHTS, mixup=gain(2, 1))))
-    found = choose(tuned, Plan(3_680, 600, WEIGHTS))
+    found = choose(tuned, PlannedTraining(3_680, 600, WEIGHTS))
     assert found.chosen is not None and found.chosen.method == "mixup"  # new results change the advice
 
 
 def test_one_seed_must_gain_more_than_seeds_differ() -> None:
-    assert spread([SHORT, LONG]) == 1.0
+    assert largest_deviation([SHORT, LONG]) == 1.0
     assert is_shown(LONG.methods[1], 3.0) and not is_shown(LONG.methods[1], 3.5)
-    assert not is_shown(LONG.methods[1], spread([LONG]))  # nothing is known about seeds
+    assert not is_shown(LONG.methods[1], largest_deviation([LONG]))  # nothing is known about seeds
 
 
 def test_every_number_is_of_the_evidence_or_the_plan() -> None:
-    plan = Plan(3_000, 50_000, SCRATCH, size=224)
+    plan = PlannedTraining(3_000, 50_000, SCRATCH, size=224)
     text = shown(EVIDENCE, plan, command="")
     gained = "+11.00 points (no interval, n = 1 seed)"
     assert gained in text and "1.30 times the step of the bare model" in text and "One seed" in text
@@ -81,7 +81,7 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
     changed = dataclasses.replace(EVIDENCE, series=(SHORT, series("long", 40_000, cutmix=gain(13.37), smmix=gain(2))))
     other = shown(changed, plan, command="")
     assert "+13.37 points" in other and "40,000 updates" in other and gained not in other
-    few = shown(EVIDENCE, Plan(3_000, 600, SCRATCH), command="")
+    few = shown(EVIDENCE, PlannedTraining(3_000, 600, SCRATCH), command="")
     assert "shortest training measured has 10,000 updates" in few
     assert "2,500 updates into the schedule of results/short, 3 of 3 methods were behind" in few
     assert "the best, smmix, was at -4.00 points" in few
@@ -89,7 +89,10 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
 
 def test_words() -> None:
     assert gain_text(SHORT.methods[2]) == "+5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds)"
-    assert plain("mixup(alpha=0.8)") == "mixup" and plain("(cutmix + vtm(block=3))") == "cutmix + vtm"
+    assert (
+        without_settings("mixup(alpha=0.8)") == "mixup"
+        and without_settings("(cutmix + vtm(block=3))") == "cutmix + vtm"
+    )
     assert COST.of("mixup(alpha=0.8) | smmix") == pytest.approx(1.15) and COST.of("unknown") is None
     assert "no comparison is stored" in page(EVIDENCE)
 
@@ -114,13 +117,13 @@ def test_command(images: str) -> None:
     text = done("suggest", "--data", images, "--model", "test_vit")
     assert f"vitmix train --data {images} --model test_vit --method none --epochs 100 --batch 16" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--epochs", "24000")  # two updates each
-    best = choose(stored(), Plan(36, 48_000, SCRATCH)).chosen
+    best = choose(stored(), PlannedTraining(36, 48_000, SCRATCH)).chosen
     assert best is not None and f"--method {best.method}" in text and gain_text(best) in text
     text = done("suggest", "--data", images, "--model", "test_resnet", "--epochs", "24000")
     assert "--method cutmix" in text and "SMMix gained more, but" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--pretrained")
     assert f"vitmix train --recipe finetune --data {images} --model test_vit --pretrained\n" in text
-    assert "No fine-tuning with mixing has been measured" in text
+    assert "The shortest training measured has 627 updates" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
     assert "images/s, measured here" in text and "--epochs 300" in text
 

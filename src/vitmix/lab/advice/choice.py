@@ -11,7 +11,7 @@ MARGIN = 2  # one seed counts if its gain is this many times the largest standar
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedTraining:
     """A training that is planned.
 
     Attributes:
@@ -41,7 +41,7 @@ class Advice:
     refused: dict[str, str]
 
 
-def choose(evidence: Evidence, plan: Plan) -> Advice:
+def choose(evidence: Evidence, plan: PlannedTraining) -> Advice:
     """The method with the largest gain that was shown at the nearest length, or no mixing."""
     series = evidence.alike(start=plan.start, built_in=plan.built_in)
     if not series:
@@ -49,7 +49,7 @@ def choose(evidence: Evidence, plan: Plan) -> Advice:
     if plan.updates * SHORT < series[0].updates:
         return Advice(None, series[0], True, {})
     nearest = min(series, key=lambda each: abs(math.log(plan.updates / each.updates)))
-    gaining = [each for each in nearest.methods if is_shown(each, spread(series))]
+    gaining = [each for each in nearest.methods if is_shown(each, largest_deviation(series))]
     refused: dict[str, str] = {}
     for each in sorted(gaining, key=_gain, reverse=True):
         reason = plan.refusal(each.method)
@@ -63,16 +63,16 @@ def _gain(measured: Measured) -> float:
     return -math.inf if measured.gain is None else measured.gain.mean
 
 
-def is_shown(measured: Measured, spread: float) -> bool:
-    """Whether a gain is more than chance: its interval is above zero, or it is far above the spread over seeds."""
+def is_shown(measured: Measured, deviation: float) -> bool:
+    """Whether a gain is more than chance: its interval is above zero, or it is far above the deviation over seeds."""
     if measured.gain is None:
         return False
     if measured.gain.low is not None:
         return measured.gain.low > 0
-    return measured.gain.mean > MARGIN * spread
+    return measured.gain.mean > MARGIN * deviation
 
 
-def spread(series: list[Series]) -> float:
+def largest_deviation(series: list[Series]) -> float:
     """The largest standard deviation of a gain over seeds; infinite if none is known."""
     found = [each.gain.std for one in series for each in one.methods if each.gain and each.gain.std is not None]
     return max(found, default=math.inf)

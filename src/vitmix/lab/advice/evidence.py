@@ -56,7 +56,7 @@ class Cost(Record):
 
     def of(self, method: str) -> float | None:
         """For a switch, the mean over its methods; None if one was not measured."""
-        parts = [{"none": 1.0, **self.ratios}.get(plain(part)) for part in method.split("|")]
+        parts = [{"none": 1.0, **self.ratios}.get(without_settings(part)) for part in method.split("|")]
         known = [each for each in parts if each is not None]
         return sum(known) / len(known) if len(known) == len(parts) else None
 
@@ -72,7 +72,7 @@ class Evidence(Record):
         return sorted(found, key=lambda each: each.updates)
 
 
-def plain(method: str) -> str:
+def without_settings(method: str) -> str:
     """A method's text without settings: `"cutmix + vtm"`."""
     return re.sub(r"\([^()]*\)", "", method).strip(" ()")
 

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable
 
-from .choice import Plan, choose
-from .evidence import SCRATCH, WEIGHTS, Evidence, Measured, Series, plain
+from vitmix.lab.columns import markdown_table
+
+from .choice import PlannedTraining, choose
+from .evidence import SCRATCH, WEIGHTS, Evidence, Measured, Series, without_settings
 from .words import STARTS, caveats, cost_text, gain_text, place_text, reasons, when_not
 
 SECTION = "## Measured here"
@@ -25,7 +27,9 @@ def page(evidence: Evidence) -> str:
         "cost, and what the evidence does not cover. `python docs/make_evidence.py` makes this page and the package's "
         "evidence.json from the stored results; a test compares both with them.",
         "## In short",
-        _table(["training", "updates", "attention can be read", "use", "gain over no mixing"], _short(evidence)),
+        markdown_table(
+            ["training", "updates", "attention can be read", "use", "gain over no mixing"], *_short(evidence)
+        ),
         "A model whose attention cannot be read takes MixUp and CutMix only; `vitmix models NAME` says what a model "
         "takes.",
         *_reasons(evidence),
@@ -46,23 +50,23 @@ def _short(evidence: Evidence) -> Iterable[list[str]]:
         measured = evidence.alike(start=start, built_in=False)
         if not measured:
             yield [STARTS[start], "any", "yes or no", "`none`", "not measured"]
-        for updates in LENGTHS if measured else ():
+        for updates in LENGTHS if len(measured) > 1 else [each.updates for each in measured]:
             for readable in (True, False):
-                plan = Plan(0, updates, start, refusal=lambda text, all_=readable: None if all_ else _needs(text))
-                chosen = choose(evidence, plan).chosen
-                method, gain = (
-                    ("none", "") if chosen is None else (chosen.method.replace("|", "\\|"), gain_text(chosen))
+                plan = PlannedTraining(
+                    0, updates, start, refusal=lambda text, all_=readable: None if all_ else _needs(text)
                 )
+                chosen = choose(evidence, plan).chosen
+                method, gain = ("none", "") if chosen is None else (chosen.method, gain_text(chosen))
                 yield [STARTS[start], f"{updates:,}", "yes" if readable else "no", f"`{method}`", gain]
 
 
 def _needs(method: str) -> str | None:
-    words = " | ".join(plain(part) for part in method.split("|"))
+    words = " | ".join(without_settings(part) for part in method.split("|"))
     return None if words in WITHOUT_ATTENTION else "it reads attention"
 
 
 def _reasons(evidence: Evidence) -> list[str]:
-    plans = [Plan(0, LENGTHS[0], start) for start in (SCRATCH, WEIGHTS)]
+    plans = [PlannedTraining(0, LENGTHS[0], start) for start in (SCRATCH, WEIGHTS)]
     return [
         f"Few updates, {STARTS[plan.start]}: " + " ".join(reasons(choose(evidence, plan), plan, evidence))
         for plan in plans
@@ -72,13 +76,13 @@ def _reasons(evidence: Evidence) -> list[str]:
 def _series(series: Series) -> list[str]:
     kind = "computed images" if series.built_in else "photographs"
     rows = [
-        [each.name, f"`{each.method}`".replace("|", "\\|"), str(each.n), f"{each.top1:.2f}", gain_text(each)]
+        [each.name, f"`{each.method}`", str(each.n), f"{each.top1:.2f}", gain_text(each)]
         for each in sorted(series.methods, key=lambda each: -each.top1)
     ]
     return [
         f"[results/{series.name}](../results/{series.name}/README.md), {STARTS[series.start]}: {series.model}, "
         f"{series.images:,} {kind} an epoch of {series.size} pixels, {series.updates:,} updates.",
-        _table(["", "method", "seeds", "top-1, %", "to no mixing"], rows),
+        markdown_table(["", "method", "seeds", "top-1, %", "to no mixing"], *rows),
     ]
 
 
@@ -119,7 +123,7 @@ def card_section(evidence: Evidence, card: str) -> str:
 
 def _is_about(measured: Measured, card: str) -> bool:
     """Whether a row is the method alone, or beside no mixing; HTM and VTM are added to others."""
-    words = [plain(part) for part in measured.method.split("|")]
+    words = [without_settings(part) for part in measured.method.split("|")]
     mixing = [word for word in words if word != "none"]
     return mixing in ([card], [f"cutmix + {card}"])
 
@@ -129,11 +133,6 @@ def with_section(text: str, section: str) -> str:
     text = re.sub(rf"{SECTION}\n.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)
     wrapped = "\n\n".join(map(_wrapped, section.split("\n\n")))
     return text.replace(f"{BEFORE}\n", f"{wrapped}\n\n{BEFORE}\n", 1)
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _wrapped(text: str) -> str:
@@ -146,7 +145,7 @@ def _wrapped(text: str) -> str:
     return "\n".join(textwrap.fill(line, 140, subsequent_indent="  " * line.startswith("- ")) for line in lines)
 
 
-def shown(evidence: Evidence, plan: Plan, *, command: str, note: str = "") -> str:
+def shown(evidence: Evidence, plan: PlannedTraining, *, command: str, note: str = "") -> str:
     """The answer of `vitmix suggest`."""
     advice = choose(evidence, plan)
     lines = [("Use", command), *(("Why", line) for line in reasons(advice, plan, evidence))]

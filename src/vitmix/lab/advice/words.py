@@ -1,6 +1,6 @@
 """The sentences of a recommendation. Every number comes from the evidence or the plan."""
 
-from .choice import MARGIN, SHORT, Advice, Plan, spread
+from .choice import MARGIN, SHORT, Advice, PlannedTraining, largest_deviation
 from .evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series
 
 STARTS = {SCRATCH: "training from scratch", WEIGHTS: "fine-tuning"}
@@ -30,7 +30,7 @@ def cost_text(cost: Cost, measured: Measured) -> str:
     return "not measured" if ratio is None else f"{ratio:.2f} times the step of the bare model ({where})"
 
 
-def reasons(advice: Advice, plan: Plan, evidence: Evidence) -> list[str]:
+def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[str]:
     """Why this is recommended."""
     kind = STARTS[plan.start]
     if advice.series is None:
@@ -46,7 +46,7 @@ def reasons(advice: Advice, plan: Plan, evidence: Evidence) -> list[str]:
     return [f"{advice.chosen.name} gained most of {len(series.methods) - 1} methods at {series.updates:,} updates."]
 
 
-def when_not(plan: Plan, evidence: Evidence) -> list[str]:
+def when_not(plan: PlannedTraining, evidence: Evidence) -> list[str]:
     """When mixing does not pay."""
     series = evidence.alike(start=plan.start, built_in=plan.built_in)
     shortest = series[0]
@@ -57,7 +57,7 @@ def when_not(plan: Plan, evidence: Evidence) -> list[str]:
     return [few, *_course(shortest, early)]
 
 
-def _short_hints(plan: Plan, evidence: Evidence) -> list[str]:
+def _short_hints(plan: PlannedTraining, evidence: Evidence) -> list[str]:
     """What trainings from scratch say about few updates."""
     series = evidence.alike(start=SCRATCH, built_in=plan.built_in)
     return _course(series[0], plan.updates) if series else []
@@ -79,14 +79,14 @@ def _course(series: Series, updates: int) -> list[str]:
     ]
 
 
-def caveats(advice: Advice, plan: Plan, evidence: Evidence) -> list[str]:
+def caveats(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[str]:
     """Where the evidence is thin, or about something else."""
     series = advice.series
     found = [f"{name} gained more, but {reason}." for name, reason in advice.refused.items()]
     if series is None:
         return found
     if advice.chosen is not None and advice.chosen.n == 1:
-        deviation = spread(evidence.alike(start=plan.start, built_in=plan.built_in))
+        deviation = largest_deviation(evidence.alike(start=plan.start, built_in=plan.built_in))
         found.append(
             f"One seed: the gain counts because it is more than {MARGIN} times the largest standard deviation over "
             f"seeds in the other comparisons ({deviation:.2f} points)."
