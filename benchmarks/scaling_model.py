@@ -7,31 +7,24 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-STEPS = Path(__file__).parents[1] / "results" / "speed" / "deit_small.json"
+MEASURED = Path(__file__).parents[1] / "results" / "speed" / "scaling.json"  # by scaling_inputs.py
 PER_MACHINE = 8  # GPUs
 BUCKET = 25 * 2**20  # bytes of gradients that DDP sends at once
 BYTES = 4  # of a weight or gradient that travels: float32
 USED = 0.8  # of a link's nominal speed
 LATENCY = 5e-6  # seconds of a step between machines
-PER_CORE = 1107  # images per second that one core reads and decodes, without augmentation: docs/large_data.md
-JPEG = 110e3  # bytes of an image of ImageNet-1k, on average
 
 
 @dataclass(frozen=True)
 class Model:
-    """A vision transformer at 224 pixels with patches of 16."""
+    """A vision transformer at 224 pixels with patches of 16; `timm` is the model that was measured."""
 
     name: str
     depth: int
     width: int
-
-    @property
-    def multiplications(self) -> float:
-        """Of one image in the forward pass."""
-        tokens, width = 197, self.width
-        block = 12 * tokens * width**2 + 2 * tokens**2 * width
-        return self.depth * block + 196 * 768 * width + 1000 * width
+    timm: str
 
     @property
     def parameters(self) -> int:
@@ -40,8 +33,23 @@ class Model:
         outside = 769 + 198 + 2 + 1000  # patches, class token and positions, last norm, classifier
         return self.depth * block + outside * width + 1000
 
+    def seconds(self, images: int, mode: str) -> float:
+        """The time of a measured step, for a number of images on one GPU."""
+        key = (self.timm, images, mode)
+        (step,) = (each for each in measured()["steps"] if (each["model"], each["batch"], each["mode"]) == key)
+        return step["median"] / 1e3
 
-SMALL, BASE, LARGE = MODELS = Model("ViT-S", 12, 384), Model("ViT-B", 12, 768), Model("ViT-L", 24, 1024)
+
+MODELS = (
+    Model("ViT-S", 12, 384, "deit_small_patch16_224"),
+    Model("ViT-B", 12, 768, "deit_base_patch16_224"),
+    Model("ViT-L", 24, 1024, "vit_large_patch16_224"),
+)
+IMAGES = (8, 64, 128)  # per GPU
+
+
+def measured() -> dict[str, Any]:
+    return json.loads(MEASURED.read_text())
 
 
 @dataclass(frozen=True)
@@ -57,18 +65,6 @@ FAST = Links("400 Gb/s per GPU", 450e9, 50e9)
 SLOW = Links("100 Gb/s per machine", 450e9, 12.5e9 / PER_MACHINE)
 
 
-def measured_rate() -> float:
-    """Images per second of ViT-S on one H200."""
-    stored = json.loads(STEPS.read_text())
-    (step,) = (each for each in stored["steps"] if each["method"] == "cutmix")
-    return stored["settings"]["batch"] / step["median"] * 1e3
-
-
-def rate(model: Model) -> float:
-    """Images per second of one GPU: measured for ViT-S; others at the same number of multiplications per second."""
-    return measured_rate() * SMALL.multiplications / model.multiplications
-
-
 def all_reduce(size: float, gpus: int, links: Links) -> float:
     """Seconds to add up `size` bytes: within machines, then between them an eighth by each GPU, by ring or tree."""
     machines = gpus // PER_MACHINE
@@ -79,13 +75,16 @@ def all_reduce(size: float, gpus: int, links: Links) -> float:
     return inside + min(ring, tree)
 
 
+def exposed(transfers: int, one: float, compute: float) -> float:
+    """Seconds by which transfers outlast the computation beside them; the last one begins when it is over."""
+    return max(one, transfers * one - compute * (transfers - 1) / transfers)
+
+
 def ddp_exposed(model: Model, compute: float, gpus: int, links: Links) -> float:
     """Seconds of communication that the backward pass, two thirds of a step, does not hide."""
     size = BYTES * model.parameters
     buckets = math.ceil(size / BUCKET)
-    one = all_reduce(size / buckets, gpus, links)
-    hidden = 2 / 3 * compute * (buckets - 1) / buckets  # the last bucket is full when the backward pass ends
-    return max(one, buckets * one - hidden)
+    return exposed(buckets, all_reduce(size / buckets, gpus, links), 2 / 3 * compute)
 
 
 def fsdp_exposed(model: Model, compute: float, gpus: int, links: Links) -> float:
@@ -94,15 +93,28 @@ def fsdp_exposed(model: Model, compute: float, gpus: int, links: Links) -> float
     size = BYTES * model.parameters / units
     inside = (PER_MACHINE - 1) / PER_MACHINE * size / (USED * links.inside)
     between = (machines - 1) / machines * size / PER_MACHINE / (USED * links.between) + (machines - 1) * LATENCY
-    one = inside + between
-    forward, backward = max(0.0, units * one - compute / 3), max(0.0, 2 * units * one - 2 / 3 * compute)
-    return 2 * one + forward + backward  # the first gathering and the last scattering have nothing to hide behind
+    return exposed(units, inside + between, compute / 3) + exposed(2 * units, inside + between, 2 / 3 * compute)
 
 
-def efficiency(model: Model, images: int, gpus: int, links: Links, *, fsdp: bool) -> float:
-    """Part of the time that a GPU computes, with so many images each."""
-    compute = images / rate(model)
-    return compute / (compute + (fsdp_exposed if fsdp else ddp_exposed)(model, compute, gpus, links))
+def throughput(model: Model, images: int, gpus: int, links: Links, *, fsdp: bool) -> tuple[float, float]:
+    """Part of a step in which a GPU does not only communicate, and images per second of all GPUs.
+
+    vitmix compiles with DDP, not with FSDP.
+    """
+    compute = model.seconds(images, "eager" if fsdp else "compiled")
+    step = compute + (fsdp_exposed if fsdp else ddp_exposed)(model, compute, gpus, links)
+    return compute / step, gpus * images / step
+
+
+def step_table() -> str:
+    """The measured steps of one GPU."""
+    heads = (f"{images} images{of}" for images in IMAGES for of in (", compiled", ", eager"))
+    lines = [f"| model | gradients | {' | '.join(heads)} |", "|---" * (2 + 2 * len(IMAGES)) + "|"]
+    for model in MODELS:
+        times = [model.seconds(images, mode) for images in IMAGES for mode in ("compiled", "eager")]
+        cells = [f"{1e3 * time:.1f} ms" for time in times]
+        lines.append(f"| {model.name} | {BYTES * model.parameters / 1e6:,.0f} MB | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def scaling_table(batch: int | None) -> str:
@@ -113,26 +125,28 @@ def scaling_table(batch: int | None) -> str:
         for gpus in (64, 512):
             images = 128 if batch is None else batch // gpus
             for links in (FAST, SLOW):
-                parts = [efficiency(model, images, gpus, links, fsdp=fsdp) for fsdp in (False, True)]
-                shown = " | ".join(f"{100 * part:.0f} % | {part * gpus * rate(model):,.0f}" for part in parts)
+                found = [throughput(model, images, gpus, links, fsdp=fsdp) for fsdp in (False, True)]
+                shown = " | ".join(f"{100 * part:.0f} % | {rate:,.0f}" for part, rate in found)
                 lines.append(f"| {model.name} | {gpus} | {images} | {links.name} | {shown} |")
     return "\n".join(lines)
 
 
 def loader_table() -> str:
-    """What the GPUs of a machine ask of its cores, its network and the storage."""
-    names = ("model", "images/s per GPU", "gradients", "cores per GPU, decoding alone", "GB/s per machine")
-    lines = [f"| {' | '.join(names)} | GB/s of 512 GPUs |", "|---" * (len(names) + 1) + "|"]
+    """What GPUs with 128 images each ask of a machine's cores, of its network and of the storage."""
+    names = ("model", "images/s per GPU", "cores per GPU", "decoding alone", "GB/s per machine", "GB/s of 512 GPUs")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    loader = measured()["loader"]
+    cores, together = max((int(cores), rate) for cores, rate in loader["augmented"].items())
     for model in MODELS:
-        needed, volume = rate(model), rate(model) * JPEG / 1e9
-        gradients = f"{BYTES * model.parameters / 1e6:,.0f} MB"
-        cells = (model.name, f"{needed:,.0f}", gradients, f"{needed / PER_CORE:.1f}", f"{PER_MACHINE * volume:.2f}")
-        lines.append(f"| {' | '.join(cells)} | {512 * volume:.0f} |")
+        rate = IMAGES[-1] / model.seconds(IMAGES[-1], "compiled")
+        volume = rate * loader["bytes"] / 1e9
+        needed = f"{rate * cores / together:.0f} | {rate / loader['decoded']:.1f}"
+        lines.append(f"| {model.name} | {rate:,.0f} | {needed} | {PER_MACHINE * volume:.2f} | {512 * volume:.0f} |")
     return "\n".join(lines)
 
 
 def tables() -> str:
-    return "\n\n".join([scaling_table(None), scaling_table(4096), loader_table()])
+    return "\n\n".join([step_table(), scaling_table(None), scaling_table(4096), loader_table()])
 
 
 if __name__ == "__main__":

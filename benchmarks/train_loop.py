@@ -79,7 +79,7 @@ def profile(trainer: Trainer, updates: int) -> str:
 
 def rates_of(trainer: Trainer) -> list[float]:
     """Images per second of each epoch of a training except the first."""
-    return [row["images/s"] for row in trainer.position.history[1:]]
+    return [row.values["images/s"] for row in trainer.position.history[1:]]
 
 
 class InTurns(Trainer):

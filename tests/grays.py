@@ -37,7 +37,7 @@ class NearestGray(nn.Module):
 
 def subject_of(model: Any, outputs: int, classes: Sequence[str] | None = None, side: int = 8) -> Subject:
     config = TrainConfig(model="own", size=side, crop_pct=1.0)
-    return Subject(model, config, {"num_classes": outputs}, "own", None if classes is None else tuple(classes))
+    return Subject(model, config, outputs, {}, "own", None if classes is None else tuple(classes))
 
 
 def gray_images(grays: Sequence[int] = GRAYS, side: int = 8) -> ArrayImages:

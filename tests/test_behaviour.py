@@ -156,6 +156,7 @@ ON_THE_PLAIN_VIT = [
     "token_labeling",
     "puzzlemix",
     "puzzlemix(labels=2, blocks=[8])",
+    "comixup",
     "recursivemix",
     "tdattenmix",
     "mergemix",

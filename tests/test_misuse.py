@@ -1,5 +1,6 @@
 """What goes wrong in a loop of one's own: nothing trains silently without its method, errors say what to do."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -318,7 +319,9 @@ def test_hidden_mixing_in_evaluation_mode_warns_once(method: str) -> None:
         mixing.loss(model(batch.images), batch)  # on purpose
 
 
-@pytest.mark.parametrize("method", ["tokenmix", "mix(mask=scattered)", "mix(mask=box(aligned=true))"])
+@pytest.mark.parametrize(
+    "method", ["tokenmix", "mix(mask=scattered)", "mix(mask=box(aligned=true))", "smmix", "attentive_cutmix", "mixpro"]
+)
 def test_a_rest_beside_the_patches_is_told(method: str) -> None:
     """Cells of the image would be no patches: 20 pixels are two cells of 10, but two patches of 8."""
     model, batch = tiny_vit(img_size=20, patch_size=8), tiny_batch(size=(20, 20))
@@ -327,6 +330,30 @@ def test_a_rest_beside_the_patches_is_told(method: str) -> None:
         mixing.mix(*batch)
     for pixels in ("cutmix", "tl_align"):  # masks of pixels know which of them no patch has
         vitmix.Learner(model, vitmix.create(pixels, CLASSES))(*batch).loss.backward()
+
+
+def test_a_seed_that_is_no_integer_is_told() -> None:
+    for seed in (1.5, "one"):
+        with pytest.raises(ValueError, match="seed must be an integer, got"):
+            vitmix.create("cutmix", CLASSES).attach(tiny_vit(), seed=seed)  # pyright: ignore[reportArgumentType]
+    with vitmix.create("cutmix", CLASSES).attach(tiny_vit(), seed=np.int64(3)) as mixing:
+        assert mixing.seed == 3
+
+
+@pytest.mark.parametrize("method", ["smmix", "tl_align", "transmix", "cutmix + htm(block=1)", "manifold_mixup"])
+def test_a_graph_that_is_older_than_the_hooks_is_told(method: str) -> None:
+    torch._dynamo.reset()
+    model, (images, labels) = torch.compile(tiny_vit().train(), backend="eager"), tiny_batch()
+    model(images)
+    said = r"attach before a compiled model first runs, or call torch.compiler.reset\(\) after attaching"
+    with vitmix.create(method, CLASSES).attach(model) as mixing:  # pyright: ignore[reportArgumentType]
+        batch = mixing.mix(images, labels)
+        output = model(batch.images)
+        with pytest.raises(RuntimeError, match=said):
+            mixing.loss(output, batch)
+        torch.compiler.reset()
+        batch = mixing.mix(images, labels)
+        assert mixing.loss(model(batch.images), batch).isfinite()
 
 
 class Patches(nn.Module):
@@ -372,6 +399,11 @@ def test_masks_work_on_any_module_with_patches(method: str) -> None:
         (timm.create_model("xcit_nano_12_p16_224"), (2, 2)),
         (nn.Linear(2, 2), None),
         (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), None),
+        (nn.Sequential(nn.Conv2d(3, 8, 7, 4, padding=2), Configured(patch_size=4)), (8, 8)),  # overlapping patches
+        (nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, 2), Configured(patch_size=4)), (8, 8)),  # a stem
+        (nn.Sequential(nn.Conv2d(3, 8, 7, 4, padding=2), Configured(patch_size=8)), (4, 4)),
+        (nn.Sequential(nn.Conv2d(3, 8, 7, 4, padding=2), Configured(patch_size=7)), None),  # CvT: the kernel
+        (nn.Sequential(nn.Conv2d(3, 8, 3, 2, padding=1), Configured(patch_size=2)), None),  # MobileViT: of features
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, nn.Module) else str(each),
 )

@@ -62,10 +62,16 @@ COMPOSITIONS = [
     "mix(mask=salient_box, share=object) + decoupled",
     "mix(mask=salient_box, smoothing=0.1) + tokens(weight=1.0)",
     "token_labeling(aligned=False, per=sample)",
+    "token_labeling(embedded=False)",
+    "cutmix(aligned=true) + embedded",
+    "tl_align(aligned=true, per=sample) + embedded + vtm(block=1, tokens=2)",
+    "fmix(max_soft=0.2) + embedded + consistency",
     "puzzlemix(blocks=[4], labels=2, transport=False, smoothing=0.1)",
     "mix(mask=puzzle(cell=2, cost=0.01), share=attention) + region",
     "mix(mask=history(interpolation=bilinear, most=1.0), share=attention) + recognize",
-    "puzzlemix | recursivemix",
+    "comixup(group=3, blocks=2, omega=0.5, gamma=0.1, threshold=0.2)",
+    "mix(mask=joint(rounds=2), share=aligned, smoothing=0.1)",
+    "puzzlemix | comixup | recursivemix",
     "mix(mask=box, share=guided(blend=1.0, blocks=all)) + consistency(by=label)",
     "mixup | cutmix",
     "0.2*mixup | 0.8*transmix",
@@ -145,7 +151,9 @@ def test_contract_pixels(text: str) -> None:
             batch = mixing.mix(images, labels, maps=maps_for(text, 6))
             model(batch.images)
             targets = mixing.targets(batch)
-            if batch.mix.mask.dtype == torch.bool and batch.mix.rows is None:
+            if any(part.applies_mask for part in batch.mixer.inner):  # to tokens
+                same(batch.images, images)
+            elif batch.mix.mask.dtype == torch.bool and batch.mix.rows is None:
                 origin = (batch.images / 100).floor().long()[:, 0]
                 own = labels.view(-1, 1, 1).expand_as(origin)
                 theirs = labels[batch.mix.partner].view(-1, 1, 1).expand_as(origin)
@@ -154,6 +162,8 @@ def test_contract_pixels(text: str) -> None:
             allowed = torch.zeros(6, 10, dtype=torch.bool)
             allowed[torch.arange(6), labels] = True
             allowed[torch.arange(6), labels[batch.mix.partner]] = True
+            if batch.mix.rows is not None:  # of what is pasted, if it is not the partner alone
+                allowed |= batch.mix.rows > 0
             if not mixer.mixers[0].smoothing and "htm" not in text and "manifold" not in text:
                 assert not targets[~allowed].any()
 
@@ -211,6 +221,7 @@ def test_drop_in_call_equals_the_attached_form(text: str) -> None:
 def test_methods_are_the_named_ones() -> None:
     names = [
         "attentive_cutmix",
+        "comixup",
         "cutmix",
         "decouplemix",
         "fmix",

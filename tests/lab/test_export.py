@@ -67,7 +67,7 @@ def test_transformers_gives_the_same_logits(run: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(inputs[0], eval_sample(image, subject.augmentation), rtol=0, atol=1e-6)
     with torch.no_grad():
         assert torch.equal(model(inputs).logits, subject.model(inputs))
-    assert model.config.id2label[1] == "ring" and model.config.num_labels == subject.settings["num_classes"]
+    assert model.config.id2label[1] == "ring" and model.config.num_labels == subject.outputs
 
 
 def test_card_has_recipe_and_results(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from rich.console import Console
 from training import TINY, one_thread, tiny  # noqa: F401
 from vitmix.lab.runs import Analysis, Estimate, Table, run_for
 from vitmix.lab.runs.lock import default_name
-from vitmix.lab.studies.headlines import HEADLINES, headline
-from vitmix.lab.studies.studies import STUDIES
+from vitmix.lab.studies.studies import headline
 from vitmix.lab.training.config import TrainConfig, resolve
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.progress import Reporter
@@ -80,10 +79,6 @@ def test_a_wrong_tracker_names_the_tracker(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown tracker 'tensorbord'.*tensorboard") as error:
         Trainer(tiny(tmp_path / "run", track="tensorbord"))
     assert "precision" not in str(error.value)
-
-
-def test_every_study_has_a_headline() -> None:
-    assert HEADLINES.keys() == STUDIES.keys()
 
 
 def analysis(study: str, *tables: Table) -> Analysis:

@@ -65,6 +65,34 @@ def test_missing_packages_are_one_sentence(run: Path, tmp_path: Path, capsys: py
     assert not (tmp_path / "model").exists()
 
 
+def test_eval_computes_with_onnxruntime(
+    run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = open_subject(run).config.data
+    for name, what in (("torch", run), ("onnx", exported), ("file", exported / "model.onnx")):
+        out = ["--data", data, "--output", str(tmp_path / f"{name}.json"), "--workers", "0", "--cpu"]
+        assert cli.main(["eval", str(what), *out]) == 0
+    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("torch", "onnx", "file")]
+    for name in ("accuracy", "n", "parameters", "flops", "size", "classes"):
+        assert found[0][name] == found[1][name] == found[2][name]
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], abs=1e-4) and found[1]["weights"].endswith("model.onnx")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(exported, damaged)
+    (damaged / "model.onnx").write_bytes(b"no model")
+    capsys.readouterr()
+    assert cli.main(["eval", str(damaged), "--data", data]) == 2
+    assert "onnxruntime cannot read" in capsys.readouterr().err
+    for more, said in (
+        (["--size", "32"], "which names its model and size"),
+        (["--precision", "bf16"], "computes in fp32"),
+        (["--suite", "robustness"], "run the suite on its run"),
+    ):
+        assert cli.main(["eval", str(exported), "--data", data, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["eval", str(exported)]) == 2
+    assert "give --data" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("to", ["timm", "hf"])
 def test_eval_reads_exports(run: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
     subject = open_subject(run)
@@ -86,7 +114,7 @@ def test_eval_reads_exports(run: Path, tmp_path: Path, to: str, capsys: pytest.C
 
 def test_other_folders_are_one_sentence(run: Path, exported: Path, tmp_path: Path) -> None:
     for what in (exported, exported / "model.onnx"):
-        with pytest.raises(ValueError, match="is an ONNX export, which onnxruntime runs; name the run"):
+        with pytest.raises(ValueError, match="is an ONNX export, which only vitmix eval reads; name the run"):
             open_subject(what)
     export(open_subject(run), tmp_path / "model", to="timm")
     for damage in ('{"architecture": "vit_tiny_patch16_224"}', "[]", '{"pretrained_cfg": {"input_size": 3}}'):

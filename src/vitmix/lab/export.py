@@ -11,7 +11,6 @@ import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import timm
@@ -24,6 +23,7 @@ from vitmix.lab import onnx_files
 from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
 from vitmix.lab.evaluation.subject import Subject
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import Run
 from vitmix.lab.training.config import TrainConfig, deciding, setting_yaml
 from vitmix.lab.training.weights import host_copies
@@ -92,7 +92,7 @@ def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     entries, data = json.loads(whole[8 : 8 + length]), memoryview(whole)[8 + length :]
     spans = {name: slice(*entry["data_offsets"]) for name, entry in entries.items()}
     order = sorted(spans, key=lambda name: ((spans[name].stop - spans[name].start) % ALIGNMENT != 0, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: JsonObject = {"__metadata__": {"format": "pt"}}
     start = 0
     for name in order:
         size = spans[name].stop - spans[name].start
@@ -103,13 +103,13 @@ def aligned_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join([struct.pack("<Q", len(text)), text, *(data[spans[name]] for name in order)])
 
 
-def timm_config(subject: Subject) -> dict[str, Any]:
+def timm_config(subject: Subject) -> JsonObject:
     """The model's configuration in the form that timm writes for the Hugging Face hub."""
-    own: dict[str, Any] = getattr(subject.model, "pretrained_cfg", {})
+    own: JsonObject = getattr(subject.model, "pretrained_cfg", {})
     augmentation = subject.augmentation
     cfg = {
         "architecture": own.get("architecture", subject.config.model.split(".")[0]),
-        "num_classes": subject.settings["num_classes"],
+        "num_classes": subject.outputs,
         "input_size": [3, *augmentation.sides],
         "fixed_input_size": own.get("fixed_input_size", False),
         "interpolation": "bicubic" if augmentation.interpolation == "random" else augmentation.interpolation,
@@ -120,14 +120,13 @@ def timm_config(subject: Subject) -> dict[str, Any]:
         "first_conv": own.get("first_conv"),
         "classifier": own.get("classifier"),
     }
-    arguments = {name: value for name, value in subject.settings.items() if name != "num_classes"}
     names = {} if subject.classes is None else {"label_names": _label_names(subject)}
     return {
         "architecture": cfg["architecture"],
         "num_classes": cfg["num_classes"],
         **({} if not hasattr(subject.model, "num_features") else {"num_features": subject.model.num_features}),
         **names,
-        "model_args": arguments,
+        "model_args": subject.arguments,
         "pretrained_cfg": cfg,
     }
 
@@ -135,7 +134,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 def _label_names(subject: Subject) -> list[str]:
     """A name for every output; a run may have more outputs than its data has classes."""
     assert subject.classes is not None
-    unnamed = range(len(subject.classes), subject.settings["num_classes"])
+    unnamed = range(len(subject.classes), subject.outputs)
     return [*subject.classes, *(f"unused {number}" for number in unnamed)]
 
 

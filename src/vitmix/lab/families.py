@@ -14,6 +14,7 @@ from torch import nn
 from vitmix._learner import Learner, Output
 from vitmix._registry import METHODS
 from vitmix._text import create
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.stand_ins import stand_in_maps
 
 SIZE = 32  # pixels of most tiny models
@@ -58,12 +59,12 @@ def _timm(name: str, *, source: str = "timm", size: int = SIZE, **settings: Any)
 
 
 def _plain(name: str, **settings: Any) -> Family:
-    sizes: dict[str, Any] = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=3, num_heads=2)
+    sizes: ModelArgs = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=3, num_heads=2)
     return _timm(name, **(sizes | settings))
 
 
 def _pvt(name: str, **settings: Any) -> Family:
-    sizes: dict[str, Any] = dict(embed_dims=(16, 16, 32, 32), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 2))
+    sizes: ModelArgs = dict(embed_dims=(16, 16, 32, 32), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 2))
     return _timm(name, size=64, **sizes, **settings)
 
 
@@ -92,7 +93,7 @@ def _swin2_of_torchvision() -> Family:
     def build() -> nn.Module:
         from torchvision.models import swin_transformer as swin
 
-        kinds: dict[str, Any] = dict(block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
+        kinds: ModelArgs = dict(block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
         return swin.SwinTransformer([4, 4], window_size=[4, 4], num_classes=CLASSES, **SWIN, **kinds)
 
     return Family("torchvision", "swin_v2_t", build)
@@ -121,17 +122,15 @@ def _two_towers(kind: str, config: str, **settings: Any) -> Family:
     return Family("transformers", kind, build, "transformers")
 
 
-HIDDEN: dict[str, Any] = dict(
-    patch_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2
-)
-SWIN: dict[str, Any] = dict(embed_dim=16, depths=[2, 2], num_heads=[2, 4])
-HF_PVT: dict[str, Any] = dict(
+HIDDEN: ModelArgs = dict(patch_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2)
+SWIN: ModelArgs = dict(embed_dim=16, depths=[2, 2], num_heads=[2, 4])
+HF_PVT: ModelArgs = dict(
     hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 2, 4], depths=[2, 1, 1, 2], mlp_ratios=[2, 2, 2, 2]
 )
-HF_CONVNEXT: dict[str, Any] = dict(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 2, 1])
-MVIT: dict[str, Any] = dict(depths=(2, 2), embed_dim=16, num_heads=1, stride_q=((1, 1), (2, 2)))
-HIERA: dict[str, Any] = dict(q_pool=2, mask_unit_size=(4, 4), mask_unit_attn=(True, True, False))
-VIT: dict[str, Any] = dict(image_size=SIZE, patch_size=8, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64)
+HF_CONVNEXT: ModelArgs = dict(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 2, 1])
+MVIT: ModelArgs = dict(depths=(2, 2), embed_dim=16, num_heads=1, stride_q=((1, 1), (2, 2)))
+HIERA: ModelArgs = dict(q_pool=2, mask_unit_size=(4, 4), mask_unit_attn=(True, True, False))
+VIT: ModelArgs = dict(image_size=SIZE, patch_size=8, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64)
 
 FAMILIES: dict[str, Family] = {
     "ViT, DeiT": _plain("deit_small_patch16_224"),

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-FILE = "model.onnx"
+from vitmix.lab.training.header import ONNX_FILE
+
+FILE = ONNX_FILE
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # between logits
 BATCHES = (1, 2, 5)
@@ -41,8 +43,9 @@ def write_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
         assert program is not None
         program.save(str(path))
     except Exception as error:  # from the exporter, for operations that ONNX does not have
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{type(model).__name__} cannot be written as ONNX: {reason}; use --to timm") from None
+        raise ValueError(
+            f"{type(model).__name__} cannot be written as ONNX: {_first_line(error)}; use --to timm"
+        ) from None
 
 
 @torch.no_grad()
@@ -57,13 +60,40 @@ def check_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
         try:
             (logits,) = session.run(["logits"], {"images": images.numpy()})
         except Exception as error:  # onnxruntime has its own error classes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"onnxruntime refuses the exported model for a batch of {batch}: {reason}") from None
+            raise ValueError(
+                f"onnxruntime refuses the exported model for a batch of {batch}: {_first_line(error)}"
+            ) from None
         difference = float((torch.from_numpy(logits) - model(images)).abs().max())
         if not difference <= TOLERANCE:
             raise ValueError(
                 f"the logits of the ONNX file differ by {difference:.2g}, more than {TOLERANCE:g}; use --to timm"
             )
+
+
+class OnnxClassifier(nn.Module):
+    """A file of `write_onnx` as a module that onnxruntime computes, on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        if importlib.util.find_spec("onnxruntime") is None:
+            raise ValueError(f"{path} needs onnxruntime; install it with pip install 'vitmix[onnx]'")
+        import onnxruntime
+
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has its own error classes
+            raise ValueError(f"onnxruntime cannot read {path}: {_first_line(error)}; export the run again") from None
+
+    def forward(self, images: Tensor) -> Tensor:
+        try:
+            (logits,) = self.session.run(["logits"], {"images": images.numpy()})
+        except Exception as error:
+            raise ValueError(f"onnxruntime refuses images of {tuple(images.shape)}: {_first_line(error)}") from None
+        return torch.from_numpy(logits)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager

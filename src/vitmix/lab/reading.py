@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 
 import yaml
 
+JsonObject = dict[str, Any]
+"""A mapping of a JSON file before it is checked, or as it is written; between modules, it is a record."""
+
 MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
 MOST_DEPTH = 64  # of nested lists and mappings; our own files have at most six
 MOST_VALUES = 200_000  # of a YAML file; repeated references count each time

@@ -38,6 +38,11 @@ Folder = Annotated[str, "FOLDER"]
 Name = Annotated[str, "NAME"]
 Method = Annotated[str, "METHOD"]
 
+SettingValues = dict[str, Any]
+"""Settings by name, as recipes, files and flags give them, before `fitted` checks and converts them."""
+ModelArgs = dict[str, Any]
+"""Keyword arguments of a model: every class of timm has its own."""
+
 S = TypeVar("S", bound="Settings")
 HIGHEST_RATE = 1e6  # beyond it, float32 overflows within an update
 

@@ -1,7 +1,6 @@
 """Settings of the robustness suite: what it measures, and how strongly. `vitmix eval` takes its flags from here."""
 
 # Help texts come from this module, so nothing here imports torch.
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -82,7 +81,7 @@ class Robustness(SuiteOptions):
     sigmas: tuple[NotNegative, ...] = option((0.0, 0.1, 0.2, 0.3, 0.4, 0.5), "standard deviations of noise")
     severities: tuple[Annotated[int, check_severity], ...] = option(SEVERITIES, "severities of corruptions")
     dropped: tuple[Fraction, ...] = option(tuple(tenth / 10 for tenth in range(10)), "fractions of dropped patches")
-    folders: Mapping[str, Path] = option({}, "test sets by name")
+    folders: dict[str, Path] = option({}, "test sets by name")
     seed: int = option(0, "random seed of the choice of images and of their changes")
 
     @property

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ import torch
 import vitmix
 from support import close, tiny_batch, tiny_vit
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
-from vitmix.lab.bench.report import base_of, step_table
-from vitmix.lab.bench.steps import Step, StepRow, Workload, refused
+from vitmix.lab.bench.report import as_json, base_of, ratios, step_table
+from vitmix.lab.bench.steps import Step, StepRow, Workload, looks_inside, measure_steps, refused
 from vitmix.lab.cli.main import main
 
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
@@ -116,6 +118,75 @@ def test_a_repeat_has_whole_rounds_of_alternatives(text: str, counts: int, taken
     for _ in range(counts):
         step()
     assert [now - then for now, then in zip(step.taken, before, strict=True)] == taken
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("bare model", False),
+        ("cutmix", False),
+        ("fmix | saliencymix", False),
+        ("decouplemix", False),
+        ("puzzlemix", False),  # its extra pass is of the model as it is
+        ("transmix", True),
+        ("recursivemix", True),
+        ("attentive_cutmix", True),
+        ("mergemix", True),  # runs the blocks itself
+        ("cutmix | cutmix + htm", True),
+    ],
+)
+def test_methods_that_look_inside_the_model(text: str, inside: bool) -> None:
+    model = tiny_vit()
+    assert looks_inside(text, model) is inside
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.slow
+def test_a_shared_model_is_compiled_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.utils.counters.clear()
+    methods = ["--methods", "cutmix", "bare model", "fmix", "saliencymix", "decouplemix", "mixpro"]
+    assert main(["bench", *SMALL, *methods, "--modes", "shared", "--parts", "steps", "--output", str(tmp_path)]) == 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # the model, and two whole steps
+    rows = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    shared = ["cutmix", "bare model", "fmix", "saliencymix", "decouplemix"]
+    assert [(row["method"], row["mode"]) for row in rows] == [
+        *((method, "shared") for method in shared),
+        ("cutmix", "compiled"),
+        ("mixpro", "compiled"),
+    ]
+    assert rows[-1]["relative_to"] == ["cutmix", "compiled"] and rows[1]["relative_to"] == ["cutmix", "shared"]
+    assert rows[3]["ahead"] > 0 and rows[2]["ahead"] is None
+    assert "computed before the step" in capsys.readouterr().out
+
+
+def test_a_stopped_run_keeps_its_rounds() -> None:
+    stored = []
+    work = Workload("vit_lite_7_8_32", 2, None, torch.device("cpu"), torch.float32, 0.05, False)
+    counts = {"repeats": 2, "steps": 1, "warmup": 1}
+
+    def store(rows: Sequence[StepRow]) -> None:
+        stored.append([(row.method, len(row.times)) for row in rows])
+
+    measure_steps(["cutmix", "fmix"], ["eager"], work, **counts, tell=lambda text: None, store=store)
+    assert stored == [[("cutmix", 1), ("fmix", 1)], [("cutmix", 2), ("fmix", 2)]]
+
+
+def test_without_matplotlib_the_figure_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vitmix.lab.bench.plot", None)
+    short = ["--modes", "eager", "--parts", "steps", "--methods", "cutmix", "--output", str(tmp_path)]
+    assert main(["bench", *SMALL, *short]) == 0
+    assert "bench.png is left out" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_ratios_are_those_of_a_round() -> None:
+    base = StepRow("cutmix", "compiled", [1.0, 2.0, 4.0])
+    assert ratios(StepRow("fmix", "compiled", [1.5, 2.0, 8.0]), base) == (1.5, 1.0, 2.0)
+    assert ratios(StepRow("fmix", "materialized", [3.0, 3.0, 9.0]), base) == (1.5, None, None)
+    found = json.loads(as_json({}, [base, StepRow("fmix", "compiled", [1.5, 2.0, 8.0])], {}))["steps"][1]
+    assert (found["ratio"], found["lowest"], found["highest"]) == (1.5, 1.0, 2.0)
 
 
 def test_ratios() -> None:

@@ -44,8 +44,9 @@ def test_options_of_sbatch_keep_their_text() -> None:
 def test_addresses_that_do_not_answer_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="no Ray cluster answers at 127.0.0.1:9"):
         check_address("127.0.0.1:9")
-    with pytest.raises(ValueError, match="no Ray cluster answers at nonsense"):
-        check_address("nonsense")
+    for address in ("nonsense", "head:port", ":6379", "head:"):
+        with pytest.raises(ValueError, match=f"--address needs HOST:PORT, got '{address}'; 'ray status' shows it"):
+            check_address(address)
     with pytest.raises(ValueError, match="is that of a Ray client"):
         check_address("ray://head:10001")
     for address in (None, "auto", "local"):

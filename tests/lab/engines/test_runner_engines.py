@@ -8,7 +8,7 @@ import pytest
 from comparing import write
 from vitmix.lab.comparison import read_matrix, runner
 from vitmix.lab.comparison.matrix import Training
-from vitmix.lab.engines import NoRoom, Outcome
+from vitmix.lab.engines import Engine, NoRoom, Outcome
 from vitmix.lab.engines.base import Say
 
 
@@ -33,14 +33,14 @@ class Pretended:
         self.orders.append("kill")
 
 
-class Cluster:
+class Cluster(Engine):
     """An engine with one script of outcomes for each start."""
 
     def __init__(self, *scripts: Sequence[Outcome | None] | str, waits: str = "") -> None:
         self.scripts, self.waits = iter(scripts), waits
         self.started: list[str] = []
-        self.jobs: list[Pretended] = []
-        self.open = False
+        self.handed: list[Pretended] = []
+        self.open, self.jobs = False, None
 
     def __enter__(self) -> "Cluster":
         self.open = True
@@ -52,19 +52,13 @@ class Cluster:
     def prepare(self, trainings: Sequence[Training], say: Say) -> None:
         say("prepared")
 
-    def has_room(self, working: int) -> bool:
-        return True
-
-    def knows(self, training: Training) -> bool:
-        return False
-
     def start(self, training: Training, flags: Sequence[str], say: Say) -> Pretended:
         script = next(self.scripts)
         if isinstance(script, str):
             raise NoRoom(script)
         self.started.append(training.name)
-        self.jobs.append(Pretended(iter(script), self.waits))
-        return self.jobs[-1]
+        self.handed.append(Pretended(iter(script), self.waits))
+        return self.handed[-1]
 
 
 @pytest.fixture
@@ -125,11 +119,11 @@ def test_a_refusal_stops_what_has_begun(trainings: list[Training], monkeypatch: 
     monkeypatch.setattr(cluster, "start", start)
     with pytest.raises(ValueError, match="Slurm refused it"):
         runner.run_trainings(trainings, engine=cluster)
-    assert cluster.jobs[0].orders == ["stop"] and not cluster.open
+    assert cluster.handed[0].orders == ["stop"] and not cluster.open
     assert runner._Crew(cluster, runner.NOTHING, print)._claim(trainings[1])  # no claim is left behind
 
 
 def test_time_that_is_over_stops_jobs(trainings: list[Training]) -> None:
     cluster = Cluster([None] * 99, [None] * 99)
     assert runner.run_trainings(trainings, engine=cluster, minutes=0.05 / 60) == []
-    assert [job.orders for job in cluster.jobs] == [["stop"], ["stop"]]
+    assert [job.orders for job in cluster.handed] == [["stop"], ["stop"]]

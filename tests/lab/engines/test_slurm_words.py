@@ -83,7 +83,7 @@ def test_a_job_carries_the_plan_and_the_options(commands: Commands, training: Tr
     (flags,) = [command for command in commands.called if command[0] == "sbatch"]
     assert {"--partition=debug", "--time=4:00:00", "--cpus-per-task=3", "--gres=gpu:2", "--requeue"} <= set(flags)
     assert f"--output={training.run.log}" in flags
-    plan = engine.home.plan(training, ["--analyze"], 3)
+    plan = engine.home.hand_over(training, ["--analyze"], 3)
     text = on_slurm.script(plan)
     assert text.startswith("#!/bin/sh\nexec ") and json.loads(text.splitlines()[2])["flags"] == ["--analyze"]
     assert json.loads((training.run.path / on_slurm.JOB).read_text())["id"] == "12"
@@ -91,11 +91,11 @@ def test_a_job_carries_the_plan_and_the_options(commands: Commands, training: Tr
 
 def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) -> None:
     _, job = begin(training, cpus=4)
+    trouble = "(n1 is drained: bad fan; n3 is down: Not responding)"
+    full = f"4 CPU cores: n2, the only node that takes jobs, does not have as many free {trouble}"
     for state, words in {
-        "PENDING|Resources": "4 CPU cores: the only node, n2, does not have as many free (n1 is drained: bad fan; "
-        "n3 is down: Not responding)",
-        "PENDING|ReqNodeNotAvail, UnavailableNodes:n1": "4 CPU cores: the only node, n2, does not have as many free "
-        "(n1 is drained: bad fan; n3 is down: Not responding)",
+        "PENDING|Resources": full,
+        "PENDING|ReqNodeNotAvail, UnavailableNodes:n1": full,
         "PENDING|Priority": "its turn: other jobs come first",
         "PENDING|QOSMaxJobsPerUserLimit": "a limit of your account (QOSMaxJobsPerUserLimit): it starts when other "
         "jobs of yours end",
@@ -216,6 +216,29 @@ def test_stopping_signals_what_runs_and_cancels_what_waits(commands: Commands, t
         commands.jobs["12"] = f"{state}|None|n1|0|0|{training.name}"
         job.stop()
         assert [each for each in commands.called if each[0] == "scancel"][-1][1] == command
+
+
+def test_slurm_without_a_configuration_is_told(commands: Commands, training: Training) -> None:
+    commands.answers["sinfo"] = (
+        1,
+        "",
+        "sinfo: error: resolve_ctls_from_dns_srv: Unknown host\nsinfo: fatal: Could not",
+    )
+    words = (
+        "Slurm does not answer here \\(resolve_ctls_from_dns_srv: Unknown host\\); when 'sinfo' works, run the command"
+    )
+    with pytest.raises(ValueError, match=words):
+        begin(training)
+
+
+def test_a_node_without_the_store(commands: Commands, training: Training, tmp_path: Path) -> None:
+    _, job = begin(training, store=f"file://{tmp_path}/store")
+    commands.jobs["12"] = f"FAILED|NonZeroExitCode|n2|18688|0|{training.name}"
+    outcome = job.outcome()
+    assert outcome is not None and outcome.reason == (
+        f"job 12 on node n2 does not see what the command wrote to file://{tmp_path}/store; "
+        "give --store a place that all nodes share"
+    )
 
 
 def test_exit_codes() -> None:

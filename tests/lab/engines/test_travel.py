@@ -71,6 +71,13 @@ def test_a_journey_that_ends_early_leaves_the_older_checkpoint(source: FolderSto
     assert not (tmp_path / "folder" / NEW).exists() and (tmp_path / "folder" / OLD).exists()
 
 
+def test_a_target_that_cannot_be_written_is_an_error(source: FolderStore, tmp_path: Path) -> None:
+    """A folder below /proc is missing when it is made: that is not a file that was removed at the source."""
+    target = FolderStore(Path("/proc/vitmix"))
+    with pytest.raises(OSError):
+        copy(source, target, "run", {})
+
+
 def test_a_real_checkpoint_is_recognized(tmp_path: Path) -> None:
     config = resolve({**TINY, "output": str(tmp_path / "runs" / "run"), "epochs": 1, "track": "none"})
     assert Trainer(config).run() == 0
@@ -85,6 +92,8 @@ def test_a_real_checkpoint_is_recognized(tmp_path: Path) -> None:
 def test_states_of_a_run_are_ordered() -> None:
     nothing, begun, further = progress({}), progress(["config.yaml"]), progress([f"{OLD}/manifest.json", "config.yaml"])
     finished = progress(["summary.json", "evaluation.json", "config.yaml"])
+    assert progress(["summary.json", "dense.json", "config.yaml"]) == finished  # of a transfer
+    assert in_order(["dense.json", "summary.json", "metrics.jsonl"]) == ["metrics.jsonl", "summary.json", "dense.json"]
     assert nothing < begun < further < finished
 
 
@@ -108,5 +117,9 @@ def test_a_silent_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no route\nto host")
 
     monkeypatch.setattr(store, "system", type("Silent", (), {"find": fail, "cat_file": fail})())
-    with pytest.raises(StoreError, match="the store memory://silent does not answer as expected: no route to host"):
+    with pytest.raises(
+        StoreError,
+        match="the store memory://silent does not answer as expected: no route to host; check its "
+        "address and your credentials",
+    ):
         store.files("run")

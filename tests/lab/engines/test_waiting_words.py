@@ -23,13 +23,13 @@ def test_what_the_whole_cluster_has_free_tells_what_is_short() -> None:
 
 def test_a_request_that_no_node_can_meet_says_what_to_do() -> None:
     less = "; add such a node, or ask for less (--gpus, --cpus)"
-    assert waiting_for({"CPU": 1, "GPU": 1}, nodes({"CPU": 2})) == f"1 GPU: the only node, n1, does not have one{less}"
+    assert waiting_for({"CPU": 1, "GPU": 1}, nodes({"CPU": 2})) == f"1 GPU: n1, the only node, does not have one{less}"
     split = nodes({"CPU": 8}, {"CPU": 1, "GPU": 1})
     assert waiting_for({"CPU": 4, "GPU": 1}, split) == f"1 GPU and 4 CPU cores: none of the 2 nodes has both{less}"
 
 
 def test_nodes_in_trouble_are_named() -> None:
     drained = [Node("n1", {"CPU": 2}, {"CPU": 2}, "drained: bad fan"), Node("n2", {"CPU": 2}, {"CPU": 0})]
-    expected = "1 CPU core: the only node, n2, does not have one free (n1 is drained: bad fan)"
+    expected = "1 CPU core: n2, the only node that takes jobs, does not have one free (n1 is drained: bad fan)"
     assert waiting_for({"CPU": 1, "GPU": 0}, drained) == expected
     assert waiting_for({"CPU": 1}, drained[:1]) == "1 CPU core: no node takes jobs now (n1 is drained: bad fan)"

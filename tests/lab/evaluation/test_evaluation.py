@@ -195,7 +195,7 @@ def test_weights_without_a_word_need_the_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give --arch"):
         open_subject(tmp_path / "bare.safetensors")
     found = open_subject(tmp_path / "bare.safetensors", model="vit_tiny_patch16_224", model_args=settings)
-    assert found.settings["num_classes"] == 5
+    assert found.outputs == 5
     assert torch.equal(found.model(torch.ones(1, 3, 16, 16)), model.eval()(torch.ones(1, 3, 16, 16)))
 
 

@@ -211,6 +211,13 @@ def test_stopped_suite_goes_on_without_measuring_again(tmp_path: Path, monkeypat
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_stored_answers_keep_their_names() -> None:
+    """Otherwise every condition of older runs would be measured again."""
+    images, subject = gray_images(side=32), subject_of(NearestGray(side=32), 4, side=32)
+    name = Examiner(subject, Running()).key(Condition("fog 1", images, FOG, FOG.to_json()))
+    assert name == "c79f9c514dd2097b3047ba18d2dd0c4e"
+
+
 def test_corruptions_of_another_crop_are_other_cells() -> None:
     """They are made of cropped images and then taken whole, so the crop must still be in their name."""
     images, keys = gray_images(side=32), set()

@@ -1,4 +1,4 @@
-"""`vitmix explore` below its page: controls, recipes, scenes, uploads, links."""
+"""`vitmix explore` below its page: controls, compositions, scenes, uploads, links."""
 
 import base64
 import dataclasses
@@ -21,13 +21,13 @@ from vitmix.lab.cli.main import main
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
+from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
 from vitmix.lab.explore.draw import depth_html, scene_html
 from vitmix.lab.explore.explorer import code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
-from vitmix.lab.explore.recipe import Recipe, recipe_of
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
 from vitmix.lab.figures import NamedModel, read_image
@@ -85,8 +85,8 @@ def test_the_kind_of_a_control_is_what_the_setting_takes():
 
 def test_registered_parts_and_methods_get_controls(own_parts):
     for name in METHODS:
-        recipe = recipe_of(name)
-        assert recipe is not None and list(recipe.controls())
+        composition = composition_of(name)
+        assert composition is not None and list(composition.controls())
     for kind in KINDS:
         for part in parts(kind).values():
             assert {each.name for each in controls_of(part)} == {each.name for each in dataclasses.fields(part)}
@@ -108,20 +108,20 @@ def test_a_text_cannot_say_more_than_its_setting(value):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_recipes_say_what_texts_say(text):
-    recipe = recipe_of(text)
-    assert recipe is not None and vitmix.create(recipe.text(), 5) == vitmix.create(text, 5)
-    assert recipe_of(recipe.text()) == recipe
+def test_compositions_say_what_texts_say(text):
+    composition = composition_of(text)
+    assert composition is not None and vitmix.create(composition.text(), 5) == vitmix.create(text, 5)
+    assert composition_of(composition.text()) == composition
 
 
 @pytest.mark.parametrize("text", ["mixup | cutmix", "cutmix + htm(block=1) + htm(block=2)"])
-def test_what_menus_cannot_show_has_no_recipe(text):
-    assert recipe_of(text) is None
+def test_what_menus_cannot_show_has_no_composition(text):
+    assert composition_of(text) is None
 
 
 def test_settings_at_their_default_are_left_out():
-    assert Recipe("mixup", values={"base.alpha": 0.8, "base.per": "batch"}).text() == "mixup"
-    assert Recipe("mixup", values={"base.alpha": 0.5}).text() == "mixup(alpha=0.5)"
+    assert Composition("mixup", values={"base.alpha": 0.8, "base.per": "batch"}).text() == "mixup"
+    assert Composition("mixup", values={"base.alpha": 0.5}).text() == "mixup(alpha=0.5)"
 
 
 # Scenes
@@ -233,15 +233,15 @@ def draw_value(control: Control, dice: random.Random):
     )
 
 
-def draw_recipe(dice: random.Random) -> Recipe:
+def draw_composition(dice: random.Random) -> Composition:
     def some(kind: str) -> tuple[str, ...]:
         return tuple(name for name in parts(kind) if dice.random() < 0.3)
 
     base = "mix" if dice.random() < 0.7 else dice.choice(list(METHODS))
     mask, share, pairing = (dice.choice(list(parts(kind))) for kind in ("mask", "share", "pairing"))
-    recipe = Recipe(base, mask, share, some("extra"), some("inner"), pairing)
-    values = {key: draw_value(control, dice) for key, _, control in recipe.controls() if dice.random() < 0.5}
-    return dataclasses.replace(recipe, values=values)
+    composition = Composition(base, mask, share, some("extra"), some("inner"), pairing)
+    values = {key: draw_value(control, dice) for key, _, control in composition.controls() if dice.random() < 0.5}
+    return dataclasses.replace(composition, values=values)
 
 
 def test_fifty_random_compositions():
@@ -250,7 +250,7 @@ def test_fifty_random_compositions():
     pair = make_pair(model, images())
     shown, refused = 0, 0
     while shown < 50:
-        text = draw_recipe(dice).text()
+        text = draw_composition(dice).text()
         try:
             vitmix.create(text, 12).attach(model.model).close()
         except ValueError as problem:

@@ -40,7 +40,7 @@ from vitmix.lab.figures.samples import mixing_pair
 from vitmix.lab.plotting import ImageGrid, Row, Section, Tile, render_grid
 from vitmix.lab.plotting.canvas import OWN, PARTNER, SHARE
 from vitmix.lab.plotting.grid import folded, overlay, unit_scale
-from vitmix.lab.plotting.render import grid_figure
+from vitmix.lab.plotting.render import HEAD_SIZE, grid_figure
 from vitmix.lab.plotting.text import any_script, fitted, text_width
 from vitmix.lab.show import run_methods
 from vitmix.parts.masks import NoMask
@@ -432,6 +432,18 @@ LONG = "n02056570_king_penguin"
 def test_names_are_cut_in_front(words: str, lines: int, expected: list[str]) -> None:
     width = 1.2 if words == LONG and lines == 2 else 0.95
     assert fitted(words, width, size=6.5, lines=lines) == expected
+
+
+def test_heads_are_not_broken_between_letters() -> None:
+    methods = ["own", "saliencymix", "attentive_cutmix", "decouplemix", *("mixup",) * 6]
+    tiles = (Tile(np.zeros((4, 4, 3))),) * len(methods)
+    with any_script():
+        figure = grid_figure(ImageGrid((Section(tuple(methods), (Row(tiles),)),)))
+    texts = [each for each in figure.findobj(Text) if each.get_text()]
+    found = {each.get_text() for each in texts}
+    assert {"saliencymix", "attentive_", "cutmix", "decouplemix"} <= found
+    sizes = {each.get_fontsize() for each in texts if each.get_text() in ("own", "saliencymix")}
+    assert len(sizes) == 1 and 5 < sizes.pop() < HEAD_SIZE
 
 
 @given(st.text("abM _-:W猫", max_size=60), st.floats(0.3, 2), st.integers(1, 3))

@@ -18,7 +18,7 @@ from vitmix.lab.evaluation.subject import open_subject
 from vitmix.lab.report import write_report
 from vitmix.lab.report.html import html
 from vitmix.lab.runs import Run
-from vitmix.lab.runs.examples import SOURCES, Example, Part
+from vitmix.lab.runs.examples import SOURCES, Example, TargetPart
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +116,7 @@ def test_many_configurations_of_large_images_stay_small(tmp_path: Path) -> None:
 
 
 def test_a_class_may_be_called_rest() -> None:
-    target = [Part("own", "rest", 0.6), Part("partner", "cat", 0.3), Part("rest", "rest", 0.1)]
+    target = [TargetPart("own", "rest", 0.6), TargetPart("partner", "cat", 0.3), TargetPart("rest", "rest", 0.1)]
     image = "data:image/png;base64,"
     shown = html.example(Example("mixup", image, {"own": image}, tuple(target)), SOURCES)
     assert re.findall('<i class="([a-z]+)"', shown) == ["own", "partner", "rest"]

@@ -25,8 +25,8 @@ from pinned import FOLDER
 RUN = FOLDER / "run_0.1"
 SUITE = ("--suite", "clean,noise,occlusion", "--orders", "random", "salient-first")
 
-# Elsewhere the built-in images may differ in a few last bits, so that other answers belong to them.
-SAME_IMAGES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+# Of the studies: elsewhere the built-in images may differ in a few last bits.
+TOLERANCE = 1e-2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else 0.1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,10 +88,16 @@ def test_evaluation(run: Path) -> None:
 
 
 def test_robustness_is_not_measured_again(run: Path) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in (run / "robustness").iterdir()}
+    def answers() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in (run / "robustness").iterdir()}
+
+    before = answers()
     done("eval", str(run), *SUITE)
-    if SAME_IMAGES:
-        assert {path.name: path.stat().st_mtime_ns for path in (run / "robustness").iterdir()} == before
+    first = answers()
+    # On other CPUs the built-in images differ in a few last bits, so that other answers belong to each condition.
+    assert before.items() <= first.items() and len(first) in (len(before), 2 * len(before))
+    done("eval", str(run), *SUITE)
+    assert answers() == first
     _same_numbers(_json(run / "robustness.json")["measurements"], _json(RUN / "robustness.json")["measurements"])
 
 
@@ -100,9 +106,7 @@ def test_analysis(run: Path) -> None:
     done("analyze", str(run), "--study", "accuracy", "presence", "htm")
     for study in ("accuracy", "presence", "htm"):
         stored = _json(RUN / "analysis" / f"{study}.json")
-        _same_numbers(
-            _json(run / "analysis" / f"{study}.json")["tables"], stored["tables"], rel=1e-2 if SAME_IMAGES else 0.1
-        )
+        _same_numbers(_json(run / "analysis" / f"{study}.json")["tables"], stored["tables"], rel=TOLERANCE)
 
 
 def test_finished_run_is_not_trained_again(run: Path) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from comparing import wait_for
+from slurm_cluster import free_ports
 from training import same_weights, tiny, train, weights
 from vitmix.lab.data.plan import EpochPlan
 from vitmix.lab.training import checkpoints, processes, sharded
+from vitmix.lab.training.config import to_yaml
 from vitmix.lab.training.texts import other_world
 
 TESTS = Path(__file__).parents[2]
@@ -134,6 +140,75 @@ def test_another_number_of_processes_continues(tmp_path: Path, before: int, now:
         assert same_weights(load_file(tmp_path / f"loaded-{now}-{rank}.safetensors"), expected)
     assert Counter(seen(tmp_path)).most_common(1)[0][1] == 1
     assert len(seen(tmp_path)) == 2 * 48 and {index for _, _, index in seen(tmp_path)} == set(range(48))
+
+
+@pytest.mark.slow
+def test_a_machine_is_lost_and_another_joins(tmp_path: Path) -> None:
+    """The documented command, with an agent of torchrun for each machine; the first has the rendezvous."""
+    (port,) = free_ports(1)
+    with ExitStack() as agents:
+        first = agents.enter_context(Agent(tmp_path, "first", port))
+        wait_for(lambda: answers(port))
+        second = agents.enter_context(Agent(tmp_path, "second", port))
+        wait_for(lambda: updates(tmp_path) > 0)
+        assert "on 2 processes" in first.said
+        second.kill()
+        alone = other_world(tiny("run"), 2, 1)
+        wait_for(lambda: alone in first.said)
+        lost = updates(tmp_path)
+        wait_for(lambda: updates(tmp_path) > lost)
+        agents.enter_context(Agent(tmp_path, "third", port))
+        wait_for(lambda: other_world(tiny("run"), 1, 2) in first.said)
+    stopped = next(
+        line for line in first.said.splitlines() if line.startswith("Stopped by SIGTERM. Checkpoint of update")
+    )
+    assert f"resuming at update {stopped.split()[6]} of" in first.said  # nothing is lost when a machine joins
+
+
+class Agent:
+    """`torchrun ... -m vitmix train ...` on one machine of one or two, with one process."""
+
+    def __init__(self, folder: Path, name: str, port: int) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
+        command += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "RUN"]
+        command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=20"]
+        settings = tiny("run", epochs=2000, checkpoint_every="20 steps")
+        (folder / "settings.yaml").write_text(to_yaml(settings))
+        command += ["-m", "vitmix", "train", "--config", str(folder / "settings.yaml"), "--output", str(folder / "run")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        self.file = folder / f"{name}.txt"
+        with open(self.file, "wb") as file:
+            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+
+    @property
+    def said(self) -> str:
+        return self.file.read_text()
+
+    def kill(self) -> None:
+        """Agent and worker at once, as when a machine is lost."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for process in (self.process.pid, *map(int, children)):
+            os.kill(process, signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> "Agent":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def updates(folder: Path) -> int:
+    """Of the newest checkpoint."""
+    names = [path.name for path in (folder / "run" / "checkpoints").glob("update-*")]
+    return max((int(name.removeprefix("update-")) for name in names), default=0)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from test_checkpoints import names, some
 from training import one_thread, rows, tiny, train, train_until  # noqa: F401
 from vitmix.lab import reading, writing
 from vitmix.lab.cli import main as cli
-from vitmix.lab.comparison.matrix import is_trained
 from vitmix.lab.comparison.runner import take
 from vitmix.lab.runs import FolderLock, Run, lock
 from vitmix.lab.training import checkpoints
@@ -189,7 +188,7 @@ def test_a_finished_training_that_cannot_be_read_now_is_not_called_failed(
     train(tmp_path, epochs=1)
     monkeypatch.setattr(reading, "open_regular", failing(reading.open_regular))
     with pytest.raises(OSError, match="Input/output error"):
-        is_trained(Run(tmp_path))
+        _ = Run(tmp_path).is_trained
     with pytest.raises(OSError, match="Input/output error"):
         Run(tmp_path).evaluation  # noqa: B018
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,15 +15,18 @@ from torch import Tensor, nn
 from vitmix import create
 from vitmix._learner import Learner
 from vitmix._mixer import AnyMixer, Switch
+from vitmix._mixing import per_process
 from vitmix._registry import METHODS as REGISTERED
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
 from vitmix.lab.fitting import refusals
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.stand_ins import stand_in_maps
 from vitmix.parts.base import HiddenMixing
 
 BARE = "bare model"  # no library at all: cross-entropy of the model's logits
+SHARED = "shared"  # one compiled model for the methods that do not look inside; the others are compiled whole
 
 
 def methods() -> tuple[str, ...]:
@@ -48,7 +51,7 @@ class Workload:
     precision: torch.dtype
     easy: float
     graphs: bool
-    model_args: Mapping[str, Any] = field(default_factory=dict)
+    model_args: ModelArgs = field(default_factory=dict)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
@@ -58,7 +61,8 @@ class Workload:
 class StepRow:
     """Milliseconds per step of one method in one mode, for each repeat of `steps` steps.
 
-    `memory` is in GiB and includes the model, `easy` is the mean part of samples that HTM found easy.
+    `memory` is in GiB and includes the model, `easy` is the mean part of samples that HTM found easy, `ahead` the
+    milliseconds of one CPU core per image for what is computed before the step, as by the workers of a loader.
     """
 
     method: str
@@ -66,6 +70,7 @@ class StepRow:
     times: list[float] = field(default_factory=list)
     memory: float | None = None
     easy: float | None = None
+    ahead: float | None = None
     steps: int = 1
 
     @property
@@ -77,27 +82,36 @@ class Step:
     """One method's model, optimizer and step. Weights and choices stay: without dropout, easy samples stay easy.
 
     `easy` has the part of the samples that HTM found easy in each step, `taken` the steps of each mixer of a switch.
+
+    Args:
+        model: a compiled model, in the mode "shared" (default: a new model, compiled whole in the mode "compiled").
     """
 
-    def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor, model: Any = None) -> None:
         self.images, self.labels, self.work = images, labels, work
-        self.module = _Bare(build_model(work, mode)) if text == BARE else _learner(text, mode, work, images, labels)
-        if mode == "compiled":
-            self.module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
+        if text == BARE:
+            self.module: _Bare | Learner = _Bare(build_model(work, mode) if model is None else model)
+        else:
+            self.module = _learner(text, model, mode, work, images, labels)
         self.maps = stand_in_maps(self.module.mixing, images) if isinstance(self.module, Learner) else None
+        self.ahead, self.ahead_time = _ahead(self.module, images) if isinstance(self.module, Learner) else ({}, None)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.0, fused=True)
         mixer = self.module.mixer if isinstance(self.module, Learner) else None
         weights = mixer.weights if isinstance(mixer, Switch) else (1.0,)
         self.parts = [weight / sum(weights) for weight in weights]
         self.taken = [0] * len(weights)
         self.easy: list[Tensor] = []
+        if mode == "compiled":
+            if isinstance(self.module, Learner) and per_process(self.module.added):
+                self(0)  # the first step, which has no batch before it, would be another graph
+            self.module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
 
     def __call__(self, arm: int | None = None) -> None:
         """A step of one mixer of a switch: the given one, or the one whose turn it is."""
         choice = self._turn() if arm is None else arm
         with self.work.autocast():
             if isinstance(self.module, Learner):
-                draw = _draw(self.module, self.images, choice)
+                draw = _draw(self.module, self.images, choice).with_ahead(self.ahead)
                 output = self.module(self.images, self.labels, maps=self.maps, draw=draw)
                 loss = output.loss
                 if "htm_samples" in output.counts:
@@ -147,11 +161,34 @@ class _Bare(nn.Module):
         return nn.functional.cross_entropy(self.model(images).float(), labels)
 
 
-def _learner(text: str, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
+def _ahead(learner: Learner, images: Tensor) -> tuple[dict[str, Tensor], float | None]:
+    """What the method computes from the images alone, and the milliseconds of one CPU core per image that it takes."""
+    normalization = learner.mixing.normalization
+    few, threads = images[:8].cpu(), torch.get_num_threads()
+    if not learner.mixer.ahead(few, normalization):
+        return {}, None
+    torch.set_num_threads(1)  # as in a loader's worker
+    began = time.process_time()
+    learner.mixer.ahead(few, normalization)
+    spent = (time.process_time() - began) * 1e3 / len(few)
+    torch.set_num_threads(threads)
+    return learner.mixer.ahead(images, normalization), spent
+
+
+def looks_inside(text: str, model: Any) -> bool:
+    """Whether a method hooks into the model, or runs its blocks one by one."""
+    if text == BARE:
+        return False
+    with create(text, model.num_classes).attach(model, seed=0, step=0) as mixing:
+        return mixing.hooked or any(each.needs.guide_observer for each in mixing.mixer.mixers)
+
+
+def _learner(text: str, model: Any, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
     mixer = create(text, build_model(work).num_classes)
     if any(each.inner for each in mixer.mixers):
         mixer = _with_easy(mixer, build_model(work, mode), images, labels, work)
-    return Learner(build_model(work, mode), mixer, seed=0)
+    # Building seeds torch, so that the score net is the one for which the samples were counted.
+    return Learner(build_model(work, mode) if model is None else model, mixer, seed=0)
 
 
 def build_model(work: Workload, mode: str = "eager") -> Any:
@@ -159,7 +196,7 @@ def build_model(work: Workload, mode: str = "eager") -> Any:
     try:
         cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
         fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
-        sized: dict[str, Any] = {"img_size": work.size} if fixed else {}
+        sized = {"img_size": work.size} if fixed else {}
         model = timm.create_model(work.model, **{**sized, **work.model_args}).to(work.device).train()
     except RuntimeError as error:  # timm's message on unknown names
         raise ValueError(f"{error}; timm.list_models() lists what there is") from None
@@ -213,32 +250,65 @@ def measure_steps(
     steps: int,
     warmup: int,
     tell: Callable[[str], None],
+    store: Callable[[Sequence[StepRow]], object] = lambda rows: None,
 ) -> list[StepRow]:
-    """A row for each method and mode; within a mode the repeats of all methods take turns."""
+    """A row for each method and mode; within a mode the repeats of all methods take turns.
+
+    Those that share a model are measured before the others are compiled. `store` is called after each round with the
+    rows so far, so that a run that is stopped keeps them.
+    """
     images, labels = batch_for(build_model(work), work)
     rows = []
     for mode in modes:
         torch._dynamo.reset()
         torch._dynamo.config.cache_size_limit = 64  # one program for each method and mixer of a switch
         with statistics_from_matrix() if mode == "materialized" else nullcontext():
-            running: list[tuple[Step, StepRow]] = []
-            for text in methods:
-                began = time.perf_counter()
-                before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
-                step = Step(text, mode, work, images, labels)
-                row = StepRow(text, mode, steps=step.whole_rounds(steps))
-                step.every_arm(warmup)
-                if not work.graphs:  # their memory cannot be counted
-                    row.memory = peak_memory(lambda step=step: step.every_arm(4), work.device, above=before)
-                running.append((step, row))
-                tell(f"{mode}: {text}, ready after {time.perf_counter() - began:.0f} s")
-            for number in range(repeats):
+            for way, texts, model in _ways(methods, mode, work):
+                running: list[tuple[Step, StepRow]] = []
+                for text in texts:
+                    began = time.perf_counter()
+                    step, row = _prepared(text, way, work, images, labels, model, steps=steps, warmup=warmup)
+                    running.append((step, row))
+                    tell(f"{way}: {text}, ready after {time.perf_counter() - began:.0f} s")
+                for number in range(repeats):
+                    for step, row in running:
+                        step()  # not counted: it warms caches up for this method
+                        row.times.append(milliseconds(step, row.steps, work.device))
+                    times = ", ".join(f"{row.times[-1]:.2f}" for _, row in running)
+                    tell(f"{way}: repeat {number + 1} of {repeats}: {times} ms")
+                    store([*rows, *(row for _, row in running)])
                 for step, row in running:
-                    step()  # not counted: it warms caches up for this method
-                    row.times.append(milliseconds(step, row.steps, work.device))
-                times = ", ".join(f"{row.times[-1]:.2f}" for _, row in running)
-                tell(f"{mode}: repeat {number + 1} of {repeats}: {times} ms")
-        for step, row in running:
-            row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
-            rows.append(row)
+                    row.easy = float(torch.stack(step.easy).mean()) if step.easy else None
+                    rows.append(row)
     return rows
+
+
+def _prepared(
+    text: str, way: str, work: Workload, images: Tensor, labels: Tensor, model: Any, *, steps: int, warmup: int
+) -> tuple[Step, StepRow]:
+    """A compiled and warm step, and its row without times."""
+    before = torch.cuda.memory_allocated() if work.device.type == "cuda" else None
+    if before is not None and model is not None:
+        before -= sum(each.nbytes for each in model.parameters())
+    step = Step(text, way, work, images, labels, model)
+    row = StepRow(text, way, steps=step.whole_rounds(steps), ahead=step.ahead_time)
+    step.every_arm(warmup)
+    if not work.graphs:  # their memory cannot be counted
+        row.memory = peak_memory(lambda: step.every_arm(4), work.device, above=before)
+    return step, row
+
+
+def _ways(methods: Sequence[str], mode: str, work: Workload) -> list[tuple[str, list[str], Any]]:
+    """Modes with the methods that run in them and, if these do not build their own, the model.
+
+    If methods share a compiled model, the others are compiled whole, each beside the first method in the same form.
+    """
+    if mode != SHARED:
+        return [(mode, [*methods], None)]
+    plain = build_model(work)
+    inside = [text for text in methods if looks_inside(text, plain)]
+    shared = [text for text in methods if text not in inside]
+    model = torch.compile(plain, fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)
+    whole = [*(methods[:1] if methods[0] not in inside else []), *inside] if inside else []
+    groups: list[tuple[str, list[str], Any]] = [(SHARED, shared, model), ("compiled", whole, None)]
+    return [group for group in groups if group[1]]

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from vitmix._checks import check_output_file
 from vitmix.lab.cli._parser import note
-from vitmix.lab.settings import Count, File, Name, Settings, option
+from vitmix.lab.settings import Count, File, ModelArgs, Name, Settings, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation import Subject
@@ -43,7 +43,7 @@ class Architecture(Settings):
 
     model: Place | None = option(None, "run folder, weights file, or name of a timm model")
     arch: Name | None = option(None, "timm model of a weights file, if its header does not name it")
-    model_args: dict[str, Any] = option({}, "settings of the timm model; 'vitmix models NAME' lists them")
+    model_args: ModelArgs = option({}, "settings of the timm model; 'vitmix models NAME' lists them")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn
 
-from vitmix.lab.settings import Kind, Settings, fitted, key_and_value, kinds_of, section_of, unknown, usual
+from vitmix.lab.settings import (
+    Kind,
+    Settings,
+    SettingValues,
+    fitted,
+    key_and_value,
+    kinds_of,
+    section_of,
+    unknown,
+    usual,
+)
 
 EARLIER = "Earlier spellings, for one more version"
 VALUES = {dict: "KEY=VALUE", int: "N", float: "NUMBER"}
@@ -30,10 +40,10 @@ class Command:
     settings: type[Settings]
     run: Callable[[Any], int]
     line: str = ""
-    read: Callable[[Mapping[str, Any]], Any] | None = None
+    read: Callable[[SettingValues], Any] | None = None
     layered: bool = False
     without: Collection[str] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: SettingValues = field(default_factory=dict)
 
     @property
     def about(self) -> str:
@@ -75,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.epilog = settings.epilog
     if command.layered:
         parser.usage = f"{parser.prog} [--config FILE] [--SETTING VALUE ...]"
-    groups: dict[str, Any] = {"": parser}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     taken = [each for each in fields(settings) if each.name not in command.without]
     for each in sorted(taken, key=lambda each: each.metadata["now"] is not None):
         title = EARLIER if each.metadata["now"] else section_of(settings, each.name)
@@ -86,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _argument(each: "Field[Any]", kind: Kind, default: Any, layered: bool) -> dict[str, Any]:
-    """What argparse needs to know. Values stay texts: the settings turn them into values, as they do for YAML."""
-    found: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(each, kind, default).replace("%", "%%")}
+    """What argparse needs to know. Values stay texts: the settings convert them, as they do for YAML."""
+    found = {"default": argparse.SUPPRESS, "help": _help(each, kind, default).replace("%", "%%")}
     if kind.base is bool:
         return found | {"action": argparse.BooleanOptionalAction if layered else "store_true"}
     choices, needed, several = "|".join(kind.choices), default is MISSING, kind.length is not None or kind.base is dict
@@ -124,7 +134,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 def settings_from(found: argparse.Namespace) -> Any:
     """The settings of the command, from what was given."""
     settings: type[Settings] = found.command.settings
-    given: dict[str, Any] = {name: value for name, value in vars(found).items() if name in kinds_of(settings)}
+    given: SettingValues = {name: value for name, value in vars(found).items() if name in kinds_of(settings)}
     for each in fields(settings):
         if each.name in given and each.metadata["now"]:
             note(f"{flag(each.name)} is now {each.metadata['now']}")

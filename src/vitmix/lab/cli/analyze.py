@@ -113,7 +113,7 @@ def run(settings: Analyze) -> int:
 
 def _text(found: "Analysis") -> str:
     """The headline, and the tables."""
-    from vitmix.lab.studies.headlines import headline
+    from vitmix.lab.studies.studies import headline
 
     return f"{headline(found)}\n\n{found.text()}"
 
@@ -179,7 +179,7 @@ def _question(settings: Analyze) -> "tuple[Question, Analysis]":
     question = Question(
         found.model.to(running.device),
         batches,
-        num_classes=found.settings["num_classes"],
+        num_classes=found.outputs,
         methods=settings.method,
         run=found.run,
         size=augmentation.sides,

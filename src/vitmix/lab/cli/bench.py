@@ -1,9 +1,10 @@
 """`vitmix bench`: what each method costs, beside plain CutMix on fused attention in the same run."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from vitmix.lab.cli._common import Architecture, Place
 from vitmix.lab.cli._parser import Command
@@ -12,10 +13,20 @@ from vitmix.lab.settings import Count, Folder, Fraction, Method, option
 if TYPE_CHECKING:
     import torch
 
-    from vitmix.lab.bench.steps import Workload
+    from vitmix.lab.bench.growth import StatisticRow
+    from vitmix.lab.bench.steps import StepRow, Workload
 
-ON_GPU = {"batch": 1024, "tokens": (64, 128, 256, 512, 1024, 2048, 4096), "batches": (64, 128, 256, 512, 1024, 2048)}
-ON_CPU = {"batch": 8, "tokens": (64, 128, 256), "batches": (1, 2, 4)}
+
+class Sizes(NamedTuple):
+    """What is measured unless it is given."""
+
+    batch: int
+    tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+
+
+ON_GPU = Sizes(1024, (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 1024, 2048))
+ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
 Part = Literal["steps", "kernels", "growth"]
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
@@ -24,12 +35,18 @@ SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "war
 class Bench(Architecture):
     """Measure what each method costs, on this machine."""
 
-    epilog = "Ratios refer to the first method. Methods take turns, one repeat each; medians are shown."
+    epilog = (
+        "Ratios refer to the first method in the same round. Methods take turns, one repeat each; medians are shown, "
+        "with the lowest and highest ratio of a round."
+    )
 
     model: Place = option("deit_small_patch16_224", "run folder, weights file, or timm model; weights are random")
     batch: Count | None = option(None, "images per step (default: 1024, on a CPU 8)")
     methods: tuple[Method, ...] = option((), "methods (default: all that the model supports)")
-    modes: tuple[Literal["eager", "compiled"], ...] = option(("eager", "compiled"), "execution modes of the steps")
+    modes: tuple[Literal["eager", "compiled", "shared"], ...] = option(
+        ("eager", "compiled"),
+        "execution modes of the steps; shared: methods that do not look inside the model share one compiled model",
+    )
     against: bool = option(False, "also measure eager steps that materialize attention")
     graphs: bool = option(False, "compile with CUDA graphs, for small models")
     easy: Fraction = option(0.05, "fraction of the samples that are easy for HTM")
@@ -52,8 +69,13 @@ def run(settings: Bench) -> int:
     from vitmix.lab.environment import try_convolutions
 
     device = torch.device("cuda" if torch.cuda.is_available() and not settings.cpu else "cpu")
-    usual: dict[str, Any] = ON_GPU if device.type == "cuda" else ON_CPU
-    settings = replace(settings, **{name: getattr(settings, name) or value for name, value in usual.items()})
+    usual = ON_GPU if device.type == "cuda" else ON_CPU
+    settings = replace(
+        settings,
+        batch=settings.batch or usual.batch,
+        tokens=settings.tokens or usual.tokens,
+        batches=settings.batches or usual.batches,
+    )
     if settings.graphs and device.type != "cuda":
         raise ValueError("--graphs needs a CUDA device; leave it out on a CPU")
     if settings.output is not None:
@@ -80,6 +102,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
     from vitmix.lab.bench.clock import DTYPES
     from vitmix.lab.bench.materialized import materialize
     from vitmix.lab.environment import describe_environment
+    from vitmix.lab.writing import write_file
 
     place, dtype = describe_environment(device), DTYPES[precision]
     work = _workload(settings, device, dtype)
@@ -95,6 +118,12 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
                 raise
             print(f"Left out: {problem}.")
     rows: list[steps.StepRow] = []
+    facts = {name: getattr(settings, name) for name in SETTINGS} | place | {"precision": precision}
+
+    def store(rows: Sequence[steps.StepRow], tables: Mapping[str, Sequence[growth.StatisticRow]] | None = None) -> None:
+        if settings.output is not None:
+            write_file(Path(settings.output) / "bench.json", report.as_json(facts, rows, tables or {}).encode())
+
     if "steps" in parts:
         modes = [*settings.modes, *(["materialized"] if settings.against else [])]
         counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
@@ -106,7 +135,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
         for method, reason in refused.items():
             print(f"Left out: {method}, because {reason}.")
         methods = settings.methods or [method for method in steps.methods() if method not in refused]
-        rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell)
+        rows = steps.measure_steps(methods, modes, work, **counts, tell=_tell, store=store)
         how = f"forward, backward and fused AdamW{', CUDA graphs' if settings.graphs else ''}"
         print(f"\n{settings.model}, batch {work.batch}, {precision}, {how}; ", end="")
         print(
@@ -128,12 +157,21 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
         print(report.statistic_table(tables[kind]), flush=True)
     if settings.output is not None:
         folder = Path(settings.output)
-        facts = {name: getattr(settings, name) for name in SETTINGS} | place | {"precision": precision}
-        (folder / "bench.json").write_text(report.as_json(facts, rows, tables))
+        store(rows, tables)
         title = f"{settings.model}, batch {work.batch}, {precision}\n{place['device']}, torch {place['torch']}"
-        report.plot(folder / "bench.png", rows, tables, title)
+        _plot(folder / "bench.png", rows, tables, title)
         print(f"\nwritten to {folder}")
     return 0
+
+
+def _plot(path: Path, rows: "list[StepRow]", tables: "dict[str, Sequence[StatisticRow]]", title: str) -> None:
+    """A figure, where matplotlib is installed: machines with GPUs often have torch alone."""
+    try:
+        from vitmix.lab.bench.plot import plot
+    except ImportError:
+        _tell(f"{path.name} is left out, because matplotlib is not installed; bench.json has all numbers")
+    else:
+        plot(path, rows, tables, title)
 
 
 def _tell(text: str) -> None:

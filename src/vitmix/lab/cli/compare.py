@@ -55,14 +55,20 @@ class Compare(Cluster):
         "its runs are finished",
     )
     method: tuple[Method, ...] = option((), "methods as rows (default: the matrix's)")
-    model: tuple[Name, ...] = option((), "timm models (default: the matrix's)")
+    model: tuple[Annotated[str, "NAME"], ...] = option(
+        (), "timm models, or backbones of transfers (default: the matrix's)"
+    )
     data: tuple[str, ...] = option((), "datasets (default: the matrix's)")
     seeds: tuple[int, ...] = option((), "seeds (default: the matrix's)")
     set: tuple[Annotated[str, "KEY=VALUE"], ...] = option(
-        (), "settings of vitmix train for every run; not those that a row of the matrix sets"
+        (),
+        "settings of vitmix train for every run (of vitmix transfer if they include task); not those that a row of "
+        "the matrix sets",
     )
     baseline: Name | None = option(None, "row with which the others are compared")
-    measure: Literal["last", "best"] = option("last", "epoch whose top-1 accuracy is compared")
+    measure: Literal["last", "best"] = option(
+        "last", "epoch whose score is compared: top-1 accuracy, or the task's first score"
+    )
     suite: Annotated[str, "NAME[,NAME]"] | None = option(
         None, "also run these suites of vitmix eval on every finished run, such as clean,noise,occlusion"
     )
@@ -107,6 +113,8 @@ def run(settings: Compare) -> int:
         settings=dict(key_and_value(each, "--set") for each in settings.set),
         baseline=settings.baseline,
     )
+    if "task" in matrix.settings and evaluations.flags:
+        raise ValueError(f"{evaluations.flags[0]} measures classifiers, but these runs are transfers; leave it out")
     output = Path(settings.output or matrices.usual_output(settings.matrix))
     if output.exists() and not output.is_dir():
         raise ValueError(f"{str(output)!r} is a file; give a folder as --output")

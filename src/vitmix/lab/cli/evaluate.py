@@ -31,6 +31,8 @@ def run(settings: Eval) -> int:
 
     if (folder := _transferred(settings)) is not None:
         return _evaluate_transfer(settings, folder)
+    if (folder := _exported_to_onnx(settings)) is not None:
+        return _evaluate_onnx(settings, folder)
     suite = suite_of(settings)
     found = open_model(settings, settings.what)
     needs_images = suite is None or suite.needs_images
@@ -60,6 +62,37 @@ def _transferred(settings: Eval) -> Path | None:
 
     folder = Path(settings.what or settings.model or "")
     return folder if Run(folder).exists and Run(folder).config.command == "transfer" else None
+
+
+def _exported_to_onnx(settings: Eval) -> Path | None:
+    """The folder of an export for onnxruntime, if it or its file is named."""
+    from vitmix.lab.training.header import ONNX_FILE
+
+    named = Path(settings.what or settings.model or "")
+    folder = named.parent if named.name == ONNX_FILE else named
+    files = {name: (folder / name).is_file() for name in (ONNX_FILE, "config.json", "model.safetensors")}
+    return folder if files[ONNX_FILE] and files["config.json"] and not files["model.safetensors"] else None
+
+
+def _evaluate_onnx(settings: Eval, folder: Path) -> int:
+    from vitmix.lab.evaluation import Running, evaluate, open_onnx
+    from vitmix.lab.evaluation.describe import describe
+    from vitmix.lab.writing import write_file
+
+    if suite_of(settings) is not None:
+        raise ValueError(f"{folder} is an ONNX export, without gradients or attention; run the suite on its run")
+    if settings.size or settings.arch or settings.model_args or settings.pretrained:
+        raise ValueError(f"{folder} is an ONNX export, which names its model and size; give --data and --split alone")
+    if settings.precision not in (None, "fp32"):
+        raise ValueError(f"{folder} is an ONNX export, which computes in fp32; leave out --precision")
+    subject, computes = open_onnx(folder)
+    images = subject.evaluation_images(data=settings.data, split=settings.split)
+    running = Running(batch=settings.batch or 64, workers=settings.workers or 0)
+    evaluation = evaluate(subject, images, running, computes=computes)
+    print(describe(evaluation))
+    if settings.output:
+        write_file(Path(settings.output), evaluation.encoded())
+    return 0
 
 
 def _evaluate_transfer(settings: Eval, folder: Path) -> int:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vitmix.lab.cli._common import Place
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.settings import Count, Name, Settings, Whole, option
+from vitmix.lab.settings import Count, ModelArgs, Name, Settings, Whole, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Explore(Settings):
     )
     model: tuple[Place, ...] = option((), "run folders, weights files, names of timm or Hugging Face models")
     arch: Name | None = option(None, "timm model of a weights file, if the file does not say")
-    model_args: dict[str, Any] = option({}, "settings of the timm models; 'vitmix models NAME' lists them")
+    model_args: ModelArgs = option({}, "settings of the timm models; 'vitmix models NAME' lists them")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
     weights: Literal["best", "last"] = option("best", "weights of a run")
     pretrained: bool = option(False, "allow downloads of published weights")

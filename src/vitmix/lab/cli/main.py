@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def make_parser() -> Parser:
+    """The parser of every command."""
     parser = Parser(prog="vitmix", description="Mixing augmentation for vision transformers.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"vitmix {__version__}")
     parser.add_argument(
@@ -57,6 +58,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         help=f"import a module or a .py file that registers parts or methods; may be repeated; also ${PLUGINS}",
     )
     add_commands(parser, COMMANDS, "COMMAND")
+    return parser
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
     try:
         found = parse(parser, _with_new_name(sys.argv[1:] if arguments is None else list(arguments)))
         if found.plugin:  # in the environment, so that the processes this one starts have them too

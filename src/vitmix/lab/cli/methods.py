@@ -42,7 +42,7 @@ def _list() -> int:
 
 
 def _explain(name: str) -> int:
-    found: dict[str, Any] = {name: METHODS[name]} if name in METHODS else {}
+    found: dict[str, object] = {name: METHODS[name]} if name in METHODS else {}
     found |= {f"{name}, {kind}": parts(kind)[name] for kind in KINDS if name in parts(kind)}
     if not found:
         raise unknown_name("method or part", name, [*METHODS, *(each for kind in KINDS for each in parts(kind))])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.columns import aligned
+from vitmix.lab.columns import aligned, markdown_table
 from vitmix.lab.settings import Name, Settings, option
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ def run(settings: Models) -> int:
     from vitmix.lab.families import table
 
     rows, reasons = table()
-    if settings.markdown:
-        rows.insert(1, ["---"] * len(rows[0]))
-        for row in rows:
-            print("| " + " | ".join(row) + " |")
-    else:
-        print(aligned(rows))
+    print(markdown_table(*rows) if settings.markdown else aligned(rows))
     if any("?" in row for row in rows):
         print("\n?: install transformers to see (pip install 'vitmix[hf]').")
     if settings.why:
@@ -58,10 +53,13 @@ def _explain(name: str) -> int:
     check_model(name)
     with torch.device("meta"):  # shapes without memory
         model, _ = build_model(TrainConfig(model=name), num_classes=1000)
-        kin = [family for family, each in FAMILIES.items() if each.available and type(each.build()) is type(model)]
     size = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))[-2:]
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+    source = type(model).__module__.partition(".")[0]
+    kind = f"{source}'s {type(model).__name__}"
+    # Tiny models, which are built sooner with memory than without.
+    near = {family: each.build() for family, each in FAMILIES.items() if each.source == source}
+    kin = [family for family, tiny in near.items() if type(tiny) is type(model)]
     print(f"{name}: {kind}, {millions:.1f} million parameters, images of {size[0]} x {size[1]} pixels")
     print(f"Families of this class: {'; '.join(kin) or 'none that is tested'}")
     with suppress(ValueError):  # the methods that need a reader will say so

@@ -2,10 +2,10 @@
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitmix.lab.cli._parser import Command, flag
-from vitmix.lab.settings import Count, File, Name, Positive, Settings, option
+from vitmix.lab.settings import Count, File, ModelArgs, Name, Positive, Settings, option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ class Suggest(Settings):
 
     data: str = option(..., "your images, written as for vitmix train")
     model: Name = option("deit_small_patch16_224", "name of a timm model")
-    model_args: dict[str, Any] = option({}, "settings of the model")
+    model_args: ModelArgs = option({}, "settings of the model")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
     pretrained: bool = option(False, "you start from timm's published weights")
     checkpoint: File | None = option(None, "you start from this weights file")
@@ -37,7 +37,7 @@ class Suggest(Settings):
 
 def run(settings: Suggest) -> int:
     from vitmix import create
-    from vitmix.lab.advice.choice import Plan, choose
+    from vitmix.lab.advice.choice import PlannedTraining, choose
     from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, stored
     from vitmix.lab.advice.page import shown
     from vitmix.lab.data.sources import open_images
@@ -51,14 +51,14 @@ def run(settings: Suggest) -> int:
     rate = None if settings.hours is None else _images_per_second(model, sides, cpu=settings.cpu)
     evidence = stored()
 
-    def planned(method: str) -> tuple[Plan, int]:
+    def planned(method: str) -> tuple[PlannedTraining, int]:
         """The training as long as time allows with a method, and its epochs."""
         speed = None if rate is None else rate / (evidence.cost.of(method) or 1.0)
         epochs = _epochs(settings, config, len(images), speed)
         start = WEIGHTS if settings.pretrained or settings.checkpoint else SCRATCH
         refuses = lambda text: refusal(model, create(text, 2), sides)  # noqa: E731
         built_in, updates = settings.data.startswith("shapes"), len(images) // config.batch * epochs
-        return Plan(len(images), updates, start, built_in, sides[0], refuses), epochs
+        return PlannedTraining(len(images), updates, start, built_in, sides[0], refuses), epochs
 
     # The method decides how long a step takes, and the length decides the method.
     method = _method(choose(evidence, planned("none")[0]))

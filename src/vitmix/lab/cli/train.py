@@ -2,13 +2,13 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli.recipes import list_all
-from vitmix.lab.settings import File, option
+from vitmix.lab.settings import File, SettingValues, option
 from vitmix.lab.training import config
 from vitmix.lab.training.output import unfailing_output
 
@@ -25,7 +25,7 @@ class Train(config.TrainConfig):
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
-def read(given: Mapping[str, Any]) -> config.TrainConfig | None:
+def read(given: SettingValues) -> config.TrainConfig | None:
     """The configuration of a training run from flags and files; None asks for the list of recipes."""
     flags = {name: value for name, value in given.items() if name != "config"}
     return None if flags.get("recipe") == "help" else config.resolve(flags, given.get("config"))
@@ -45,7 +45,7 @@ def run(settings: config.TrainConfig | None) -> int:
 
 
 def train_in_processes(make: Callable[[], Any]) -> int:
-    """Runs the trainer that `make` returns; what goes wrong is told once, by one of the processes."""
+    """Runs the trainer that `make` returns; errors are printed once, by one of the processes."""
     import torch
 
     from vitmix.lab.data.images import DataLost, NothingReadable

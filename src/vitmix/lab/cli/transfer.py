@@ -40,4 +40,4 @@ def run(settings: TransferConfig | None) -> int:
         return train_in_processes(make)
 
 
-COMMAND = Command(Transfer, run, read=read, layered=True, without=("resident", "fsdp", "compile", "compile_mode"))
+COMMAND = Command(Transfer, run, read=read, layered=True, without=("fsdp",))

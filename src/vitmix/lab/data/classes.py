@@ -29,7 +29,7 @@ def numbered(count: int) -> list[str]:
 
 
 def class_names(folder: Path, count: int) -> list[str]:
-    """Names from `classes.json` in a folder, or numbers where there is none."""
+    """Names from `classes.json` in a folder, or numbers if there is no such file."""
     path = folder / "classes.json"
     return names_in(lambda: read_json(path), str(path), count) if path.is_file() else numbered(count)
 

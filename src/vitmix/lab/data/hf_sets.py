@@ -41,7 +41,8 @@ class ArrowImages(ImageSet):
         return f"row {self.rows[index]}"
 
     def read(self, index: int) -> Image.Image:
-        stored = cast(dict[str, Any], self.dataset[int(self.rows[index])])[self.column]
+        row: Any = self.dataset[int(self.rows[index])]
+        stored = row[self.column]
         content = stored["bytes"]
         return decode(read_bytes(stored["path"], MAX_BYTES) if content is None else content)
 

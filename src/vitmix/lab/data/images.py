@@ -84,7 +84,7 @@ class ImageSet(Dataset, ABC):
         return part
 
     def check_shuffled(self) -> None:
-        """Refuses to be read in an epoch's order where that would fetch the same data again and again."""
+        """Refuses an epoch's order if reading in it would fetch the same data again and again."""
 
     def objects(self, indices: Sequence[int]) -> np.ndarray | None:
         """`(n, H, W)` bool: where the objects of these images are; None if unknown."""

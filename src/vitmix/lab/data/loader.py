@@ -87,7 +87,7 @@ def _empty(broken: dict[int, str], lost: str = "") -> Batch:
 
 
 def _or_lost(fetch: Callable[[Any], Batch], keys: Any) -> Batch:
-    """The batch of these keys; an empty one that says why, where the data is lost."""
+    """The batch of these keys; if the data is lost, an empty one that says why."""
     try:
         return fetch(keys)
     except DataLost as problem:

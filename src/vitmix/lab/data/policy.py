@@ -23,9 +23,9 @@ GEOMETRIC = (
 def timm_policy(augmentation: Augmentation) -> Policy:
     """timm's automatic augmentation."""
     config = augmentation.auto_augment or ""
-    settings: dict[str, Any] = {"translate_const": int(min(augmentation.sides) * 0.45), "img_mean": augmentation.fill}
-    if augmentation.interpolation != "random":
-        settings["interpolation"] = str_to_pil_interp(augmentation.interpolation)
+    kind = augmentation.interpolation
+    resampling = {} if kind == "random" else {"interpolation": str_to_pil_interp(kind)}
+    settings = {"translate_const": int(min(augmentation.sides) * 0.45), "img_mean": augmentation.fill, **resampling}
     try:
         if config.startswith("rand"):
             policy = timm_augment.rand_augment_transform(config, settings)

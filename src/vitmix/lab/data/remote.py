@@ -24,7 +24,7 @@ FINAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # another attem
 
 
 class RemoteShard(NamedTuple):
-    """A tar file elsewhere. `stamp` tells it from another file that the same URL may name later."""
+    """A tar file elsewhere. `stamp` changes if the URL names another file later."""
 
     url: str
     size: int
@@ -72,7 +72,7 @@ def _listed(fs: Any, pattern: str) -> dict[str, RemoteShard]:
     return {path: _shard(fs, path, details[path]) for path in files}
 
 
-def _shard(fs: Any, path: str, about: dict[str, Any]) -> RemoteShard:
+def _shard(fs: Any, path: str, about: Any) -> RemoteShard:
     stamps = (about.get(key) for key in ("ETag", "etag", "md5Hash", "mtime"))  # alike in listings and single answers
     stamp = next((str(each).strip('"') for each in stamps if each is not None), "")
     if about.get("size") is None:
@@ -148,7 +148,7 @@ def _small(read: Callable[[], bytes | None], url: str) -> bytes | None:
 
 
 def _file_system(url: str) -> Any:
-    """Made where it is used: the connections of one process do not work in another."""
+    """A new one for each use, because connections of one process do not work in another."""
     try:
         import fsspec
 

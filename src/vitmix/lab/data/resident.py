@@ -75,7 +75,7 @@ class ResidentLoader(Epochs):
         # A compiler and a GPU need fixed shapes; a CPU is faster when each operation sees only its own samples.
         dense = compile or self.device.type != "cpu"
         self.settings = batch_settings(augmentation, (pixels.shape[1], pixels.shape[2]), dense=dense)
-        self._pixels = pixels.to(self.device)  # (N, H, W, 3), shared with `images` where that is possible
+        self._pixels = pixels.to(self.device)  # (N, H, W, 3), shared with `images` if possible
         self._labels = torch.from_numpy(arrays.labels).to(self.device)
         self._maps = None if maps is None else maps.to(self.device)
         self._places = places.to(self.device)
@@ -134,12 +134,11 @@ class ResidentLoader(Epochs):
         with torch.autocast(self.device.type, enabled=False):
             images = self._augment(images, numbers, noise, self.settings)
             maps = None if self._maps is None else self._augment_maps(self._maps[rows], numbers, self.settings)
-            places = None if self.place_grid is None else self._cell_places(numbers, self.place_grid)
+            places = None
+            if self.place_grid is not None:
+                places = cell_places(augment_places(self._places, numbers, self.settings), self.place_grid)
         maps = None if maps is None else pooled(maps, self.map_grid)
         return Batch(images, self._labels[rows], rows, boxes, maps, places)
-
-    def _cell_places(self, numbers: Tensor, grid: Grid) -> Tensor:
-        return cell_places(augment_places(self._places, numbers, self.settings), grid)
 
 
 class ResidentEvalLoader:

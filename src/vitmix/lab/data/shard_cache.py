@@ -86,7 +86,7 @@ class ShardCache:
             time.sleep(WAIT)
 
     def _make_room(self, size: int) -> bool:
-        """Removes the shards that were not used for longest until so many bytes fit; False if that does not suffice."""
+        """Removes the least recently used shards until this many bytes fit; False if they still do not."""
         reserved = sum(int(found[2]) for each in self.folder.iterdir() if (found := self._still_fetched(each)))
         shards = [(each.stat().st_mtime_ns, each.stat().st_size, each) for each in self.folder.glob("*.tar")]
         used = reserved + sum(size for _, size, _ in shards)
@@ -141,7 +141,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Holds a lock file; yields whether it could be had. The file is removed with the lock."""
+    """Holds a lock file; yields whether it got the lock. The file is removed with the lock."""
     assert fcntl is not None
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

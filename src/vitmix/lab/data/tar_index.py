@@ -51,7 +51,7 @@ class Index(NamedTuple):
 
 
 def read_index(shards: Sequence[Shard]) -> Index:
-    """The stored index of these shards, as they are now; built and stored where it is missing."""
+    """The stored index of these shards, as they are now; built and stored if it is missing."""
     facts = [_facts(shard) for shard in shards]
     key = hashlib.sha256(json.dumps([INDEX_VERSION, facts]).encode()).hexdigest()[:16]
     name, sizes = f".vitmix-{key}.npz", [size for _, size, _ in facts]

@@ -11,7 +11,7 @@ label, as a number in .cls or as "label" in .json. `classes.json` beside the sha
 The index (where each image lies, and its label) is built once from the headers of the tars and stored beside the
 shards, or in the user's cache where that folder cannot be written. With it, shards are like any other data: order and
 augmentation are functions of the seed, ranks and workers read their own samples, and a resumed run continues exactly.
-The price is random access: an epoch needs all shards at hand, or with a window those of the window.
+The price is random access: all shards must be at hand or, with a window, those of the window.
 """
 
 import glob
@@ -36,7 +36,7 @@ from .shard_cache import SIZE, in_units, shard_cache
 from .splits import SPLIT_NAMES, Openers
 from .tar_index import Index, Shard, open_shard, read_index
 
-MOST_SHARDS, MOST_BRACES = 200_000, 20  # that a pattern may stand for, and have
+MOST_SHARDS, MOST_BRACES = 200_000, 20  # of a pattern
 AHEAD = 2  # shards that loader workers may open before the window has reached them
 
 
@@ -61,7 +61,7 @@ class TarImages(ImageSet):
 
     def read(self, index: int) -> Image.Image:
         row = self.rows[index]
-        # Opened for each image: samples of thousands of shards follow each other, more than files may be open.
+        # Opened for each image, because an epoch alternates between more shards than files may be open.
         with open_shard(self.shards[self.index.shard[row]]) as file:
             file.seek(int(self.index.offset[row]))
             return decode(file.read(min(int(self.index.size[row]), MAX_BYTES)))
@@ -134,7 +134,7 @@ def _expanded(text: str) -> Iterator[str]:
 
 
 def _choices(group: str) -> list[str]:
-    """What a pair of braces stands for, cut one above the limit."""
+    """The texts of a pair of braces; at most one more than the limit."""
     numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", group)
     if not numbers:
         return group.split(",")
@@ -144,7 +144,7 @@ def _choices(group: str) -> list[str]:
 
 
 def find_shards(pattern: str) -> list[str] | list[RemoteShard]:
-    """The tar files that a folder or a pattern stands for, in order."""
+    """The tar files of a folder or a pattern, in order."""
     if is_url(pattern):
         return _fitting(find_remote(pattern, expand_braces(pattern)))
     if re.match(r"pipe:", pattern):

@@ -14,19 +14,20 @@ from .decoding import reason_of
 from .images import ArrayImages, DatasetImages, ImageSet
 from .splits import Openers
 
-_TRAIN, _TEST = {"train": {"split": "train"}}, {"test": {"split": "test"}}
-_VAL = {"val": {"split": "val"}}
+Arguments = dict[str, str | bool]
+
+_TRAIN, _VAL, _TEST = (dict[str, Arguments]({split: {"split": split}}) for split in ("train", "val", "test"))
 
 # Constructor arguments of each split.
-SETS: dict[str, dict[str, dict[str, Any]]] = {
+SETS: dict[str, dict[str, Arguments]] = {
     **dict.fromkeys(
         ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "USPS"),
-        {"train": {"train": True}, "test": {"train": False}},
+        {"train": Arguments(train=True), "test": Arguments(train=False)},
     ),
     **dict.fromkeys(("SVHN", "STL10", "GTSRB", "StanfordCars", "Food101"), _TRAIN | _TEST),
     **dict.fromkeys(("Flowers102", "DTD", "FGVCAircraft", "RenderedSST2"), _TRAIN | _VAL | _TEST),
-    "OxfordIIITPet": {"train": {"split": "trainval"}} | _TEST,
-    "Country211": _TRAIN | {"val": {"split": "valid"}} | _TEST,
+    "OxfordIIITPet": {"train": Arguments(split="trainval")} | _TEST,
+    "Country211": _TRAIN | {"val": Arguments(split="valid")} | _TEST,
     **dict.fromkeys(("Imagenette", "ImageNet"), _TRAIN | _VAL),
     **dict.fromkeys(("EuroSAT", "SUN397", "Caltech101", "Caltech256"), {"train": {}}),
 }
@@ -49,7 +50,7 @@ def _open(name: str, root: str, split: str) -> ImageSet:
     return DatasetImages(dataset, *facts) if pixels is None else ArrayImages(pixels, *facts)
 
 
-def _construct(name: str, root: str, arguments: dict[str, Any]) -> Any:
+def _construct(name: str, root: str, arguments: Arguments) -> Any:
     kind = getattr(datasets, name)
     try:
         return kind(root, **arguments)

@@ -1,8 +1,9 @@
 """What the runner of a comparison knows of the place where runs are executed."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -49,33 +50,41 @@ class Job(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Where runs are executed, from `__enter__` to `__exit__`."""
+class Engine(ABC):
+    """Where runs are executed, from `__enter__` to `__exit__`.
 
-    def __enter__(self) -> "Engine": ...
+    Attributes:
+        jobs: how many at the same time; None is as many as find room.
+    """
 
-    def __exit__(self, *error: object) -> None: ...
+    jobs: int | None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         """Brings what an earlier command left elsewhere into the run folders."""
-        ...
+        return
 
     def has_room(self, working: int) -> bool:
         """Whether to hand it a further run, beside those at work."""
-        ...
+        return self.jobs is None or working < self.jobs
 
     def knows(self, training: "Training") -> bool:
         """Whether a job of an earlier command still has the run, which `start` then takes over."""
-        ...
+        return False
 
+    @abstractmethod
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> Job:
         """Hands over a run. `flags` ask for evaluations. NoRoom if it must wait, ValueError if it cannot run at all."""
-        ...
 
 
 def beginning(training: "Training") -> str:
     """What happens to a run that begins now."""
     run = training.run
-    if run.summary is not None and run.evaluation is not None:
+    if run.is_trained:
         return "is trained; evaluating it"
     return "resumes" if run.exists else "begins"

@@ -8,7 +8,7 @@ manifest last, and what says that the run is finished after everything it speaks
 import re
 from pathlib import Path
 
-from vitmix.lab.runs.folder import EVALUATION, LEFT_OUT, LOG, METRICS, SUMMARY
+from vitmix.lab.runs.folder import DENSE, EVALUATION, LEFT_OUT, LOG, METRICS, SUMMARY
 from vitmix.lab.training.config import CONFIG
 from vitmix.lab.writing import make_folder, write_file
 
@@ -16,6 +16,7 @@ from .stores import Store, checked
 
 CHECKPOINT = re.compile(r"checkpoints/update-([0-9]{9,})/(.+)")
 MANIFEST = "manifest.json"
+EVALUATED = (EVALUATION, DENSE)  # one of them is the last file of a run
 PROGRESS = (CONFIG, METRICS, LOG)  # what is shown of a run while it is training
 
 
@@ -27,7 +28,12 @@ def newest_update(paths: "list[str] | dict[str, str]") -> int:
 
 def progress(paths: "list[str] | dict[str, str]") -> tuple[bool, int, bool]:
     """What orders two states of one run: finished, the newest checkpoint, begun."""
-    return SUMMARY in paths and EVALUATION in paths, newest_update(paths), CONFIG in paths
+    return is_finished(paths), newest_update(paths), CONFIG in paths
+
+
+def is_finished(paths: "list[str] | dict[str, str]") -> bool:
+    """Whether these are the files of a run that is trained and evaluated."""
+    return SUMMARY in paths and any(name in paths for name in EVALUATED)
 
 
 def in_order(paths: "list[str] | dict[str, str]") -> list[str]:
@@ -47,7 +53,7 @@ def _travels(path: str, newest: int) -> bool:
 def _rank(path: str) -> int:
     if CHECKPOINT.fullmatch(path):
         return 2 if path.endswith(f"/{MANIFEST}") else 1
-    return {SUMMARY: 3, EVALUATION: 4}.get(path, 0)
+    return 4 if path in EVALUATED else 3 if path == SUMMARY else 0
 
 
 def copy(source: Store, target: Store, run: str, seen: dict[str, str], *, only: tuple[str, ...] = ()) -> None:
@@ -62,11 +68,12 @@ def copy(source: Store, target: Store, run: str, seen: dict[str, str], *, only: 
         if (only and path not in only) or seen.get(path) == there[path]:
             continue
         try:
-            target.write(run, path, source.read(run, path))
+            content = source.read(run, path)
         except FileNotFoundError:
             if CHECKPOINT.fullmatch(path):  # a newer one has replaced it: the next time
                 return
             continue
+        target.write(run, path, content)
         seen[path] = there[path]
     newest = newest_update(there)
     if only or not newest:

@@ -3,17 +3,17 @@
 import os
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmix._registry import PLUGINS
-from vitmix.lab.runs.folder import EVALUATION, SUMMARY
-from vitmix.lab.training.config import TrainConfig, to_yaml
+from vitmix.lab.training.config import AnyConfig, to_yaml
 from vitmix.lab.writing import make_folder, write_file
 
 from .base import Say
-from .files import PROGRESS, copy, newest_update, progress
+from .files import PROGRESS, copy, is_finished, newest_update, progress
 from .local import THREADS
 from .node import MARK, Plan
 from .stores import FolderStore, Store, StoreError, open_store
@@ -33,11 +33,17 @@ class Home:
         self.runs, self.url = runs.absolute(), url
         self.here = FolderStore(self.runs)
         self.store: Store | None = None if url is None else open_store(url)
-        self._seen: dict[str, dict[str, str]] = {}
-        self._glanced: dict[str, float] = {}
+        self._seen = defaultdict[str, dict[str, str]](dict)  # what was fetched, by run
+        self._glanced = dict[str, float]()
 
-    def plan(self, training: "Training", flags: Sequence[str], cpus: int, *, look: bool = True) -> Plan:
-        """What a node is told. It does not look for this folder if files are to travel in any case."""
+    def hand_over(self, training: "Training", flags: Sequence[str], cpus: int, *, look: bool = True) -> Plan:
+        """Brings folder and store to one state; returns what a node is told.
+
+        Args:
+            look: whether the node looks for this folder; if not, files travel in any case.
+        """
+        mark = self._mark() if look else secrets.token_hex(8)
+        self._send(training, mark)
         environment = {name: str(cpus) for name in THREADS}
         environment |= {name: os.environ[name] for name in TRAVEL if name in os.environ}
         return Plan(
@@ -46,7 +52,7 @@ class Home:
             output=str(training.config.output),
             flags=list(flags),
             runs=str(self.runs),
-            mark=self._mark() if look else secrets.token_hex(8),
+            mark=mark,
             folder=os.getcwd(),
             environment=environment,
             store=self.url,
@@ -68,16 +74,21 @@ class Home:
         if self.store is None:
             return
         for training in trainings:
-            if training.run.summary is None or training.run.evaluation is None:
-                there = self.store.files(training.name)
-                if SUMMARY in there and EVALUATION in there:
-                    say(f"{training.name} is finished in {self.url}; fetching it")
-                    self.fetch(training)
+            if not training.run.is_trained and is_finished(self.store.files(training.name)):
+                say(f"{training.name} is finished in {self.url}; fetching it")
+                self.fetch(training)
 
-    def send(self, training: "Training") -> None:
+    def _send(self, training: "Training", mark: str) -> None:
         """Brings the store up to date before a job starts, or this folder if the store is ahead of it."""
         if self.store is None:
             return
+        try:
+            self.store.write(training.name, MARK, mark.encode())
+        except StoreError:
+            raise
+        except OSError as error:
+            how = "make it writable or give another --store"
+            raise StoreError(f"cannot use the store {self.url}: {error}; {how}") from None
         here, there = progress(self.here.files(training.name)), progress(self.store.files(training.name))
         if here > there:
             copy(self.here, self.store, training.name, {})
@@ -91,14 +102,14 @@ class Home:
             return
         self._glanced[training.name] = now
         try:
-            copy(self.store, self.here, training.name, self._seen_of(training), only=PROGRESS)
+            copy(self.store, self.here, training.name, self._seen[training.name], only=PROGRESS)
         except StoreError:
             return
 
     def fetch(self, training: "Training") -> None:
         """Fetches everything that the run has in the store."""
         if self.store is not None:
-            copy(self.store, self.here, training.name, self._seen_of(training))
+            copy(self.store, self.here, training.name, self._seen[training.name])
 
     def try_fetch(self, training: "Training") -> str:
         """Fetches; returns why that failed, and what to do."""
@@ -108,9 +119,6 @@ class Home:
         except OSError as error:
             return f"its files could not be fetched: {error}; rerun the command to fetch them"
 
-    def _seen_of(self, training: "Training") -> dict[str, str]:
-        return self._seen.setdefault(training.name, {})
-
     def update(self, training: "Training") -> int:
         """The newest checkpoint of a run, wherever it is."""
         try:
@@ -119,6 +127,6 @@ class Home:
             return 0
 
 
-def cores_of(config: TrainConfig, asked: int | None) -> int:
+def cores_of(config: AnyConfig, asked: int | None) -> int:
     """The CPU cores that a run asks for: as many as it has loader workers, unless told."""
     return asked or max(1, config.workers)

@@ -12,7 +12,7 @@ from vitmix.lab.environment import available_cores
 from vitmix.lab.training.config import to_yaml
 from vitmix.lab.writing import write_file
 
-from .base import Outcome, Say, beginning
+from .base import Engine, Outcome, Say, beginning
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -21,35 +21,20 @@ THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")  # of which each 
 SETTINGS = ".training.yaml"  # hidden: a run folder must look empty before the run begins
 
 
-class LocalProcesses:
+class LocalProcesses(Engine):
     """The usual engine: `jobs` processes at a time."""
 
     def __init__(self, jobs: int = 1) -> None:
         self.jobs = jobs
-
-    def __enter__(self) -> "LocalProcesses":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
-        pass
-
-    def has_room(self, working: int) -> bool:
-        return working < self.jobs
-
-    def knows(self, training: "Training") -> bool:
-        return False
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "LocalJob":
         say(f"{training.name} {beginning(training)}")
         settings = training.run.path / SETTINGS
         write_file(settings, to_yaml(training.config).encode())
         environment = dict(os.environ)
-        if self.jobs > 1:
+        if (jobs := self.jobs or 1) > 1:
             for name in THREADS:
-                environment.setdefault(name, str(max(1, available_cores() // self.jobs)))
+                environment.setdefault(name, str(max(1, available_cores() // jobs)))
         log = training.run.log
         return LocalJob(begin_process([*training_command(settings), *flags], log, environment=environment), log)
 
@@ -100,6 +85,8 @@ def reason_of(code: int, log: Path) -> str:
     if code < 0:
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
         return f"signal {-code} ended it ({signal.strsignal(-code)}{hint})"
+    if code == 0:
+        return "it ended without an error, but its results are not here"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     lines = [line for line in lines if line]
     return lines[-1].removeprefix("vitmix: error: ") if lines else f"it ended with code {code}"

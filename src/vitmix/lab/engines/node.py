@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ from typing import Any
 from vitmix import __version__
 from vitmix.lab.reading import parse_json
 from vitmix.lab.runs.folder import LOG
-from vitmix.lab.training.config import CONFIG, resolve, to_yaml
+from vitmix.lab.training.config import CONFIG, resolve_any, to_yaml
 from vitmix.lab.writing import make_folder, write_file
 
 from .files import bring, copy
 from .local import SETTINGS, begin_process, reason_of, training_command
-from .stores import FolderStore, Store, open_store
+from .stores import FolderStore, Store, StoreError, open_store
 
 SEND_SECONDS = 3.0
 ATTEMPTS = 4  # to send what a run has left, with growing pauses between them
 REPORT = ".report.json"
-MARK = ".cluster"  # beside the run folders: by its content a node knows that it sees the same folder
+MARK = ".cluster"  # beside the run folders, or in a run of the store: by its content a node knows that it sees them
 REFUSED, UNSEEN, UNSENT = 2, 73, 74  # exit codes; 73 and 74 as in sysexits.h
 
 
@@ -64,13 +64,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended on a node; `stopped` if it was told to."""
+    """How a run ended on a node."""
 
     attempt: str
     node: str
     code: int
     reason: str
-    stopped: bool = False
 
     @classmethod
     def from_json(cls, content: bytes) -> "Report | None":
@@ -92,10 +91,10 @@ def run(plan: Plan, *, carried: Store | None = None, signals: tuple[int, ...] = 
     if plan.version != __version__:
         why = f"node {node} has vitmix {__version__}, the command {plan.version}; install the same version there"
         return Report(plan.attempt, node, REFUSED, why)
-    store = open_store(plan.store) if plan.store else None if sees(plan) else carried
-    if store is None and not sees(plan):
-        why = f"node {node} does not see the folder {plan.runs}; put --output on a shared file system, or give --store"
-        return Report(plan.attempt, node, UNSEEN, why)
+    seen = sees(plan)
+    if not seen and (plan.store or carried is None):
+        return Report(plan.attempt, node, UNSEEN, f"node {node} {unseen(plan.runs, plan.store)}")
+    store = open_store(plan.store) if plan.store else None if seen else carried
     if store is None:
         return _execute(plan, Path(plan.runs) / plan.name, lambda: None, signals)
     with tempfile.TemporaryDirectory(prefix="vitmix-") as scratch:
@@ -109,11 +108,22 @@ def run(plan: Plan, *, carried: Store | None = None, signals: tuple[int, ...] = 
 
 
 def sees(plan: Plan) -> bool:
-    """Whether this machine has the folder of the command."""
+    """Whether this machine has the folder of the command, or the store to which it wrote."""
     try:
+        if plan.store:
+            return open_store(plan.store).read(plan.name, MARK) == plan.mark.encode()
         return (Path(plan.runs) / MARK).read_text() == plan.mark
+    except StoreError:
+        raise
     except OSError:
         return False
+
+
+def unseen(runs: Path | str, store: str | None) -> str:
+    """What is wrong with a node that does not see it, and what to do."""
+    if store:
+        return f"does not see what the command wrote to {store}; give --store a place that all nodes share"
+    return f"does not see the folder {runs}; put --output on a file system that all nodes share, or give --store URL"
 
 
 def _execute(plan: Plan, folder: Path, each_time: Callable[[], object], signals: tuple[int, ...]) -> Report:
@@ -122,22 +132,21 @@ def _execute(plan: Plan, folder: Path, each_time: Callable[[], object], signals:
         _written(settings, with_output(settings, str(folder)))
     here = Path(plan.folder) if Path(plan.folder).is_dir() else None
     command = [*training_command(settings), *plan.flags]
-    with _stoppable(signals) as begin:
+    with closing(_Stoppable(signals)) as stoppable:
         environment = {**os.environ, **plan.environment}
-        process = begin(lambda: begin_process(command, folder / LOG, environment=environment, folder=here))
+        process = stoppable.begin(lambda: begin_process(command, folder / LOG, environment=environment, folder=here))
         while True:
             try:
                 code = process.wait(SEND_SECONDS)
                 break
             except subprocess.TimeoutExpired:
                 each_time()
-        stopped = begin.asked
-    return Report(plan.attempt, socket.gethostname(), code, reason_of(code, folder / LOG), stopped)
+    return Report(plan.attempt, socket.gethostname(), code, reason_of(code, folder / LOG))
 
 
 def with_output(settings: Path, output: str) -> str:
     """The settings in a file, for another run folder."""
-    return to_yaml(dataclasses.replace(resolve(file=settings), output=output))
+    return to_yaml(dataclasses.replace(resolve_any(file=settings), output=output))
 
 
 def _written(file: Path, text: str) -> Path:
@@ -145,33 +154,27 @@ def _written(file: Path, text: str) -> Path:
     return file
 
 
-class _Begin:
-    """Begins the process that signals stop."""
+class _Stoppable:
+    """While it is open, signals stop the process that was begun in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: tuple[int, ...]) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.asked = False
+        self._before = {number: signal.signal(number, self._stop) for number in signals}
 
-    def __call__(self, start: "Callable[[], subprocess.Popen[bytes]]") -> "subprocess.Popen[bytes]":
+    def begin(self, start: "Callable[[], subprocess.Popen[bytes]]") -> "subprocess.Popen[bytes]":
         self.process = start()
         if self.asked:  # before it was there
             self.process.terminate()
         return self.process
 
-    def stop(self, number: int, frame: Any) -> None:
+    def _stop(self, number: int, frame: Any) -> None:
         self.asked = True
         if self.process is not None:
             self.process.terminate()
 
-
-@contextmanager
-def _stoppable(signals: tuple[int, ...]) -> Iterator[_Begin]:
-    begin = _Begin()
-    before = {number: signal.signal(number, begin.stop) for number in signals}
-    try:
-        yield begin
-    finally:
-        for number, handler in before.items():
+    def close(self) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
 

@@ -12,18 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Outcome, Say, beginning
+from .base import Engine, Outcome, Say, beginning
 from .home import Home, cores_of
 from .node import Plan, Report, run
 from .stores import FolderStore, need
-from .words import Node, waiting_for
+from .words import Node, too_much, waiting_for
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
 
 OBJECTS = "objects"  # as --store: files travel through Ray's object store in any case
 LOOK_SECONDS = 1.0
-PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # in which a free node begins a run: usually, and if it is busy
+PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # before it is said what a run waits for: more than there is, or room
 CONNECT_SECONDS = 5.0
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
@@ -79,7 +79,7 @@ def train(plan: Plan, desk: Any) -> Report:
     return run(plan, carried=DeskStore(desk))
 
 
-class RayCluster:
+class RayCluster(Engine):
     """The engine `--on ray`.
 
     Args:
@@ -125,16 +125,9 @@ class RayCluster:
         say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus:g} CPU cores and {gpus:g} GPUs.")
         self.home.bring_results(trainings, say)
 
-    def has_room(self, working: int) -> bool:
-        return self.jobs is None or working < self.jobs
-
-    def knows(self, training: "Training") -> bool:
-        return False  # tasks end with the command that started them
-
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "RayJob":
-        self.home.send(training)
         request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
-        plan = self.home.plan(training, flags, int(request["CPU"]), look=self.look)
+        plan = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
         options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
         task = self.ray.remote(**options)(train).remote(plan, self._desk)
         return RayJob(self, training, plan.attempt, task, request, say)
@@ -210,11 +203,11 @@ class RayJob:
         age = time.monotonic() - self.begun
         if age < PATIENCE_SECONDS or self._outcome is not None or self.engine.node_of(self.attempt):
             return ""
-        free = self.engine.ray.available_resources()
-        enough = all(free.get(name, 0) >= amount for name, amount in self.request.items())
-        if enough and age < START_SECONDS:  # a busy node takes its time to begin
+        nodes = self.engine.nodes()
+        # A run that is about to begin already holds what it needs, so nothing tells it from one that finds no room.
+        if age < START_SECONDS and not too_much(self.request, nodes):
             return ""
-        return waiting_for(self.request, self.engine.nodes(), free)
+        return waiting_for(self.request, nodes, self.engine.ray.available_resources())
 
     def stop(self) -> None:
         self.engine.ray.cancel(self.task)
@@ -261,11 +254,13 @@ def check_address(address: str | None) -> None:
         there = "run the command on a node of the cluster, for example with 'ray job submit', and give HOST:PORT"
         raise ValueError(f"the address {address} is that of a Ray client, through which no files travel; {there}")
     host, _, port = address.rpartition(":")
+    ask = "'ray status' shows it for a running cluster; leave --address out to start one here"
+    if not host or not port.isdecimal():
+        raise ValueError(f"--address needs HOST:PORT, got {address!r}; {ask}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        ask = "'ray status' shows the address of a running one; leave --address out to start one here"
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ValueError(f"no Ray cluster answers at {address} ({why}); {ask}") from None
 
 

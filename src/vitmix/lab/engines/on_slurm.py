@@ -18,10 +18,10 @@ from vitmix.lab.reading import read_json
 from vitmix.lab.writing import write_file
 
 from . import slurm_commands as slurm
-from .base import NoRoom, Outcome, Say, beginning
+from .base import Engine, NoRoom, Outcome, Say, beginning
 from .home import Home, cores_of
 from .local import reason_of
-from .node import REPORT, UNSEEN, UNSENT, Plan, Report
+from .node import REPORT, UNSEEN, UNSENT, Plan, Report, unseen
 from .slurm_commands import State
 from .words import Node
 
@@ -46,7 +46,7 @@ ENDED = {*LOST, "COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "OUT_OF_MEMORY"}
 STOPPED = 143  # the exit code of a run that SIGTERM stopped at a checkpoint
 
 
-class SlurmCluster:
+class SlurmCluster(Engine):
     """The engine `--on slurm`.
 
     Args:
@@ -84,20 +84,16 @@ class SlurmCluster:
             known = slurm.partitions()
             self.nodes = slurm.nodes(self.options.get("partition"))
         except slurm.Silent as error:
-            raise ValueError(f"Slurm's controller does not answer ({error}); try 'sinfo', then again") from None
+            raise ValueError(
+                f"Slurm does not answer here ({error}); when 'sinfo' works, run the command again"
+            ) from None
         for name in filter(None, self.options.get("partition", "").split(",")):
             if known and name not in known:
                 raise ValueError(f"Slurm has no partition {name!r}; give --slurm partition= one of {', '.join(known)}")
         return self
 
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         self.home.bring_results(trainings, say)
-
-    def has_room(self, working: int) -> bool:
-        return self.jobs is None or working < self.jobs
 
     def knows(self, training: "Training") -> bool:
         return bool(self._earlier(training))
@@ -115,8 +111,7 @@ class SlurmCluster:
         if found := self._earlier(training):
             say(f"{training.name} is still job {found['id']} of an earlier command, and goes on")
             return self._job(training, found["id"], found["attempt"], say)
-        self.home.send(training)
-        plan = self.home.plan(training, flags, self._cpus(training))
+        plan = self.home.hand_over(training, flags, self._cpus(training))
         try:
             number = slurm.submit(script(plan), self._options(training))
         except (slurm.Rejected, slurm.Silent) as error:
@@ -169,8 +164,7 @@ class SlurmCluster:
                 self._silent_since = 0.0
             except slurm.Silent as error:
                 if not self._silent_since:
-                    said = " ".join(str(error).split())
-                    say(f"Slurm's controller does not answer ({said}); jobs go on, and the comparison waits for it")
+                    say(f"Slurm's controller does not answer ({error}); jobs go on, and the comparison waits for it")
                 self._silent_since = self._silent_since or time.monotonic()
         return self._states.get(number)
 
@@ -257,8 +251,7 @@ class SlurmJob:
     def _failure(self, state: State, where: str) -> str:
         home = self.engine.home
         if state.reason == "JobLaunchFailure" or state.code == UNSEEN:
-            share = "put --output on a file system that all nodes share, or give --store URL"
-            return f"{where} does not see the folder {home.runs}; {share}"
+            return f"{where} {unseen(home.runs, home.url)}"
         if state.code == UNSENT:
             return f"{where} cannot read or write the store {home.url}; check address and credentials there"
         try:

@@ -51,8 +51,7 @@ def submit(script: str, options: Mapping[str, str]) -> str:
     flags = [f"--{name}" if value == "" else f"--{name}={value}" for name, value in options.items()]
     done = _call("sbatch", "--parsable", *flags, content=script)
     if done.returncode:
-        said = [line.partition("error: ")[2] or line for line in done.stderr.strip().splitlines()]
-        raise Rejected(said[0].strip().rstrip(".") if said else f"sbatch ended with code {done.returncode}")
+        raise Rejected(_said(done))
     return done.stdout.strip().partition(";")[0]
 
 
@@ -63,7 +62,7 @@ def states(jobs: Sequence[str]) -> dict[str, State]:
     form = ",".join(f"{name}:|" for name in FIELDS)
     done = _call("squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={form}")
     if done.returncode and "Invalid job id" not in done.stderr:
-        raise Silent(done.stderr.strip())
+        raise Silent(_said(done))
     found = {}
     for line in done.stdout.splitlines():
         number, state, reason, node, code, restarts, name = line.rstrip("|").split("|", len(FIELDS) - 1)
@@ -96,6 +95,8 @@ def _order(*command: str) -> bool:
 def partitions() -> dict[str, bool]:
     """The partitions, and which is the default."""
     done = _call("sinfo", "--noheader", "--format=%P")
+    if done.returncode:
+        raise Silent(_said(done))
     return {name.rstrip("*"): name.endswith("*") for name in done.stdout.split()}
 
 
@@ -174,5 +175,11 @@ def _call(
     except subprocess.TimeoutExpired:
         raise Slow(f"{command[0]} has not answered for {seconds:g} s") from None
     if done.returncode and re.search("Unable to contact|Socket timed out|Zero Bytes were", done.stderr):
-        raise Silent(done.stderr.strip())
+        raise Silent(_said(done))
     return done
+
+
+def _said(done: "subprocess.CompletedProcess[str]") -> str:
+    """The first error of a command, which later ones only repeat."""
+    lines = done.stderr.strip().splitlines() or [f"{done.args[0]} ended with code {done.returncode}"]
+    return (lines[0].partition("error: ")[2] or lines[0]).strip().rstrip(".")

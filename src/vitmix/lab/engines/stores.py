@@ -104,7 +104,8 @@ class UrlStore:
                 raise FileNotFoundError(f"{self.url}: {_said(error)}") from None
             return absent
         except Exception as error:
-            raise StoreError(f"the store {self.url} does not answer as expected: {_said(error)}") from None
+            how = "check its address and your credentials"
+            raise StoreError(f"the store {self.url} does not answer as expected: {_said(error)}; {how}") from None
 
 
 def open_store(url: str) -> Store:

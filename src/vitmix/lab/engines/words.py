@@ -29,13 +29,17 @@ def waiting_for(request: Mapping[str, float], nodes: Sequence[Node], free: Mappi
     """
     usable = [node for node in nodes if not node.trouble]
     request = {name: amount for name, amount in request.items() if amount > 0}
-    too_much = _short(request, [node.total for node in usable])
-    if too_much:
+    if short := too_much(request, nodes):
         less = "; add such a node, or ask for less (--gpus, --cpus)"
-        return f"{_amounts(too_much)}: {_lacking(usable, too_much)}{_troubles(nodes)}{less}"
+        return f"{_amounts(short)}: {_lacking(nodes, short)}{_troubles(nodes)}{less}"
     known = [node.free for node in usable if node.free is not None]
     short = _short(request, known or ([free] if free is not None else [])) or request
-    return f"{_amounts(short)}: {_lacking(usable, short)}{' free' if usable else ''}{_troubles(nodes)}"
+    return f"{_amounts(short)}: {_lacking(nodes, short)}{' free' if usable else ''}{_troubles(nodes)}"
+
+
+def too_much(request: Mapping[str, float], nodes: Sequence[Node]) -> dict[str, float]:
+    """What no node could give, even if it had nothing else to do."""
+    return _short(request, [node.total for node in nodes if not node.trouble])
 
 
 def _short(request: Mapping[str, float], places: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -51,11 +55,13 @@ def _amounts(amounts: Mapping[str, float]) -> str:
 
 
 def _lacking(nodes: Sequence[Node], amounts: Mapping[str, float]) -> str:
-    if not nodes:
+    usable = [node.name for node in nodes if not node.trouble]
+    if not usable:
         return "no node takes jobs now"
     many = "both" if len(amounts) > 1 else "one" if set(amounts.values()) == {1} else "as many"
-    none = f"none of the {len(nodes)} nodes has" if len(nodes) > 1 else f"the only node, {nodes[0].name}, does not have"
-    return f"{none} {many}"
+    if len(usable) > 1:
+        return f"none of the {len(usable)} nodes has {many}"
+    return f"{usable[0]}, the only node{' that takes jobs' * (len(nodes) > 1)}, does not have {many}"
 
 
 def _troubles(nodes: Sequence[Node]) -> str:

@@ -16,4 +16,5 @@ from .predictions import predict as predict
 from .robustness import robustness as robustness
 from .subject import Running as Running
 from .subject import Subject as Subject
+from .subject import open_onnx as open_onnx
 from .subject import open_subject as open_subject

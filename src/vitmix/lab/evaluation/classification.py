@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from vitmix import __version__
 from vitmix.lab.data.images import ImageSet
@@ -29,21 +30,33 @@ class Known:
         return bool(self.outcomes) and own == other
 
 
-def evaluate(subject: Subject, images: ImageSet, running: Running, known: Known | None = None) -> Evaluation:
-    """Everything that `vitmix eval` reports about a model on these images; `known` are the model's outcomes on them."""
+def evaluate(
+    subject: Subject,
+    images: ImageSet,
+    running: Running,
+    known: Known | None = None,
+    computes: nn.Module | None = None,
+) -> Evaluation:
+    """Everything that `vitmix eval` reports about a model on these images.
+
+    Args:
+        known: the model's outcomes on them.
+        computes: what computes the logits, if it is not the model itself.
+    """
     fitted, remarks = subject.fit_labels(images)
     augmentation = subject.augmentation
     model = subject.model.to(running.device)
+    computes = model if computes is None else computes
     torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
     start = time.perf_counter()
     if known is not None and known.fits(running) and fitted is images:  # otherwise labels have other numbers
         found = Outcomes.joined(known.outcomes)
     else:
         loader = EvalLoader(fitted, augmentation, batch=running.batch, workers=running.workers)
-        found = predict(model, loader, running.device, autocast=running.autocast)
+        found = predict(computes, loader, running.device, autocast=running.autocast)
     seconds, batch = time.perf_counter() - start, min(running.batch, len(found))
     correct, confidence = found.correct.numpy(), found.confidence.numpy()
-    speed = throughput(model, augmentation.sides, batch=batch, autocast=running.autocast)
+    speed = throughput(computes, augmentation.sides, batch=batch, autocast=running.autocast)
     return Evaluation(
         weights=subject.weights,
         model=subject.config.model,

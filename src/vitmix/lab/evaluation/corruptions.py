@@ -71,7 +71,7 @@ def _corrupt(name: str, severity: int, pixels: np.ndarray, seed: int) -> np.ndar
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it worked around
             return package.corrupt(pixels, severity=severity, corruption_name=name)
     # Two of them have their own generators.
-    settings: dict[str, Any] = {"seed": seed % 2**32} if name in ("glass_blur", "impulse_noise") else {}
+    settings = {"seed": seed % 2**32} if name in ("glass_blur", "impulse_noise") else {}
     with global_generators_kept(), contextlib.redirect_stdout(io.StringIO()):
         seed_global_generators(seed)
         if name == "frost":
@@ -95,7 +95,7 @@ def _frosted(pixels: np.ndarray, severity: int) -> np.ndarray:
 
 @cache
 def _frost_image(number: int, height: int, width: int) -> np.ndarray:
-    """A photograph of frost (blue, green, red), enlarged only if it does not cover so many pixels."""
+    """A photograph of frost (blue, green, red), enlarged only if it is smaller than that."""
     import cv2
 
     file = f"frost{number + 1}.{'png' if number < 3 else 'jpg'}"

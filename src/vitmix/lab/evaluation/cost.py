@@ -34,7 +34,7 @@ def throughput(
     model: nn.Module, size: tuple[int, int], *, batch: int, autocast: torch.dtype | None = None, seconds: float = 0.5
 ) -> Estimate:
     """Images per second of forward passes alone, on one batch on the device: the median, after two to warm up."""
-    like = next(model.parameters())
+    like = next(model.parameters(), torch.empty(0))
     images = torch.zeros(batch, 3, *size, device=like.device)
     model.eval()
     times: list[float] = []

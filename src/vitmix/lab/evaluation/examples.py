@@ -25,7 +25,7 @@ from vitmix.lab.figures.layout import FigureInputs
 from vitmix.lab.figures.models import named_model
 from vitmix.lab.figures.samples import demonstrated, in_pixels
 from vitmix.lab.plotting.grid import ImageGrid, as_pixels
-from vitmix.lab.runs.examples import Example, Examples, Part, Strips, Tile
+from vitmix.lab.runs.examples import Example, Examples, Strips, TargetPart, Tile
 from vitmix.lab.training import prepare
 from vitmix.parts.base import Normalization
 
@@ -79,11 +79,18 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
     learner = Learner(model, method.each(demonstrated), guide=guide, seed=0, step=0).train()
     augmentation = prepare.build_augmentation(config, model)
     learner.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
-    maps = prepare.map_settings(config, images, learner, augmentation)
+    maps = prepare.read_maps(config, images, learner, augmentation)
     teacher = prepare.build_labels(config, images, learner, augmentation, torch.device("cpu"))
-    maps["place_grid"] = None if teacher is None else teacher.place_grid(augmentation.sides)
-    batch = min(BATCH, len(images))
-    loader = TrainLoader(images, augmentation, batch=batch, seed=config.seed, repeats=config.repeats, **maps)
+    loader = TrainLoader(
+        images,
+        augmentation,
+        batch=min(BATCH, len(images)),
+        seed=config.seed,
+        repeats=config.repeats,
+        maps=maps.values,
+        map_grid=maps.grid,
+        place_grid=None if teacher is None else teacher.place_grid(augmentation.sides),
+    )
     found: dict[int, list[Example]] = {}
     names = [*images.classes, *(str(number) for number in range(len(images.classes), outputs))]
     first = next(loader.epoch(0))
@@ -134,7 +141,9 @@ def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, 
     return looks, sources
 
 
-def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str], least: float = 0.02) -> tuple[Part, ...]:
+def _parts(
+    target: Tensor, labels: list[tuple[str, int]], names: list[str], least: float = 0.02
+) -> tuple[TargetPart, ...]:
     """The classes of the sources in order, then other classes by size, then the rest (mostly smoothing)."""
     roles: dict[int, str] = {}
     for role, label in labels:
@@ -143,9 +152,9 @@ def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str], leas
     floor = max(least, 2.0 * float(values.min()))
     largest = [int(place) for place in values.argsort(descending=True) if values[place] > floor]
     places = [*roles, *(place for place in largest if place not in roles)][:MOST_CLASSES]
-    parts = [Part(roles.get(place, "other"), names[place], float(values[place])) for place in places]
+    parts = [TargetPart(roles.get(place, "other"), names[place], float(values[place])) for place in places]
     rest = float(values.sum()) - sum(part.share for part in parts)
-    return (*parts, Part("rest", "rest", rest)) if rest > 0.005 else tuple(parts)
+    return (*parts, TargetPart("rest", "rest", rest)) if rest > 0.005 else tuple(parts)
 
 
 def _image(image: Tensor, augmentation: Augmentation, side: int) -> str:

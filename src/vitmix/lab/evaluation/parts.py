@@ -24,7 +24,7 @@ from .describe import pixels_text
 from .extras import version_of
 from .occlusion import PatchOrder, gaussian_noise, grid_of, saliency_of
 from .shifts import is_cifar_c, stored_corruptions
-from .summaries import Answered, Summary, accuracies, calibrated, corruption_errors, worst_so_far
+from .summaries import Answered, Summarize, accuracies, calibrated, corruption_errors, worst_so_far
 
 CHOICE = 0x43484F49  # separates these random numbers from others made from the same seed
 
@@ -33,7 +33,7 @@ class Series(NamedTuple):
     """Conditions that are summarized together."""
 
     conditions: list[Condition]
-    summary: Summary = accuracies
+    summary: Summarize = accuracies
 
 
 class Builder:
@@ -150,27 +150,26 @@ class Builder:
         untouched = Facts(part="attacks", attack="none", norm=norm)
         # Equal to the clean predictions if those are on the same images.
         clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": settings.seed, "part": "clean"})
-        found = [Series([clean]), self._attack(fgsm, {"attack": "fgsm"})]
+        found = [Series([clean]), self._attack(fgsm, partial(Facts, part="attacks", attack="fgsm"))]
         for alpha in settings.alphas:
             attack = partial(pgd, alpha=alpha, steps=settings.steps, seed=settings.seed)
-            found.append(self._attack(attack, {"attack": "pgd", "alpha": alpha, "steps": settings.steps}))
+            facts = partial(Facts, part="attacks", attack="pgd", alpha=alpha, steps=settings.steps)
+            found.append(self._attack(attack, facts))
         return found
 
     def autoattack(self) -> list[Series]:
-        check_auto_attack(self.subject.settings["num_classes"])
+        check_auto_attack(self.subject.outputs)
         attack = partial(auto_attack, seed=self.settings.seed)
         # Its random numbers are drawn for whole batches.
         deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
-        return [self._attack(attack, {"attack": "autoattack"}, part="autoattack", **deciding)]
+        return [self._attack(attack, partial(Facts, part="autoattack", attack="autoattack"), **deciding)]
 
-    def _attack(
-        self, attack: Callable[..., Tensor], facts: dict[str, Any], *, part: str = "attacks", **deciding: Any
-    ) -> Series:
-        """An attack within each bound, the smallest first."""
+    def _attack(self, attack: Callable[..., Tensor], facts: Callable[..., Facts], **deciding: Any) -> Series:
+        """An attack within each bound, the smallest first; `facts` are given norm and bound."""
         conditions, norm = [], self.settings.norm
         for bound in sorted(set(self.settings.epsilons)):
-            of = Facts(part=part, norm=norm, epsilon=bound, **facts)
             change = partial(attack, self.examiner.classifier, epsilon=bound, norm=norm)
+            of = facts(norm=norm, epsilon=bound)
             conditions.append(self._condition(of, self.attacked, change, **deciding))
         return Series(conditions, worst_so_far)
 
@@ -183,6 +182,8 @@ def name_of(of: Facts) -> str:
         return f"occlusion {of.order} {100 * of.share:g} %"
     if of.corruption is not None:
         return f"corruption {of.corruption} {of.severity}"
+    if of.strength is not None:
+        return " ".join(filter(None, (of.part, of.kind, f"{of.strength:g}")))
     if of.attack is None:
         return of.part
     norm = "" if of.norm == "linf" else f" {of.norm}"

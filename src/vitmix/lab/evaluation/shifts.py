@@ -50,7 +50,7 @@ def class_numbers(subject: Subject) -> dict[str, int]:
     """The model's output for each class folder that it knows."""
     if subject.classes is not None:
         return {name: number for number, name in enumerate(subject.classes)}
-    outputs = subject.settings["num_classes"]
+    outputs = subject.outputs
     if outputs != len(synsets()):
         raise ValueError(
             f"{subject.weights} has {outputs} classes without names, so ImageNet's folders cannot be "
@@ -175,7 +175,7 @@ def _cifar_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, 
             f"{str(root / LABELS)!r} must hold the same labels once for each of {len(SEVERITIES)} severities, got "
             f"{labels.dtype} {labels.shape}; is it CIFAR-10-C's or CIFAR-100-C's?"
         )
-    own, outputs = parts[0].astype(np.int64), subject.settings["num_classes"]
+    own, outputs = parts[0].astype(np.int64), subject.outputs
     classes = count_classes(own, str(root))
     if classes != outputs:
         raise ValueError(

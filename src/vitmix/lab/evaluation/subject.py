@@ -2,10 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import timm
@@ -18,13 +16,15 @@ from vitmix.lab.data.classes import match_names
 from vitmix.lab.data.images import ArrayImages, ImageSet
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.environment import available_cores
+from vitmix.lab.onnx_files import OnnxClassifier
 from vitmix.lab.runs import Run, checksum
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import prepare
 from vitmix.lab.training.config import TrainConfig
-from vitmix.lab.training.header import Header, read_export, read_header
+from vitmix.lab.training.header import ONNX_FILE, Header, read_export, read_header
 from vitmix.lab.training.weights import load_weights, read_weights
 
-ONNX = "{} is an ONNX export, which onnxruntime runs; name the run, or its export with --to timm"
+ONNX = "{} is an ONNX export, which only vitmix eval reads; name the run, or its export with --to timm"
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -53,7 +53,8 @@ class Subject:
 
     Attributes:
         config: determines the model and its preprocessing; for a run, its configuration.
-        settings: what `timm.create_model` takes besides the name.
+        outputs: of its classifier.
+        arguments: what `timm.create_model` takes besides the name and the number of outputs.
         classes: the names of the outputs, if known.
         run: the run folder that it comes from, if any.
         trained: whether its weights were trained, not random.
@@ -62,7 +63,8 @@ class Subject:
 
     model: nn.Module
     config: TrainConfig
-    settings: dict[str, Any]
+    outputs: int
+    arguments: ModelArgs
     weights: str
     classes: tuple[str, ...] | None = None
     run: Path | None = None
@@ -71,12 +73,17 @@ class Subject:
     _opened: dict[tuple[str, str], ImageSet] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def settings(self) -> ModelArgs:
+        """What `timm.create_model` takes besides the name."""
+        return {"num_classes": self.outputs, **self.arguments}
+
+    @property
     def augmentation(self) -> Augmentation:
         return prepare.build_augmentation(self.config, self.model)
 
     def fit_labels(self, images: ImageSet) -> tuple[ImageSet, list[str]]:
         """The images with labels as indices of this model's outputs, and notes about the matching."""
-        outputs = self.settings["num_classes"]
+        outputs = self.outputs
         if self.classes is not None and tuple(images.classes) != self.classes[: len(images.classes)]:
             numbers = match_names(images.classes, self.classes, description=images.description, whose=self.weights)
             fitted = copy.copy(images)  # shallow: the pixels are shared
@@ -124,7 +131,7 @@ def open_subject(
     what: str | Path,
     *,
     model: str | None = None,
-    model_args: Mapping[str, Any] | None = None,
+    model_args: ModelArgs | None = None,
     pretrained: bool = False,
     weights: str = "best",
     size: int | None = None,
@@ -144,8 +151,7 @@ def open_subject(
         check_count("num_classes", (model_args or {})["num_classes"])
     place = Path(what)
     if not place.is_dir() and not place.is_file():
-        if "/" in str(what) or place.suffix in (".safetensors", ".pth", ".pt", ".bin"):
-            raise ValueError(f"there is no run folder and no file {what}")
+        check_place(str(what))
         if model is not None:
             raise ValueError(f"--arch needs a weights file; {str(what)!r} is not one; leave --arch out")
         return _of_timm(str(what), dict(model_args or {}), pretrained, size)
@@ -162,15 +168,32 @@ def open_subject(
     return _of_file(place, model, dict(model_args or {}), size)
 
 
+def check_place(what: str) -> None:
+    """Refuses what reads like a path, where nothing is there."""
+    if "/" in what or Path(what).suffix in (".safetensors", ".pth", ".pt", ".bin"):
+        raise ValueError(f"there is no run folder and no file {what}")
+
+
 def _of_folder(folder: Path, weights: str, size: int | None) -> Subject:
     """A run, or what `vitmix export` wrote."""
     if Run(folder).exists:
         return _of_run(folder, weights, size)
-    if (folder / "model.onnx").is_file():
+    if (folder / ONNX_FILE).is_file() and not (folder / "model.safetensors").is_file():
         raise ValueError(ONNX.format(folder))
     if not (folder / "model.safetensors").is_file():
         return _of_run(folder, weights, size)  # the error says what is missing
     return _of_file(folder / "model.safetensors", None, {}, size, read_export(folder))
+
+
+def open_onnx(folder: Path) -> tuple[Subject, nn.Module]:
+    """What `vitmix export --to onnx` wrote: its model without the weights, and a module that computes its logits."""
+    path = folder / ONNX_FILE
+    sha256, header = checksum(path), read_export(folder)
+    if header.model is None or header.num_classes is None:
+        raise ValueError(f"{folder / 'config.json'} does not name the model; was it written by vitmix export?")
+    config = dataclasses.replace(TrainConfig(model=header.model, model_args=header.model_args), **header.preprocessing)
+    subject = _built(config, header.num_classes, str(path), header.classes)
+    return dataclasses.replace(subject, sha256=sha256), OnnxClassifier(path)
 
 
 def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
@@ -191,7 +214,7 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
 
 
 def _of_file(
-    path: Path, model: str | None, model_args: dict[str, Any], size: int | None, header: Header | None = None
+    path: Path, model: str | None, model_args: ModelArgs, size: int | None, header: Header | None = None
 ) -> Subject:
     sha256 = checksum(path)
     header = header or (Header() if model is not None else read_header(path))
@@ -200,7 +223,7 @@ def _of_file(
         read_weights(path)  # raises an error if it is damaged
         raise ValueError(f"{path} does not name its model; give --arch NAME, a timm model")
     settings = {**header.model_args, **model_args}
-    outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, settings, path)
+    outputs = settings.pop("num_classes", None) or header.num_classes or _outputs(name, path)
     own = settings.get("img_size")  # height and width stay an argument of the model
     config = TrainConfig(model=name, model_args=settings, size=own if isinstance(own, int) else None)
     config = dataclasses.replace(_with_model_interpolation(config), **header.preprocessing)
@@ -212,7 +235,7 @@ def _of_file(
     return dataclasses.replace(subject, sha256=sha256)
 
 
-def _of_timm(name: str, model_args: dict[str, Any], pretrained: bool, size: int | None) -> Subject:
+def _of_timm(name: str, model_args: ModelArgs, pretrained: bool, size: int | None) -> Subject:
     outputs = model_args.pop("num_classes", None)
     config = TrainConfig(model=name, model_args=model_args, size=size, pretrained=pretrained)
     if outputs is None:
@@ -235,7 +258,10 @@ def _built(
     own = prepare.build_augmentation(plain, model)
     # So that a method attached to the model knows it; a copy, because timm's models share their configuration.
     vars(model)["pretrained_cfg"] = {**getattr(model, "pretrained_cfg", {}), "mean": own.mean, "std": own.std}
-    return Subject(model.eval(), plain, prepare.model_settings(config, outputs), weights, classes)
+    arguments = {
+        name: value for name, value in prepare.model_settings(config, outputs).items() if name != "num_classes"
+    }
+    return Subject(model.eval(), plain, outputs, arguments, weights, classes)
 
 
 def _with_model_interpolation(config: TrainConfig) -> TrainConfig:
@@ -245,7 +271,7 @@ def _with_model_interpolation(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, interpolation=own) if own in ("bicubic", "bilinear") else config
 
 
-def _outputs(name: str, settings: dict[str, Any], path: Path) -> int:
+def _outputs(name: str, path: Path) -> int:
     """How many classes a weights file has, by the rows of its classifier."""
     cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     classifier = getattr(cfg, "classifier", None)

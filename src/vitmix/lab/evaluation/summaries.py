@@ -12,7 +12,7 @@ from .conditions import Answers, Condition
 from .predictions import BINS, bin_numbers, calibration_error
 
 Answered = list[tuple[Condition, Answers]]
-Summary = Callable[[Answered], Iterator[Measurement]]
+Summarize = Callable[[Answered], Iterator[Measurement]]
 
 
 def accuracy(condition: Condition, answers: Answers) -> Measurement:

@@ -14,6 +14,7 @@ from vitmix._grammar import Call, parse
 from vitmix._mixer import Mixer
 from vitmix._registry import KINDS
 from vitmix._text import COMMON
+from vitmix.lab.settings import SettingValues
 
 Kind = Literal["fraction", "number", "whole", "switch", "choice", "text"]
 
@@ -33,11 +34,6 @@ class Control:
     default: Any
     choices: tuple[str, ...] = ()
     help: str = ""
-
-    @property
-    def shown_default(self) -> Any:
-        """The default as the value of a widget."""
-        return self.to_widget(self.default)
 
     def to_widget(self, value: Any) -> Any:
         """A setting as the value of a widget: numbers and switches as they are, the rest as text."""
@@ -95,16 +91,16 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
-def _common_hints() -> dict[str, Any]:
+def _common_hints() -> dict[str, object]:
     hints = _hints(Mixer)
     return {name: hints[name] for name in COMMON}
 
 
-def _hints(part: type) -> dict[str, Any]:
+def _hints(part: type) -> dict[str, object]:
     return typing.get_type_hints(part)
 
 
-def _defaults(thing: Any) -> dict[str, Any]:
+def _defaults(thing: Any) -> SettingValues:
     """The settings and their defaults, in the order of the signature."""
     if thing is Mixer:
         fields = {each.name: each for each in dataclasses.fields(Mixer)}
@@ -151,7 +147,7 @@ def _is_number(hint: Any) -> bool:
 
 def _refuses(thing: Any, name: str, value: float) -> bool:
     """Whether the part refuses this number for a setting."""
-    given: dict[str, Any] = {name: value}
+    given: SettingValues = {name: value}
     try:
         thing(**given) if isinstance(thing, type) and thing is not Mixer else thing(2, **given)
     except ValueError:

@@ -67,7 +67,7 @@ def depth_html(scene: Scene, number: int) -> str:
         return '<div class="vx"><p class="vx-note">The blocks of this model cannot be read.</p></div>'
     number = min(max(number, 1), len(scene.blocks))
     block = scene.blocks[number - 1]
-    tiles = [_photo_tile(scene)]
+    tiles = [_tile(_photo(scene.method.mixed), "mixed image", "")]
     if block.attention is not None:
         tiles.append(_tile(_heat(block.attention), "attention", "which tokens it reads"))
     if block.share is not None:
@@ -114,10 +114,6 @@ def _tile(uri: str, title: str, words: str, *, kind: str = "", extra: str = "") 
     pixelated = " vx-cells" if uri.startswith("data:image/png") else ""
     image = f'<img src="{uri}" alt="{escape(f"{title} {words}".strip())}" class="{pixelated.strip()}">'
     return f'<figure class="vx-tile {kind}"><div>{image}{extra}</div><figcaption>{caption}</figcaption></figure>'
-
-
-def _photo_tile(scene: Scene) -> str:
-    return _tile(_photo(scene.method.mixed), "mixed image", "")
 
 
 def _mask_words(method: MethodResult) -> str:

@@ -15,11 +15,11 @@ from vitmix.lab.report.page import render
 from vitmix.lab.runs import Run
 from vitmix.lab.show import PairResults, render_methods, run_methods
 
+from .composition import COMPOSED, Composition, composition_of
 from .draw import depth_html, gallery_html, scene_html
 from .messages import without_paths
 from .models import Models, OpenedModel
 from .photos import UPLOADED, credit, open_image
-from .recipe import COMPOSED, Recipe, recipe_of
 from .scene import Scene, Stage
 from .state import State, read_query, usual_state
 
@@ -55,7 +55,7 @@ class Explorer:
         """The state in a link, with a method that parses and a known model."""
         state = read_query(query, self.usual)
         try:
-            recipe_of(state.method)
+            composition_of(state.method)
         except ValueError:
             state = replace(state, method=self.usual.method)
         return state
@@ -123,14 +123,14 @@ class Explorer:
 
 def method_text(text: str) -> str:
     """What a method does, from its docstring; for a composition, what its parts do."""
-    recipe = recipe_of(text)
-    if recipe is None:
+    composition = composition_of(text)
+    if composition is None:
         return "The seed draws one of these methods; training draws one for each batch."
-    if recipe.base != COMPOSED:
-        lines = [_first_paragraph(METHODS[recipe.base])]
+    if composition.base != COMPOSED:
+        lines = [_first_paragraph(METHODS[composition.base])]
     else:
         lines = ["A composition of parts."]
-    lines += [f"*{title}*: {_first_paragraph(thing)}" for key, title, thing in _parts(recipe) if key != "base"]
+    lines += [f"*{title}*: {_first_paragraph(thing)}" for key, title, thing in _parts(composition) if key != "base"]
     return "\n\n".join(lines)
 
 
@@ -148,8 +148,8 @@ def code_of(text: str, opened: OpenedModel) -> str:
     )
 
 
-def _parts(recipe: Recipe) -> list[tuple[str, str, object]]:
-    return [each for each in recipe.groups() if each[0] != "pairing" or recipe.pairing != "reversed"]
+def _parts(composition: Composition) -> list[tuple[str, str, object]]:
+    return [each for each in composition.groups() if each[0] != "pairing" or composition.pairing != "reversed"]
 
 
 def _first_paragraph(thing: object) -> str:

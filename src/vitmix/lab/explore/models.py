@@ -17,6 +17,7 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import Subject, open_subject
 from vitmix.lab.figures.models import NamedModel, named_model, short_names, without_dropout
 from vitmix.lab.network import downloads
+from vitmix.lab.settings import ModelArgs
 
 USUAL = "deit_tiny_patch16_224"
 MOST_PARAMETERS = 400_000_000
@@ -60,12 +61,12 @@ class Models:
         names: Sequence[str] = (),
         *,
         pretrained: bool = False,
-        model_args: Mapping[str, Any] | None = None,
+        model_args: ModelArgs | None = None,
         size: int | None = None,
         weights: str = "best",
     ) -> None:
         self.places, self.pretrained = dict(places), pretrained
-        self.settings = {"model_args": dict(model_args or {}), "size": size}
+        self.model_args, self.size = dict(model_args or {}), size
         self.weights = weights
         self.names = list(dict.fromkeys([*names, *places])) or [USUAL]
         self._open: OrderedDict[str, OpenedModel] = OrderedDict()
@@ -94,20 +95,20 @@ class Models:
     def _opened(self, name: str) -> OpenedModel:
         if name in self.places:
             return self._of_place(name, self.places[name])
-        settings = self.settings if name in self.names else {"model_args": {}, "size": None}
+        model_args, size = (self.model_args, self.size) if name in self.names else ({}, None)
         if not name or not Path(name).exists():  # timm and transformers would open a folder of that name
             if HF_NAME.fullmatch(name):
                 return open_huggingface(name, download=self.pretrained)
             if timm.is_model(name):
-                return open_timm(name, download=self.pretrained, **settings)
+                return open_timm(name, download=self.pretrained, model_args=model_args, size=size)
         raise ValueError(f"unknown model {name[:60]!r}; write the name of a timm model, or OWNER/NAME of Hugging Face")
 
     def _of_place(self, name: str, place: Place) -> OpenedModel:
         if place.path.is_dir():
-            subject = open_subject(place.path, weights=self.weights, size=self.settings["size"])
+            subject = open_subject(place.path, weights=self.weights, size=self.size)
             said = f"{self.weights} weights of a run"
         else:
-            subject = open_subject(place.path, model=place.arch, **self.settings)
+            subject = open_subject(place.path, model=place.arch, model_args=self.model_args, size=self.size)
             said = f"weights of {place.path.name}"
         return _opened(subject, name, said)
 
@@ -129,7 +130,7 @@ def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> 
     return places, others
 
 
-def open_timm(name: str, *, download: bool, model_args: dict[str, Any], size: int | None) -> OpenedModel:
+def open_timm(name: str, *, download: bool, model_args: ModelArgs, size: int | None) -> OpenedModel:
     """A timm model with published weights if they are available, otherwise with random ones."""
     _check_parameters(name, model_args)
     for pretrained in (True, False):
@@ -209,7 +210,7 @@ class _offline:
         constants.HF_HUB_OFFLINE = self.before
 
 
-def _check_parameters(name: str, model_args: Mapping[str, Any]) -> None:
+def _check_parameters(name: str, model_args: ModelArgs) -> None:
     """Refuses models that are too large, before memory is allocated."""
     try:
         with torch.device("meta"):

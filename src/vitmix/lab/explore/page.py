@@ -10,12 +10,13 @@ from typing import Any
 import gradio as gr
 
 from vitmix._registry import METHODS, parts
+from vitmix.lab.reading import JsonObject
 
+from .composition import COMPOSED
 from .draw import note_html
 from .explorer import Explorer
 from .messages import sentence_of
 from .photos import MOST_BYTES, UPLOADED, photo_names
-from .recipe import COMPOSED
 from .state import MOST_SEED, State
 from .widgets import SLOTS, choose, menus_of, parsed, set_value, structure_of, type_text, widget_of
 
@@ -123,8 +124,8 @@ def _said(function: Callable[[State], str], state: Callable[..., State]) -> Call
     return call
 
 
-def _endpoint(explorer: Explorer) -> Callable[..., dict[str, Any]]:
-    def explore(method: str, first: str, second: str, model: str = "", seed: int = 0, block: int = 1) -> dict[str, Any]:
+def _endpoint(explorer: Explorer) -> Callable[..., JsonObject]:
+    def explore(method: str, first: str, second: str, model: str = "", seed: int = 0, block: int = 1) -> JsonObject:
         """The answer to a state, for programs: target, rules, predictions, code, query and HTML."""
         state = State(method, first, second, model or explorer.usual.model, int(seed), int(block))
         try:
@@ -200,16 +201,16 @@ class _View:
 
         @gr.render(inputs=[self.text], triggers=[self.structure.change], show_progress="hidden")
         def draw(text: str) -> None:
-            recipe = parsed(text)
-            if recipe is None:
+            composition = parsed(text)
+            if composition is None:
                 gr.Markdown("Edit the text of the method: menus show one method.")
                 return
             title = ""
-            for key, group, control in recipe.controls():
+            for key, group, control in composition.controls():
                 if group != title:
                     title = group
                     gr.Markdown(f"**{group}**")
-                widget = widget_of(key, control, recipe.values.get(key, control.default))
+                widget = widget_of(key, control, composition.values.get(key, control.default))
                 # `input` events come from users only, so setting a widget from a link computes nothing twice.
                 widget.input(  # pyright: ignore
                     partial(set_value, key),

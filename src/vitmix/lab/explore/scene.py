@@ -25,6 +25,7 @@ from vitmix.lab.maps.teachers import dense_logits
 from vitmix.lab.show import MethodResult, method_result
 from vitmix.parts.base import Shown, on_grid
 
+from .photos import UPLOADED
 from .rules import Bar, Rule, bar_of, plan_for, rules_of
 
 MOST_KEPT = 24  # pairs and scenes in memory
@@ -259,7 +260,7 @@ def _likeliest(model: NamedModel, logits: Tensor, count: int = 5) -> tuple[Predi
 
 def _called(model: NamedModel, image: NamedImage, label: int) -> str:
     """The name of the image; for an upload, the predicted class."""
-    return image.name if image.name != "uploaded image" else model.class_name(label)
+    return image.name if image.name != UPLOADED else model.class_name(label)
 
 
 def _identity(image: NamedImage) -> tuple[str, int]:

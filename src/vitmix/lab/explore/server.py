@@ -4,10 +4,12 @@
 
 import os
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .explorer import Explorer
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 MOST_BODY = 40 * 2**20  # bytes of one request: two uploads as text, and the rest
@@ -22,18 +24,15 @@ POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-src 'self' data:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class Guard:
     """Refuses requests of other hosts, unknown routes and large bodies; adds a content security policy."""
 
-    def __init__(self, app: Any, *, hosts: tuple[str, ...] | None = LOCAL) -> None:
+    def __init__(self, app: "ASGIApp", *, hosts: tuple[str, ...] | None = LOCAL) -> None:
         self.app, self.hosts = app, hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -43,7 +42,7 @@ class Guard:
             await send({"type": "http.response.body", "body": b""})
             return
 
-        async def guarded(message: Any) -> None:
+        async def guarded(message: "Message") -> None:
             if message["type"] == "http.response.start":
                 added = [(b"content-security-policy", POLICY.encode()), (b"referrer-policy", b"no-referrer")]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
@@ -51,7 +50,7 @@ class Guard:
 
         await self.app(scope, receive, guarded)
 
-    def _refused(self, scope: Scope) -> int | None:
+    def _refused(self, scope: "Scope") -> int | None:
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         host = re.sub(r":\d+$", "", headers.get("host", ""))
         if self.hosts is not None and host not in self.hosts:  # another name that points here (DNS rebinding)

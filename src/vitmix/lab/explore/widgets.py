@@ -1,67 +1,68 @@
 """Widgets for settings, and how menus, controls and the text box change the text of the method."""
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
+from vitmix.lab.settings import SettingValues
+
+from .composition import COMPOSED, Composition, composition_of
 from .controls import Control
 from .draw import note_html
 from .messages import sentence_of
-from .recipe import COMPOSED, Recipe, recipe_of
 
 SLOTS = ("base", "mask", "share", "extra", "inner", "pairing")
 
 
-def parsed(text: str) -> Recipe | None:
+def parsed(text: str) -> Composition | None:
     try:
-        return recipe_of(text)
+        return composition_of(text)
     except ValueError:
         return None
 
 
 def structure_of(text: str) -> str:
     """Determines which controls exist; they are rebuilt when it changes."""
-    recipe = parsed(text)
-    return "" if recipe is None else repr([getattr(recipe, slot) for slot in SLOTS])
+    composition = parsed(text)
+    return "" if composition is None else repr([getattr(composition, slot) for slot in SLOTS])
 
 
 def menus_of(text: str) -> list[Any]:
-    recipe = parsed(text)
-    if recipe is None:
+    composition = parsed(text)
+    if composition is None:
         return [gr.skip()] * len(SLOTS)
-    composed = recipe.base == COMPOSED
+    composed = composition.base == COMPOSED
     return [
-        gr.Dropdown(value=recipe.base),
-        gr.Dropdown(value=recipe.mask, visible=composed),
-        gr.Dropdown(value=recipe.share, visible=composed),
-        gr.CheckboxGroup(value=list(recipe.extra)),
-        gr.CheckboxGroup(value=list(recipe.inner)),
-        gr.Dropdown(value=recipe.pairing),
+        gr.Dropdown(value=composition.base),
+        gr.Dropdown(value=composition.mask, visible=composed),
+        gr.Dropdown(value=composition.share, visible=composed),
+        gr.CheckboxGroup(value=list(composition.extra)),
+        gr.CheckboxGroup(value=list(composition.inner)),
+        gr.Dropdown(value=composition.pairing),
     ]
 
 
 def choose(text: str, *chosen: Any) -> list[Any]:
     """The text after a menu changed; settings are kept if the new choice has them too."""
     before = parsed(text)
-    fields: dict[str, Any] = dict(
-        zip(SLOTS, (tuple(each) if isinstance(each, list) else each for each in chosen), strict=True)
-    )
-    if fields["base"] == COMPOSED and (before is None or before.base != COMPOSED) and fields["mask"] == "none":
-        fields["mask"] = "box"  # so that the first composition mixes something
-    recipe = Recipe(**fields)
+    given: list[Any] = [tuple(each) if isinstance(each, list) else each for each in chosen]
+    composition = Composition(*given)  # in the order of `SLOTS`
+    if composition.base == COMPOSED and (before is None or before.base != COMPOSED) and composition.mask == "none":
+        composition = replace(composition, mask="box")  # so that the first composition mixes something
     if before is not None:
-        kept = {key for key, _, _ in recipe.controls()}
-        same = before.base == recipe.base
+        kept = {key for key, _, _ in composition.controls()}
+        same = before.base == composition.base
         values = {key: value for key, value in before.values.items() if key in kept}
         values = {key: value for key, value in values.items() if same or not key.startswith("base.")}
-        recipe = Recipe(**fields, values=_of_same_parts(before, recipe, values))
-    written, composed = recipe.text(), recipe.base == COMPOSED
-    mask, share = gr.Dropdown(value=recipe.mask, visible=composed), gr.Dropdown(visible=composed)
+        composition = replace(composition, values=_of_same_parts(before, composition, values))
+    written, composed = composition.text(), composition.base == COMPOSED
+    mask, share = gr.Dropdown(value=composition.mask, visible=composed), gr.Dropdown(visible=composed)
     return [written, written, structure_of(written), mask, share, ""]
 
 
-def _of_same_parts(before: Recipe, after: Recipe, values: dict[str, Any]) -> dict[str, Any]:
+def _of_same_parts(before: Composition, after: Composition, values: SettingValues) -> SettingValues:
     """The settings of parts that both have: another mask's `alpha` is another setting."""
     differ = {slot for slot in ("mask", "share", "pairing") if getattr(before, slot) != getattr(after, slot)}
     return {key: value for key, value in values.items() if key.partition(".")[0] not in differ}
@@ -72,7 +73,7 @@ def type_text(text: str, typed: str) -> list[Any]:
     if typed.strip() == text:
         return [gr.skip()] * (3 + len(SLOTS))
     try:
-        recipe_of(typed)
+        composition_of(typed)
     except ValueError as problem:
         return [gr.skip()] * (2 + len(SLOTS)) + [note_html(sentence_of(problem), problem=True)]
     return [typed.strip(), structure_of(typed), *menus_of(typed), ""]
@@ -80,11 +81,11 @@ def type_text(text: str, typed: str) -> list[Any]:
 
 def set_value(key: str, text: str, value: Any) -> list[Any]:
     """The text after a control changed."""
-    recipe = parsed(text)
+    composition = parsed(text)
     try:
-        assert recipe is not None
-        control = next(each for name, _, each in recipe.controls() if name == key)
-        written = Recipe(**{**vars(recipe), "values": {**recipe.values, key: control.read(value)}}).text()
+        assert composition is not None
+        control = next(each for name, _, each in composition.controls() if name == key)
+        written = replace(composition, values={**composition.values, key: control.read(value)}).text()
     except ValueError as problem:
         return [gr.skip(), gr.skip(), note_html(sentence_of(problem), problem=True)]
     return [written, written, ""]

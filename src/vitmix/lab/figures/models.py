@@ -57,10 +57,9 @@ def named_model(subject: Subject, name: str, *, trained: bool = True) -> NamedMo
     """A model for figures: whole images instead of center crops, no dropout."""
     without_dropout(subject.model)
     whole = dataclasses.replace(subject.augmentation, crop_pct=1.0)
-    outputs = subject.settings["num_classes"]
-    if outputs < 2:
-        raise ValueError(f"{subject.weights} needs at least two classes, but has {outputs}; use another model")
-    return NamedModel(name, subject.model, whole, outputs, subject.classes or (), trained)
+    if subject.outputs < 2:
+        raise ValueError(f"{subject.weights} needs at least two classes, but has {subject.outputs}; use another model")
+    return NamedModel(name, subject.model, whole, subject.outputs, subject.classes or (), trained)
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vitmix._mix import mix_images
 from vitmix._mixer import Mixer
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix._text import create
@@ -122,6 +123,8 @@ def mixed_origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
     mask = batch.mix.mask.float()
     mask = mask.expand(2, *mask.shape[1:])
     mixed = batch.images[0]
+    if any(part.applies_mask for part in batch.mixer.inner):  # to tokens
+        mixed = mix_images(batch.images, batch.mix.mask, batch.mix.partner)[0]
     paired = batch.mix.partner != torch.arange(2)
     first, second = mask[0] * paired[0], 1 - mask[1] * paired[1]
     for actor in batch.tape.actors:

@@ -1,4 +1,4 @@
-"""Making the activation maps of a whole data set, once: in shards, each complete or absent, so a kill costs little."""
+"""Computes the activation maps of a dataset once, in shards that are complete or absent, so a kill costs little."""
 
 import hashlib
 import itertools
@@ -44,7 +44,7 @@ def make_maps(
     """Fills a folder with the maps of all images, from where an earlier call stopped; returns remarks for the user.
 
     Args:
-        top: how many of the highest logits of each place are kept.
+        top: how many of the highest logits of each location are kept.
         classes: the teacher's class for each label of the data (default: matched by the teacher's class names, or by
             `match_classes` where it has none).
     """
@@ -54,7 +54,7 @@ def make_maps(
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
     make_folder(folder)
-    write_file(folder / INDEX, index.encoded(indent=1))  # before any shard: a folder without one is not ours
+    write_file(folder / INDEX, index.encoded(indent=1))  # before any shard, since a folder without an index is refused
     done = {shard.rows for shard in index.shards}
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
     batches = [[range(*span) for span in _spans(*each, batch)] for each in todo]
@@ -193,7 +193,7 @@ def _teacher_classes(images: ImageSet, teacher: Teacher, given: Sequence[int] | 
 
 
 def _highest(teacher: Teacher, pixels: Tensor, labels: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The highest logits of each place and their classes; a teacher with a single map gives it to the label."""
+    """The highest logits of each location and their classes; a single map is taken as that of the label."""
     maps = teacher.maps(pixels)
     if teacher.any_class:
         values, classes = maps, labels.view(-1, 1, 1, 1).expand(maps.shape)
@@ -205,7 +205,7 @@ def _highest(teacher: Teacher, pixels: Tensor, labels: Tensor, top: int) -> tupl
 def _whole_images(images: ImageSet, size: tuple[int, int], rows: list[int]) -> tuple[Tensor, dict[int, str]]:
     """Pixels, and the reasons for unreadable images.
 
-    Images are scaled to one size without cropping, so that a place of the map is that part of the image.
+    Images are scaled to one size without cropping, so that each location of the map is that part of the image.
     """
     pixels = torch.zeros(len(rows), 3, *size, dtype=torch.uint8)
     broken: dict[int, str] = {}

@@ -1,8 +1,8 @@
 """Folders of activation maps, and what training needs of them: the map of each image's label, or those of all classes.
 
 A folder holds `index.json` and shards. A shard is a safetensors file for consecutive images: `classes` and `values`
-`(n, k, h, w)`, the k highest logits of each place of the whole image and their classes. The index names the data, the
-teacher, and the checksum of every shard.
+`(n, k, h, w)`, the k highest logits of each location of the whole image and their classes. The index names the data,
+the teacher, and the checksum of every shard.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ FORMAT = 1
 SAMPLES = 16  # images with a thumbnail in the index
 THUMBNAIL = 4  # pixels a side
 LEVELS = 6  # by which decoders may differ in a thumbnail
-MOST_PLACES, MOST_BYTES = 2**16, 2**31  # of a map; of a shard
+MOST_LOCATIONS, MOST_BYTES = 2**16, 2**31  # of a map; of a shard
 
 
 @dataclass(frozen=True)
 class DataFacts(Record):
-    """What identifies a data set wherever it is stored: labels, class names, and thumbnails of some images."""
+    """What identifies a dataset wherever it is stored: labels, class names, and thumbnails of some images."""
 
     name: str
     images: int
@@ -44,7 +44,7 @@ class DataFacts(Record):
         if (self.images, self.labels) != (other.images, other.labels):
             return False
         pairs = [(look, other.looks.get(row)) for row, look in self.looks.items()]
-        return all(_alike(look, theirs) for look, theirs in pairs if look and theirs)  # unreadable ones prove nothing
+        return all(_alike(look, theirs) for look, theirs in pairs if look and theirs)  # None: unreadable
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class MapIndex(Record):
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format {self.format}, and this version reads {FORMAT}")
-        if self.grid is not None and not 0 < self.grid[0] * self.grid[1] <= MOST_PLACES:
+        if self.grid is not None and not 0 < self.grid[0] * self.grid[1] <= MOST_LOCATIONS:
             raise ValueError("grid is out of bounds")
 
 
@@ -128,7 +128,7 @@ def read_index(folder: Path) -> MapIndex:
 
 
 def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """The values and classes of a shard; a ValueError where it is missing or not what was written."""
+    """The values and classes of a shard; a ValueError if it is missing or was changed."""
     path = folder / Path(shard.file).name  # whatever the index says, a file of this folder
     try:
         content = read_bytes(path, MOST_BYTES)
@@ -139,7 +139,7 @@ def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
     try:
         arrays = safetensors.numpy.load(content)
         values, classes = arrays["values"], arrays["classes"]
-    except Exception:  # of safetensors, numpy or a missing name; the checksum is from the same author
+    except Exception:  # from safetensors or numpy; the checksum does not help, because the same author wrote it
         raise ValueError(f"{str(path)!r} is not a file of activation maps") from None
     if values.ndim != 4 or values.shape != classes.shape or len(values) != len(shard) or classes.dtype.kind not in "iu":
         raise ValueError(f"{str(path)!r} does not hold the maps of {len(shard)} images")

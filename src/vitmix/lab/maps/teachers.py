@@ -1,4 +1,4 @@
-"""Teachers for activation maps: what a classifier predicts at every place of an image, or plain saliency."""
+"""Teachers for activation maps: what a classifier predicts at every location of an image, or plain saliency."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from .stored import TeacherFacts
 SALIENCY = {"spectral": "Hou and Zhang's spectral residual"}
 SPECTRAL_SIDE = 64  # pixels; the method is defined for this size
 SPECTRAL_GRID = 16
-LOCATIONS = 4096  # places that go through the classifier at once
+LOCATIONS = 4096  # that go through the classifier at once
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Teacher:
 
 
 def saliency_teacher(kind: str) -> Teacher:
-    """Classical saliency in place of a classifier."""
+    """Classical saliency instead of a classifier."""
     if kind not in SALIENCY:
         raise ValueError(f"unknown saliency {kind!r}, known: {', '.join(SALIENCY)}; write saliency:spectral")
     sides = (SPECTRAL_SIDE, SPECTRAL_SIDE)
@@ -61,11 +61,11 @@ def saliency_teacher(kind: str) -> Teacher:
 
 
 def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """What the classifier predicts at each place of the final features, `(B, K, h, w)`.
+    """What the classifier predicts at each location of the final features, `(B, K, h, w)`.
 
-    Unless the module returns such a tensor itself, its `forward_head` gets every place as if the whole image were like
-    it: pooling over equal vectors changes nothing, and whatever lies between pooling and classifier (norms,
-    convolutions, activations) is applied as it was trained.
+    Unless the module returns such a tensor itself, its `forward_head` is applied to each location's features in place
+    of the whole image's: pooling over equal vectors changes nothing, and whatever lies between pooling and classifier
+    (norms, convolutions, activations) is applied as it was trained.
     """
     model = unwrap(model)
     if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
@@ -81,15 +81,15 @@ def dense_logits(model: nn.Module, images: Tensor) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         raise ValueError(f"the features of this {type(model).__name__} are not a grid of vectors; use another teacher")
     if features.ndim == 3:
-        places, (rows, columns), shape = _tokens(model, features, images)
+        locations, (rows, columns), shape = _tokens(model, features, images)
     elif _channels_last(model, features):
-        places, (rows, columns), shape = features.flatten(1, 2), features.shape[1:3], (1, 1, features.shape[3])
+        locations, (rows, columns), shape = features.flatten(1, 2), features.shape[1:3], (1, 1, features.shape[3])
     else:
-        places, (rows, columns), shape = features.flatten(2).mT, features.shape[2:], (features.shape[1], 1, 1)
+        locations, (rows, columns), shape = features.flatten(2).mT, features.shape[2:], (features.shape[1], 1, 1)
     if features.ndim == 4:
-        alone = places.reshape(-1, *shape)
+        alone = locations.reshape(-1, *shape)
     else:
-        alone = places.reshape(-1, 1, shape[1]).expand(-1, *shape)
+        alone = locations.reshape(-1, 1, shape[1]).expand(-1, *shape)
     logits = torch.cat([head(part) for part in alone.split(LOCATIONS)])
     return logits.unflatten(0, (len(images), rows, columns)).permute(0, 3, 1, 2)
 
@@ -126,7 +126,7 @@ def weights_checksum(module: nn.Module) -> str:
 
 
 class SpectralResidual(nn.Module):
-    """Saliency by what an image's spectrum has beyond the smooth part that all images share."""
+    """Saliency: the part of an image's spectrum that differs from the smooth average of all images."""
 
     def forward(self, images: Tensor) -> Tensor:
         """`(B, 1, 16, 16)` in 0..1 from images `(B, 3, H, W)`."""

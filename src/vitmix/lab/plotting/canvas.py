@@ -30,7 +30,7 @@ def check_suffix(path: str | Path) -> Path:
 def figure_bytes(figure: Figure, *, suffix: str, dpi: int) -> bytes:
     """A figure as a file: the same bytes each time, with text stored as text."""
     buffer = io.BytesIO()
-    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitmix", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata=metadata)
     return buffer.getvalue()
@@ -42,14 +42,15 @@ class Canvas:
     def __init__(self, width: float) -> None:
         self.width = width
         self._axes: list[tuple[tuple[float, float, float, float], Plot]] = []
-        self._texts: list[tuple[float, float, str, dict[str, Any]]] = []
+        self._texts: list[Callable[[Figure, float], object]] = []
 
     def axes(self, left: float, top: float, width: float, height: float, plot: Plot) -> None:
         """Axes without ticks and lines, filled by `plot`."""
         self._axes.append(((left, top, width, height), plot))
 
     def text(self, left: float, top: float, words: str, *, size: float, **settings: Any) -> None:
-        self._texts.append((left, top, words, {"color": INK, "fontsize": size} | settings))
+        style = {"color": INK, "fontsize": size} | settings
+        self._texts.append(lambda figure, height: figure.text(left / self.width, 1 - top / height, words, **style))
 
     def figure(self, height: float) -> Figure:
         figure = Figure(figsize=(self.width, height), facecolor="white")
@@ -59,8 +60,8 @@ class Canvas:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             plot(axes)
-        for left, top, words, settings in self._texts:
-            figure.text(left / self.width, 1 - top / height, words, **settings)
+        for write in self._texts:
+            write(figure, height)
         return figure
 
 

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 from .canvas import COLORS, FAINT, HEAT, INK, SHARE, Canvas, figure_bytes, plain_axes, plot_interval
 from .grid import ImageGrid, Row, Section, Tile, folded
-from .text import any_script, broken, fitted, text_width
+from .text import BREAKS, any_script, broken, fitted, text_width
 
 PAGE = 7.2  # inches: the width of a printed page between its margins
 LEAST, MOST = 0.59, 1.35  # of a tile
 GAP, MARGIN, LABEL, TURNED, AXIS = 0.05, 0.08, 1.0, 0.17, 0.6
 HEAD, CAPTION, LINE = 0.15, 0.14, 0.13
-HEAD_SIZE, CAPTION_SIZE = 7.5, 6.5  # points
+HEAD_SIZE, CAPTION_SIZE, LEAST_SIZE = 7.5, 6.5, 5.5  # points
 CAPTION_LINES = 2  # of a name, at most
 CHART = 1.5
 DASHES = ("-", "--", "-.", ":")
@@ -60,11 +60,12 @@ class _Layout:
         return self._place_curves(section, columns, top) if section.curves else top
 
     def _place_heads(self, heads: Sequence[str], columns: Sequence[float], top: float) -> float:
-        lines = [_lines(head, self.tile) for head in heads]
+        size = head_size(heads, self.tile)
+        lines = [_lines(head, self.tile, size) for head in heads]
         most = max(map(len, lines))
         for left, words in zip(columns, lines, strict=True):
             for number, line in enumerate(reversed(words)):
-                self._text_below(left, top + HEAD * (most - number) - 0.01, line, size=HEAD_SIZE)
+                self._text_below(left, top + HEAD * (most - number) - 0.01, line, size=size)
         return top + 0.05 + HEAD * most if most else top
 
     def _place_row(self, row: Row, section: Section, columns: Sequence[float], top: float) -> float:
@@ -120,8 +121,15 @@ def _label_room(grid: ImageGrid) -> float:
     return max((text_width(line, HEAD_SIZE) + 2 * GAP for line in lines), default=0)
 
 
-def _lines(words: str, width: float) -> list[str]:
-    return [line for part in words.splitlines() for line in broken(part, width, size=HEAD_SIZE)]
+def head_size(heads: Sequence[str], width: float) -> float:
+    """The size at which no word of the heads is broken between letters, if it is not too small to be read."""
+    words = [word.strip() for head in heads for part in head.splitlines() for word in BREAKS.split(part)]
+    widest = max((text_width(word, HEAD_SIZE) for word in words), default=0)
+    return HEAD_SIZE if widest <= width else max(HEAD_SIZE * width / widest, LEAST_SIZE)
+
+
+def _lines(words: str, width: float, size: float | None = None) -> list[str]:
+    return [line for part in words.splitlines() for line in broken(part, width, size=size or HEAD_SIZE)]
 
 
 def _show(axes: Axes, tile: Tile) -> None:

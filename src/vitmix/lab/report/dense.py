@@ -8,16 +8,10 @@ from vitmix.lab.runs.folder import DENSE, EXAMPLES
 
 from .groups import Group, advice, every_run, having, several
 from .html import NONE, Html, html
-from .quantities import COUNT, PERCENT, Quantity, Shown, part_of, with_interval
+from .quantities import COUNT, PERCENT, Quantity, Shown, part_of, titled, with_interval
 from .summaries import best_epoch_text, reservations
 
 MOST_CLASSES, MOST_GROUPS = 40, 6
-TITLES = {
-    **{"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "eval_loss": "loss", "iou": "IoU"},
-    **{"ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP", "mask_ap50": "mask AP50"},
-    **{"mask_ap75": "mask AP75", "ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large"},
-    **{f"mask_ap_{size}": f"mask AP {size}" for size in ("small", "medium", "large")},
-}
 
 
 def _shown(name: str) -> Shown:
@@ -62,7 +56,7 @@ def results(groups: Sequence[Group]) -> list[Html]:
 
 
 def scores(groups: Sequence[Group]) -> list[Html]:
-    """Each score of the best weights, with its interval where a configuration has one run."""
+    """Each score of the best weights, with its interval if a configuration has one run."""
     seen = _measured(groups)
     runs = [run.dense for run in every_run(seen) if run.dense is not None]
     names = list(dict.fromkeys(name for each in runs for name in each.scores.values))
@@ -81,7 +75,7 @@ def scores(groups: Sequence[Group]) -> list[Html]:
     said += " Mean ± sample standard deviation over the runs." if several(seen) else ""
     said += f" In brackets: {intervals}." if intervals and any(len(group.runs) == 1 for group in seen) else ""
     notes = dict.fromkeys(note for each in runs for note in each.scores.notes)
-    table = html.table(["", "runs", *(TITLES.get(name, name) for name in names)], rows, said)
+    table = html.table(["", "runs", *(titled(name) for name in names)], rows, said)
     return [table, *(html.note(f"{note[0].upper()}{note[1:]}") for note in notes)]
 
 
@@ -119,12 +113,12 @@ def classes(groups: Sequence[Group]) -> list[Html]:
         return []
     alike = having(seen, lambda run: run.dense is not None and run.dense.classes == tuple(each.name for each in every))
     shown = [(group, name) for group in alike for name in (columns if len(alike) == 1 else columns[:1])]
-    head = [TITLES.get(name, name) if len(alike) == 1 else group.key for group, name in shown]
+    head = [titled(name) if len(alike) == 1 else group.key for group, name in shown]
     order = sorted(range(len(every)), key=lambda number: every[number].values.get(columns[0], -1.0))[:MOST_CLASSES]
     rows = [
         [every[number].name, *(class_score(number, name).spread(group) or NONE for group, name in shown)]
         for number in order
     ]
     said = f"The lowest {MOST_CLASSES} of {len(every)} classes." if len(every) > MOST_CLASSES else "Lowest first."
-    first = TITLES.get(columns[0], columns[0])
+    first = titled(columns[0])
     return [html.table(["class", *head], rows, said if len(alike) == 1 else f"{first} of each class. {said}")]

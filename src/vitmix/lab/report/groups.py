@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published
-from vitmix.lab.settings import usual
+from vitmix.lab.settings import SettingValues, usual
 from vitmix.lab.training.config import AnyConfig
 from vitmix.lab.training.config import deciding as deciding_names
 
@@ -18,7 +18,6 @@ from .html import Html, html
 
 UNTELLING = ("recipe", "model_args")  # shorter names of settings
 NOT_STARTED = "has no evaluated epoch yet; wait until its first epoch is finished"
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
     names = differing(every)
     chosen = {"method"} & set(names)
 
-    def label(settings: Settings, chosen: set[str]) -> str:
+    def label(settings: SettingValues, chosen: set[str]) -> str:
         told = [name for name in names if name in chosen - {"method"} and settings[name] != default[name]]
         method = [str(settings["method"])] if "method" in chosen else []
-        return ", ".join([*method, *(f"{name} {plain(settings[name])}" for name in told)])
+        return ", ".join([*method, *(f"{name} {setting_text(settings[name])}" for name in told)])
 
     def distinguished(*more: str) -> int:
         return len({label(settings, chosen | set(more)) for settings in every})
@@ -145,27 +144,27 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return named
 
 
-def deciding(config: AnyConfig) -> dict[str, Any]:
+def deciding(config: AnyConfig) -> SettingValues:
     """The settings that decide a training run's numbers, without the seed."""
     return {name: getattr(config, name) for name in deciding_names(config) if name != "seed"}
 
 
-def differing(every: Sequence[Settings]) -> list[str]:
+def differing(every: Sequence[SettingValues]) -> list[str]:
     """The settings in which configurations differ."""
     return [name for name in every[0] if len({repr(each[name]) for each in every}) > 1]
 
 
-def plain(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting as a person writes it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):
-        return " ".join(map(plain, value))
+        return " ".join(map(setting_text, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}={plain(each)}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key}={setting_text(each)}" for key, each in value.items()) or "none"
     return "none" if value is None else str(value)
 
 
-def defaults(config: AnyConfig) -> Settings:
+def defaults(config: AnyConfig) -> SettingValues:
     """What the settings of such a configuration are unless they are given."""
     return {name: usual(type(config), name) for name in vars(config)}

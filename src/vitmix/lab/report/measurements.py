@@ -102,11 +102,10 @@ def _reservations(groups: Sequence[Group]) -> Iterator[str]:
             continue
         for each in run.robustness.measurements:
             protocol = run.robustness.parts[each.of.protocol]
-            settings = protocol.settings
             # An attack that succeeds within one bound also counts for larger ones.
-            bounds = f" {settings['attack_limit']} {settings['epsilons']}" if each.of.attack is not None else ""
+            bounds = f" {protocol.suite.attack_limit} {protocol.suite.epsilons}" if each.of.attack is not None else ""
             sets.setdefault(each.of.protocol, set()).add(protocol.data + bounds)
-            references |= {str(settings["reference"])} if each.name == "mCE" else set()
+            references |= {str(protocol.suite.reference)} if each.name == "mCE" else set()
     different = [part for part, data in sets.items() if len(data) > 1]
     if different:
         yield f"Measured on different images or bounds, so these cannot be compared: {', '.join(different)}"

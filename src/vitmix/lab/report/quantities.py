@@ -16,6 +16,17 @@ Read = Callable[[Run], float | None]
 PERCENT: Shown = lambda value: f"{100 * value:.2f} %"  # noqa: E731
 POINTS: Shown = lambda value: f"{100 * value:.2f}"  # noqa: E731
 COUNT: Shown = lambda value: f"{value:,.0f}"  # noqa: E731
+TITLES = {
+    **{"accuracy": "top-1", "miou": "mIoU", "pixel_accuracy": "pixel accuracy", "eval_loss": "loss", "iou": "IoU"},
+    **{"ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP", "mask_ap50": "mask AP50"},
+    **{"mask_ap75": "mask AP75", "ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large"},
+    **{f"mask_ap_{size}": f"mask AP {size}" for size in ("small", "medium", "large")},
+}
+
+
+def titled(score: str) -> str:
+    """A score as a person calls it."""
+    return TITLES.get(score, score)
 
 
 def cell(value: float, text: str, place: str = "", **about: Any) -> Cell:

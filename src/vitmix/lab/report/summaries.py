@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vitmix.lab.runs import Run
 
-from .groups import Group, deciding, defaults, differing, every_run, plain
+from .groups import Group, deciding, defaults, differing, every_run, setting_text
 from .html import Html, html, joined
 from .quantities import (
     BEST_EPOCH,
@@ -20,6 +20,7 @@ from .quantities import (
     evaluated,
     last,
     median,
+    titled,
 )
 
 RESULTS = {
@@ -56,7 +57,9 @@ def results(groups: Sequence[Group]) -> list[Html]:
 
 
 def best_epoch_text(runs: Sequence[Run]) -> str:
-    scores = " or ".join(dict.fromkeys(run.config.best for run in runs))
+    scores = " or ".join(
+        dict.fromkeys(run.config.best if run.dense is None else titled(run.config.best) for run in runs)
+    )
     # The configured split does not always exist, so only an evaluation knows which one was used.
     data = {found.data for run in runs if (found := run.evaluation or run.dense)}
     where = data.pop() if len(data) == 1 else "the images of its evaluation"
@@ -124,7 +127,7 @@ def settings(groups: Sequence[Group]) -> list[Html]:
 
     def table(names: Sequence[str]) -> Html:
         values = {name: [each[name] for each in every] if name in different else [every[0][name]] for name in names}
-        rows = [[name, *(html.code(plain(value)) for value in own)] for name, own in values.items()]
+        rows = [[name, *(html.code(setting_text(value)) for value in own)] for name, own in values.items()]
         head = ["setting", *(group.key for group in groups)]
         return html.table(head, rows, kind="words", marked=[name in different for name in names])
 

@@ -34,7 +34,7 @@ def band(group: int, low: Points, high: Points) -> Line:
 
 
 def course_lines(groups: Iterable[Group], points: Callable[[Run], Points]) -> list[Line]:
-    """Curves of the runs and, for a group of several, their mean where all of them have a point."""
+    """Curves of the runs and, for a group of several, their mean at each x that all of them have."""
     lines: list[Line] = []
     for group in groups:
         kind = "seed" if len(group.runs) > 1 else "mean"

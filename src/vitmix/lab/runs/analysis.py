@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from vitmix.lab.columns import aligned
+from vitmix.lab.reading import JsonObject
 
 from .estimates import Estimate
 from .records import Record, absent, parse
@@ -39,16 +40,16 @@ class Table(Record):
         title, keys = parse(str, value.get("title"), "title"), parse(tuple[str, ...], value.get("keys"), "keys")
         notes, percent = (parse(tuple[str, ...], value.get(name), name) for name in ("notes", "percent"))
         rows = []
-        for row in parse(tuple[dict[str, Any], ...], value.get("rows"), "rows"):
+        for row in parse(tuple[JsonObject, ...], value.get("rows"), "rows"):
             numbers = {name: each for name, each in row.items() if name not in keys}
             names = tuple(parse(str, row.get(key), key) for key in keys)
             if not numbers:
                 raise ValueError("a row has no numbers")
             rows.append((names, parse(dict[str, Estimate], numbers, "rows")))
-        example = parse(dict[str, Any], value.get("example") or {}, "example")
+        example = parse(JsonObject, value.get("example") or {}, "example")
         return cls(title, keys, rows, notes, percent, {name: each for name, each in example.items() if _numbers(each)})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         rows = [
             {**dict(zip(self.keys, names, strict=True)), **{name: each.to_json() for name, each in values.items()}}
             for names, values in self.rows

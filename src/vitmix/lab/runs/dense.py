@@ -1,7 +1,8 @@
 """What the evaluation of a transfer run writes: dense.json."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from vitmix.lab.settings import ModelArgs
 
 from .estimates import Estimate
 from .records import Record, absent
@@ -40,7 +41,7 @@ class DenseEvaluation(Record):
     task: str
     head: str
     model: str
-    model_settings: dict[str, Any]
+    model_settings: ModelArgs
     data: str
     scores: DenseScores
     classes: tuple[str, ...]

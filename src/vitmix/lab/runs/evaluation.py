@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+
+from vitmix.lab.settings import ModelArgs
 
 from .records import Record, absent
 
@@ -33,7 +34,7 @@ class Evaluation(Record):
 
     weights: str
     model: str = ""
-    model_settings: dict[str, Any] | None = None
+    model_settings: ModelArgs | None = None
     data: str
     n: int
     accuracy: float

@@ -15,7 +15,7 @@ Parts of a target have two more: a class of none of them (`other`), and what smo
 
 
 @dataclass(frozen=True)
-class Part(Record):
+class TargetPart(Record):
     """A class's part of a target."""
 
     role: str
@@ -30,7 +30,7 @@ class Example(Record):
     method: str
     mixed: str
     sources: dict[str, str]
-    target: tuple[Part, ...]
+    target: tuple[TargetPart, ...]
 
 
 @dataclass(frozen=True)

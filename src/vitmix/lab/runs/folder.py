@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitmix.lab.reading import MOST_JSON, is_fault, read_bytes, read_json
-from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, read_yaml, resolve, to_yaml
+from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, resolve_any, to_yaml
 from vitmix.lab.writing import write_file
 
 from .analysis import Analysis, LeftOut
@@ -67,11 +67,7 @@ class Run:
 
     @cached_property
     def config(self) -> AnyConfig:
-        if "task" not in read_yaml(self.path / CONFIG):
-            return resolve(file=self.path / CONFIG)
-        from vitmix.lab.dense.config import resolve_transfer
-
-        return resolve_transfer(file=self.path / CONFIG)
+        return resolve_any(file=self.path / CONFIG)
 
     @property
     def classifier_config(self) -> TrainConfig:
@@ -104,6 +100,11 @@ class Run:
     def summary(self) -> Summary | None:
         """The summary of a finished run; None while it is running."""
         return self._read(SUMMARY, Summary)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is finished and its best weights are evaluated."""
+        return self.summary is not None and (self.evaluation is not None or self.dense is not None)
 
     # What was measured of its weights
 

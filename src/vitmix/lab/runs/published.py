@@ -17,12 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmix.lab.reading import open_regular, parse_json
-from vitmix.lab.training.config import CONFIG, TrainConfig, resolve
+from vitmix.lab.reading import JsonObject, open_regular, parse_json
+from vitmix.lab.settings import SettingValues
+from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, resolve_any
 from vitmix.lab.training.recipes import read_recipe
 from vitmix.lab.writing import write_file
 
-from .folder import ANALYSIS, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Run
+from .folder import ANALYSIS, DENSE, EVALUATION, METRICS, ROBUSTNESS, SUMMARY, Run
 from .records import parse
 from .training import Epoch
 
@@ -36,7 +37,7 @@ MOST = 2**28  # bytes of the lines together
 class PublishedRun(Run):
     """A run in such a file; there is no folder at its path."""
 
-    def __init__(self, path: Path, files: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, files: JsonObject) -> None:
         super().__init__(path)
         self._files = files
 
@@ -45,8 +46,8 @@ class PublishedRun(Run):
         return CONFIG in self._files
 
     @cached_property
-    def config(self) -> TrainConfig:
-        return resolve(self._files[CONFIG])
+    def config(self) -> AnyConfig:
+        return resolve_any(self._files[CONFIG])
 
     @cached_property
     def epochs(self) -> list[Epoch]:
@@ -65,11 +66,11 @@ class PublishedRun(Run):
 class Published:
     """The first line, and the runs by name."""
 
-    about: Mapping[str, Any]
+    about: JsonObject
     runs: Mapping[str, Run]
 
 
-def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run]) -> None:
+def write_published(path: Path, about: JsonObject, runs: Mapping[str, Run]) -> None:
     files = {name: _files(name, run) for name, run in runs.items()}
     names = sorted({file for each in files.values() for file in each})
     lines: list[Any] = [about]
@@ -83,11 +84,11 @@ def write_published(path: Path, about: Mapping[str, Any], runs: Mapping[str, Run
     write_file(path, gzip.compress(text.encode(), mtime=0))
 
 
-def _files(name: str, run: Run) -> dict[str, Any]:
+def _files(name: str, run: Run) -> JsonObject:
     """The contents of a run's files, without the paths of the machine it ran on."""
-    config = dataclasses.replace(run.classifier_config, output=None, resume=None)
-    found: dict[str, Any] = {CONFIG: _settings(config), METRICS: [epoch.to_json() for epoch in run.epochs]}
-    measured = {EVALUATION: run.evaluation, ROBUSTNESS: run.robustness}
+    config = dataclasses.replace(run.config, output=None, resume=None)
+    found: JsonObject = {CONFIG: _settings(config), METRICS: [epoch.to_json() for epoch in run.epochs]}
+    measured: JsonObject = {EVALUATION: run.evaluation, DENSE: run.dense, ROBUSTNESS: run.robustness}
     measured |= {f"{ANALYSIS}/{study}.json": content for study, content in run.analyses.items()}
     for file, record in measured.items():
         if record is not None:
@@ -99,8 +100,10 @@ def _files(name: str, run: Run) -> dict[str, Any]:
     return found
 
 
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """All settings, except newer ones at their default that the recipe does not set."""
+def _settings(config: AnyConfig) -> SettingValues:
+    """All settings, except newer ones of a training at their default that the recipe does not set."""
+    if not isinstance(config, TrainConfig):
+        return dataclasses.asdict(config)
     usual, recipe = TrainConfig(), {} if config.recipe is None else read_recipe(config.recipe).settings
     left_out = {name for name in NEWER if getattr(config, name) == getattr(usual, name) and name not in recipe}
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in left_out}
@@ -124,7 +127,7 @@ def read_published(path: Path) -> Published:
         if len(text) > MOST:
             raise ValueError(f"it has more than the {MOST:,} bytes allowed")
         about, *lines = (parse_json(line) for line in io.BytesIO(text))
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, JsonObject] = {}
         for line in lines:
             files.setdefault(str(line["run"]), {})[str(line["file"])] = line["content"]
     except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError, TypeError) as error:

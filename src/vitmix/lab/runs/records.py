@@ -12,7 +12,7 @@ from dataclasses import field
 from functools import cache
 from typing import Any, Self
 
-from vitmix.lab.reading import is_count, is_number
+from vitmix.lab.reading import JsonObject, is_count, is_number
 
 _SIMPLE = {
     str: ("a string", lambda value: isinstance(value, str)),
@@ -44,7 +44,7 @@ class Record:
                 raise ValueError(f"{each.name} is missing")
         return cls(**found)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The record as JSON data."""
         values = {each: getattr(self, each.name) for each in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
         return {
@@ -86,7 +86,7 @@ def parse(kind: Any, value: Any, name: str) -> Any:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, object]:
     return typing.get_type_hints(cls)
 
 

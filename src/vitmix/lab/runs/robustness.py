@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+from vitmix.lab.reading import JsonObject
+from vitmix.lab.settings import fitted, kinds_of
+from vitmix.lab.suite import Robustness
+
 from .estimates import Estimate
 from .records import Record, absent
 
@@ -73,7 +77,7 @@ class Measurement(Record):
         estimate = {"mean": value.get("value"), "std": None, **{key: value.get(key) for key in ("n", "low", "high")}}
         return super().from_json({**value, "estimate": estimate})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         found = self.estimate
         numbers = {"value": found.mean, "n": found.n, "low": found.low, "high": found.high}
         return {"name": self.name, **numbers, "of": self.of.to_json()}
@@ -81,15 +85,25 @@ class Measurement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(Record):
-    """How a part of the suite was measured. `settings` are those of the suite, as JSON data."""
+    """How a part of the suite was measured; `settings` are those of the suite as they are stored."""
 
     data: str
-    settings: dict[str, Any]
+    settings: JsonObject
     precision: str = ""
     seconds: float = 0.0
     remarks: tuple[str, ...] = ()
     broken_images: tuple[str, ...] = ()
     vitmix: str = ""
+
+    @cached_property
+    def suite(self) -> Robustness:
+        """The settings of the suite, without the parts that were asked for; missing ones are at their defaults."""
+        known = (kinds_of(Robustness).keys() - {"parts"}) & self.settings.keys()
+        return Robustness(**{name: fitted(Robustness, name, self.settings[name], "its settings") for name in known})
+
+    @property
+    def is_usual(self) -> bool:
+        return self.settings.keys() == kinds_of(Robustness).keys() and self.suite == Robustness()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +128,8 @@ class RobustnessResults(Record):
             needed = {"attack_limit", "epsilons"} if each.of.attack else {"reference"} if each.name == "mCE" else set()
             if not protocol.settings.keys() >= needed:
                 raise ValueError(f"the settings of {each.name!r} lack {', '.join(sorted(needed))}")
+        for protocol in self.parts.values():
+            _ = protocol.suite  # which refuses wrong values
 
     @cached_property
     def by_name(self) -> Mapping[str, Measurement]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vitmix.lab.reading import is_count, is_number, parse_json
+from vitmix.lab.reading import JsonObject, is_count, is_number, parse_json
+from vitmix.lab.settings import ModelArgs
 
 from .records import Record
 
@@ -31,7 +32,7 @@ class Epoch(Record):
         numbers = {name: each for name, each in value.items() if is_number(each)}
         return cls(numbers.pop("epoch"), numbers)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Non-finite values are left out, because JSON cannot hold them."""
         return {"epoch": self.number, **{name: each for name, each in self.values.items() if math.isfinite(each)}}
 
@@ -86,7 +87,7 @@ class Summary(Record):
     overflowed_updates: int = 0
     broken_images: tuple[str, ...]
     model: str | None = None
-    model_settings: dict[str, Any] | None = None
+    model_settings: ModelArgs | None = None
     classes: tuple[str, ...] | None = None
     processes: int | None = None
     peak_memory: float | None = None

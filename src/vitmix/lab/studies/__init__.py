@@ -22,6 +22,5 @@ from .regions import presence as presence
 from .regions import presence_study as presence_study
 from .regions import region_attention as region_attention
 from .regions import region_study as region_study
-from .saliency import gradient_saliency as gradient_saliency
 from .saliency import sharpness as sharpness
 from .saliency import sharpness_study as sharpness_study

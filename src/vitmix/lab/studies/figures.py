@@ -1,7 +1,6 @@
 """The figures of the studies, plotted from their tables alone."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -138,9 +137,9 @@ def plot_hidden(tables: Sequence[Table]) -> Figure:
 
 def _plot_rule(axes: Axes, rule: str, values: Sequence[float]) -> None:
     constant = rule in (AREA, TRANSMIX, ACTIVATION)  # one number for all blocks
-    style: dict[str, Any] = {"linestyle": "--"} if constant else {"marker": "o", "markersize": 4}
+    style = "--" if constant else "-o"
     width = 2.4 if rule == SIMILARITY else 1.6
-    axes.plot(range(len(values)), list(values), color=COLORS[rule], label=rule, linewidth=width, **style)
+    axes.plot(range(len(values)), list(values), style, color=COLORS[rule], label=rule, linewidth=width, markersize=4)
 
 
 def _style_blocks(axes: Axes, depth: int, name: str, title: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitmix.lab.runs import Analysis, Estimate, Table
+from vitmix.lab.runs import Estimate, Table
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,3 @@ class Headline:
         names, value = self.best(found, key=lambda each: each[1].mean)
         shown = f"{value.text(100, '.1f')} %" if self.column in table.percent else value.text()
         return self.words.format(value=shown, **dict(zip(table.keys, names, strict=True)))
-
-
-HEADLINES = {
-    "accuracy": Headline(
-        "Accuracy", "top-1", "images mixed by {method} are recognized best: one of two classes {value}"
-    ),
-    "labels": Headline(
-        "Label error", "error", "the labels of '{rule}' are closest to the visible objects: {value}", min
-    ),
-    "fluctuation": Headline("RMSE", "of shares", "{labels} labels differ by {value} (RMSE of shares)"),
-    "regions": Headline(
-        "Attention",
-        "partner to partner",
-        "in the last block, pasted patches attend most to each other with {method}: {value}",
-        last=True,
-    ),
-    "presence": Headline(
-        "Presence", "deviation", "in the last block, presence deviates by {value} ({method})", last=True
-    ),
-    "sharpness": Headline("Sharpness", "TV, L1", "{saliency} is sharpest in block {block}: total variation {value}"),
-    "coverage": Headline("Objects", "pasted", "{method} shows most of the partner's object: {value}"),
-    "htm": Headline("What HTM", "samples", "in epoch {epoch}, the last, HTM mixed {value} of the samples", last=True),
-}
-
-
-def headline(analysis: Analysis) -> str:
-    """`accuracy: images mixed by smmix are ...`, or what the study measures."""
-    known = HEADLINES.get(analysis.study)
-    return f"{analysis.study}: {(known and known.text(analysis.tables)) or analysis.about}"

@@ -87,7 +87,7 @@ def visible_pixels(objects: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
 
 
 def cut_share(objects: Tensor, mix: Mix) -> Tensor:
-    """The part `(B,)` of both objects that the mixed image does not show; 0 where there is no object at all."""
+    """The part `(B,)` of both objects that the mixed image does not show; 0 if there is no object."""
     size = objects.sum((1, 2), dtype=torch.float64)
     total = size + size[mix.partner]
     own, theirs = visible_pixels(objects, mix)
@@ -101,7 +101,7 @@ def object_size(objects: Tensor, mix: Mix) -> Tensor:
 
 
 def assigned_share(weights: Weights, area: Tensor) -> Tensor:
-    """The partner's part `(B,)` of a rule's two weights; that of the area where the rule gives neither anything."""
+    """The partner's part `(B,)` of a rule's two weights; that of the area if both weights are zero."""
     total = weights.own + weights.partner
     return torch.where(total > 0, weights.partner / total.clamp_min(1e-12), area.to(total.dtype))
 

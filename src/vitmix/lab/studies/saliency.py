@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vitmix._guide import Evaluating
-from vitmix.attention.readers import logits_of, read_model
+from vitmix.attention.readers import read_model
 from vitmix.lab.figures.attention import block_attention
+from vitmix.lab.figures.gradient import gradient_saliency
 from vitmix.lab.runs import Table
 
 from .estimates import spread
@@ -30,15 +31,6 @@ def sharpness(maps: Tensor) -> Tensor:
     return torch.stack([along.sum((1, 2)), across.sum((1, 2)), maps.flatten(1).var(1, correction=0)], 1)
 
 
-def gradient_saliency(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """The length `(B, H, W)` of the loss's gradient at each pixel."""
-    with torch.enable_grad():
-        images = images.detach().requires_grad_()
-        loss = nn.functional.cross_entropy(logits_of(model(images)).float(), labels, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, images)
-    return gradient.square().sum(1).sqrt()
-
-
 @torch.no_grad()
 def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
     """Sharpness of each block's attention saliency, and of the gradient's on the same grid, on unmixed images."""
@@ -50,7 +42,7 @@ def sharpness_study(model: nn.Module, batches: Iterable[ImageBatch]) -> Table:
             attention = block_attention(model, images, range(reader.patch_depth))
             for block, maps in attention.items():
                 found.setdefault((str(block), "attention"), []).append(sharpness(maps.double()).cpu())
-            gradient = gradient_saliency(model, images, labels).unsqueeze(1)
+            gradient = gradient_saliency(model, images, labels.tolist()).unsqueeze(1)
             for grid in dict.fromkeys((maps.shape[1], maps.shape[2]) for maps in attention.values()):
                 coarse = nn.functional.interpolate(gradient, grid, mode="area").squeeze(1).double()
                 felt = coarse.sum((1, 2)) > 0  # a model can be so confident that the gradient is zero

@@ -13,10 +13,11 @@ from vitmix._mixer import AnyMixer
 from vitmix._text import create
 from vitmix.attention.readers import read_model
 from vitmix.lab.fitting import refusal
-from vitmix.lab.runs import Run, Table
+from vitmix.lab.runs import Analysis, Run, Table
 
 from . import accuracy, coverage, figures, fluctuation, hidden, labels, regions, saliency
 from .batches import Batches, Progress, Watched
+from .headlines import Headline
 from .pairs import need_reader, needs_maps, one_mask_each
 
 
@@ -68,6 +69,7 @@ class Study:
     about: str
     measure: Callable[[Question], list[Table]]
     plot: Callable[[Sequence[Table]], Figure]
+    headline: Headline
 
 
 def _of_methods(
@@ -112,40 +114,59 @@ STUDIES: dict[str, Study] = {
         "top-1 and top-2 accuracy on mixed images (SMMix figure 5a)",
         _of_methods(accuracy.mixed_accuracy, ("mixup", "cutmix", "tokenmix", "smmix")),
         figures.plot_bars,
+        Headline("Accuracy", "top-1", "images mixed by {method} are recognized best: one of two classes {value}"),
     ),
     "labels": Study(
         "error of label rules against visible objects, also by hidden part, area and object size",
         _of_methods(labels.label_error_study, labels.RULES, together=True),
         figures.plot_label_error,
+        Headline("Label error", "error", "the labels of '{rule}' are closest to the visible objects: {value}", min),
     ),
     "fluctuation": Study(
         "shares per block beside token similarity; RMSE of area and aligned (TL-Align figures 3, 4)",
         _of_methods(fluctuation.fluctuation_study, ("cutmix",)),
         figures.plot_fluctuation,
+        Headline("RMSE", "of shares", "{labels} labels differ by {value} (RMSE of shares)"),
     ),
     "regions": Study(
         "attention between the two regions per block (SMMix tables A1, A2)",
         _of_methods(regions.region_study, ("cutmix", "smmix")),
         partial(figures.plot_blocks, measure="attention of a patch to a patch"),
+        Headline(
+            "Attention",
+            "partner to partner",
+            "in the last block, pasted patches attend most to each other with {method}: {value}",
+            last=True,
+        ),
     ),
     "presence": Study(
         "presence of each token per block (TL-Align equation 2)",
         _of_methods(regions.presence_study, ("cutmix",)),
         partial(figures.plot_blocks, measure="presence of a patch"),
+        Headline("Presence", "deviation", "in the last block, presence deviates by {value} ({method})", last=True),
     ),
     "sharpness": Study(
         "total variation and variance of saliency, attention and gradient (TokenMixup supplement, table 2)",
         _sharpness,
         figures.plot_bars,
+        Headline("Sharpness", "TV, L1", "{saliency} is sharpest in block {block}: total variation {value}"),
     ),
     "coverage": Study(
         "how much of the objects the pasted region takes and hides (SMMix)",
         _of_methods(coverage.coverage_study, ("cutmix", "smmix", "smmix(source=random, destination=random)")),
         figures.plot_bars,
+        Headline("Objects", "pasted", "{method} shows most of the partner's object: {value}"),
     ),
     "htm": Study(
         "samples and tokens that HTM mixed, epoch by epoch (TokenMixup supplement, table 1)",
         _hidden,
         figures.plot_hidden,
+        Headline("What HTM", "samples", "in epoch {epoch}, the last, HTM mixed {value} of the samples", last=True),
     ),
 }
+
+
+def headline(analysis: Analysis) -> str:
+    """`accuracy: images mixed by smmix are ...`, or what the study measures."""
+    known = STUDIES.get(analysis.study)
+    return f"{analysis.study}: {(known and known.headline.text(analysis.tables)) or analysis.about}"

@@ -1,7 +1,7 @@
 """Checkpoints that are complete or absent.
 
 A checkpoint is a folder: tensors as safetensors, everything else as JSON, and a manifest with the size and checksum of
-each file. With spread weights, every process writes its own shard of the tensors (`vitmix.lab.training.sharded`). A
+each file. With sharded weights, every process writes its own shard of the tensors (`vitmix.lab.training.sharded`). A
 checkpoint is written under a temporary name, forced to disk and renamed, so that a name without a dot stands for a
 complete one; the checksums find what a disk damaged later.
 """
@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from vitmix.lab import writing
-from vitmix.lab.reading import is_fault, parse_json
+from vitmix.lab.reading import JsonObject, is_fault, parse_json
 from vitmix.lab.training.weights import Tensors, host_copies
 from vitmix.lab.writing import PARTIAL, make_folder
 
@@ -36,7 +36,42 @@ NAME = re.compile(rf"{PREFIX}[0-9]{{9,}}")
 
 
 class Foreign(ValueError):
-    """A whole checkpoint that is not of this run."""
+    """A complete checkpoint of another run."""
+
+
+class FileFacts(TypedDict):
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class LossSums(TypedDict):
+    """The losses of the current epoch, summed over its updates, and how many there were."""
+
+    sums: list[float]
+    count: int
+
+
+class OptimizerState(TypedDict):
+    """An optimizer's `state_dict`: the state of each parameter by its number, and the groups of parameters."""
+
+    state: dict[int, dict[str, object]]
+    param_groups: list[dict[str, object]]
+
+
+class TrainingValues(TypedDict):
+    """What training needs besides the weights; see `TrainState.capture`."""
+
+    position: JsonObject
+    update: int
+    world: int
+    tally: LossSums
+    added: Tensors
+    own: NotRequired[list[Tensors]]
+    optimizer: OptimizerState
+    scaler: Any
+    random: Tensors
 
 
 @dataclass(frozen=True)
@@ -45,14 +80,14 @@ class Checkpoint:
 
     model: Tensors
     ema: Tensors | None
-    training: dict[str, Any]
+    training: TrainingValues
 
 
 # Trees of tensors and plain values
 
 
 def pack(tree: Any) -> tuple[Tensors, Any]:
-    """The tensors of a nested value, and the value as JSON can hold it, with the tensors' names in their places."""
+    """Splits a nested value into its tensors and a JSON value that has their names in their places."""
     tensors: Tensors = {}
 
     def walk(value: Any, path: str) -> Any:
@@ -73,7 +108,7 @@ def pack(tree: Any) -> tuple[Tensors, Any]:
 
 
 def unpack(tensors: Tensors, skeleton: Any) -> Any:
-    """The value that `pack` took apart."""
+    """The inverse of `pack`."""
     if not isinstance(skeleton, dict):
         return skeleton
     ((kind, content),) = skeleton.items()
@@ -114,7 +149,7 @@ def begin(folder: Path, update: int) -> Path:
     return partial
 
 
-def complete(partial: Path, files: Mapping[str, bytes], written: Mapping[str, dict[str, Any]], *, keep: int) -> Path:
+def complete(partial: Path, files: Mapping[str, bytes], written: Mapping[str, FileFacts], *, keep: int) -> Path:
     """Adds files and the manifest to those written already, and gives the checkpoint its name."""
     manifest = {**written, **{name: facts_of(content) for name, content in files.items()}}
     target = partial.with_name(partial.stem[1:])
@@ -139,7 +174,7 @@ def remove_older(newest: Path, *, keep: int) -> None:
 
 
 def _put_in_place(whole: Path, target: Path) -> None:
-    """Renames a whole checkpoint. One of that name is removed last: until then `settle_partial` finds either."""
+    """Gives a complete checkpoint its name. An older one of that name is removed last, so that one always exists."""
     old = _hidden(target, OLD)
     if target.exists():
         remove(old)
@@ -213,7 +248,7 @@ def move_damaged(folder: Path, *, keep: int) -> tuple[Path | None, list[str]]:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None. OSError if the disk fails: they may be whole."""
+    """What is wrong with a checkpoint's files, or None. Raises OSError if the disk fails: they may be intact."""
     try:
         manifest, tensors, skeleton = parse_json(_content(path, MANIFEST)), {}, None
         missing = [name for name in _expected(manifest) if name not in manifest]
@@ -263,7 +298,7 @@ def is_sharded(path: Path) -> bool:
 
 
 def _content(path: Path, name: str) -> bytes:
-    """The bytes of a file of a checkpoint; of nothing else, since a pipe or a device would be read without an end."""
+    """The bytes of a regular file in a checkpoint: reading a pipe or a device might never end."""
     file = path / name
     if Path(name).name != name or not (stat.S_ISREG(file.stat().st_mode) or file.is_dir()):
         raise ValueError(f"{name} is not a regular file in it")
@@ -271,7 +306,7 @@ def _content(path: Path, name: str) -> bytes:
 
 
 def _lost(tensors: Tensors, name: str) -> bool:
-    """Whether NaN or infinite numbers spoil a checkpoint. Buffers of a model may be infinite, as masks are."""
+    """Whether a file contains NaN or Inf. Buffers of a model may be infinite, as masks are."""
 
     def spoiled(key: str, values: Tensor) -> bool:
         infinite_too = name.startswith("training") or (SHARD.fullmatch(name) is not None and not key.startswith(MODEL))
@@ -292,9 +327,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def settle_partial(folder: Path) -> list[str]:
-    """Ends what a killed process began: of a checkpoint and its new or old version the newest whole one stays.
+    """Cleans up after a killed process: of the versions of a checkpoint, the newest complete one stays.
 
-    Returns the names of those whose writing was not finished.
+    Returns the names of checkpoints that were not completely written.
     """
     unfinished = []
     for target in _unsettled(folder):
@@ -313,7 +348,7 @@ def settle_partial(folder: Path) -> list[str]:
 
 
 def _unsettled(folder: Path) -> list[Path]:
-    """The checkpoints, there or not, beside which a new or an old version lies."""
+    """The checkpoints, existing or not, that have a new or an old version beside them."""
     hidden = [entry for entry in _entries(folder) if entry.suffix in (PARTIAL, OLD)]
     return sorted({folder / entry.stem[1:] for entry in hidden if NAME.fullmatch(entry.stem[1:])})
 
@@ -327,8 +362,7 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def facts_of(content: bytes) -> dict[str, Any]:
-    """What the manifest says of a file."""
+def facts_of(content: bytes) -> FileFacts:
     return {"bytes": len(content), "sha256": _checksum(content)}
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from vitmix._grammar import spelled
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
-from vitmix.lab.settings import Settings, check_rate, fitted, kinds_of, section_of, unknown
+from vitmix.lab.settings import ModelArgs, Settings, SettingValues, check_rate, fitted, kinds_of, section_of, unknown
 from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Regularization, Schedule, What
 from vitmix.lab.training.recipes import laid_over, recipe_for
 
@@ -36,11 +36,7 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
             raise ValueError(f"best is {self.best!r} but there is no EMA; set ema, for example to 0.9999")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("pretrained and checkpoint both name initial weights; give one of them")
-        if self.compile and self.accumulate > 1 and self.compile_mode in ("reduce-overhead", "max-autotune"):
-            raise ValueError(
-                f"compile_mode {self.compile_mode!r} uses CUDA graphs, which overwrite the gradients that accumulate="
-                f"{self.accumulate} adds up; use compile_mode 'default' or 'max-autotune-no-cudagraphs'"
-            )
+        check_compile_mode(self)
         checkpoint_interval(self.checkpoint_every)
         check_rate("the learning rate, lr * batch / lr_per,", self.peak_lr)
 
@@ -68,6 +64,15 @@ KINDS = kinds_of(TrainConfig)
 AnyConfig: TypeAlias = "TrainConfig | TransferConfig"
 
 
+def check_compile_mode(config: AnyConfig) -> None:
+    """Refuses CUDA graphs where they would give wrong gradients."""
+    if config.compile and config.accumulate > 1 and config.compile_mode in ("reduce-overhead", "max-autotune"):
+        raise ValueError(
+            f"compile_mode {config.compile_mode!r} uses CUDA graphs, which overwrite the gradients that accumulate="
+            f"{config.accumulate} adds up; use compile_mode 'default' or 'max-autotune-no-cudagraphs'"
+        )
+
+
 def checkpoint_interval(text: str) -> tuple[float, str]:
     """`"500 steps"` as `(500.0, "steps")`; units are epochs, steps and seconds."""
     count, _, unit = text.strip().partition(" ")
@@ -91,13 +96,13 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     given = dict(flags or {})
     stored = read_yaml(file) if file is not None else {}
     explicit = given.keys() | stored.keys()
-    layers: list[tuple[str, Mapping[str, Any]]] = [("the flags", given), (str(file), stored)]
+    layers: list[tuple[str, SettingValues]] = [("the flags", given), (str(file), stored)]
 
     def named(name: str) -> Any:
         return next((checked_setting(name, layer[name], source) for source, layer in layers if name in layer), None)
 
     recipe, checkpoint = named("recipe"), named("checkpoint")
-    own: dict[str, Any] = {}
+    own: SettingValues = {}
     names_model = recipe is not None and "model" in recipe_for("train", recipe).settings
     if not names_model and checkpoint is not None and named("model") is None:
         own = _model_of(checkpoint, named("output"), named("model_args") or {})
@@ -108,7 +113,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
         taken = MODEL if own else ()
         settings = {key: value for key, value in recipe_for("train", recipe).settings.items() if key not in taken}
         layers.append((f"recipe {recipe}", settings))
-    values: dict[str, Any] = {}
+    values: SettingValues = {}
     for source, layer in reversed(layers):
         values = laid_over(values, {name: checked_setting(name, value, source) for name, value in layer.items()})
     # Otherwise the recipe's model_args would be merged with those of the weights when it is read again.
@@ -121,7 +126,17 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     return fit(TrainConfig(**values), [name for name in recipe_for("train", recipe).fitted if name not in explicit])
 
 
-def _check_weights(values: Mapping[str, Any], recipe: str, *, names_model: bool) -> None:
+def resolve_any(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> AnyConfig:
+    """The configuration of a transfer if one of the layers names its task, otherwise of a training."""
+    stored = read_yaml(file) if file is not None else {}
+    if "task" not in {*(flags or {}), *stored}:
+        return resolve(flags, file)
+    from vitmix.lab.dense.config import resolve_transfer
+
+    return resolve_transfer(flags, file)
+
+
+def _check_weights(values: SettingValues, recipe: str, *, names_model: bool) -> None:
     """Refuses a recipe for fine-tuning without weights, or with weights of an unknown model."""
     checkpoint = values.get("checkpoint")
     if checkpoint is None and not values.get("pretrained"):
@@ -130,7 +145,7 @@ def _check_weights(values: Mapping[str, Any], recipe: str, *, names_model: bool)
         raise ValueError(f"{checkpoint} does not name its model; give --model NAME, a timm model")
 
 
-def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]) -> dict[str, Any]:
+def _model_of(checkpoint: str, output: str | None, model_args: ModelArgs) -> SettingValues:
     """Model and image size of the initial weights; for an existing run, its own, because the weights may be gone."""
     begun = Path(output) / CONFIG if output is not None else None
     stored = read_yaml(begun) if begun is not None and begun.is_file() else {}
@@ -145,7 +160,7 @@ def _model_of(checkpoint: str, output: str | None, model_args: Mapping[str, Any]
     return {name: value for name, value in found.items() if name != "size" or "img_size" not in model_args}
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> SettingValues:
     """The mapping in a YAML file."""
     try:
         content = parse_yaml(read_bytes(path, MOST_YAML).decode())

@@ -6,18 +6,20 @@ address, and it cannot make the model much larger than the weights in the file.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
 
 import safetensors
 import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import is_fault, is_number, parse_json, read_json
+from vitmix.lab.reading import JsonObject, is_fault, is_number, parse_json, read_json
+from vitmix.lab.settings import ModelArgs, SettingValues
 
+ONNX_FILE = "model.onnx"
 MOST_SIDE, MOST_CLASSES, MOST_WHOLE, MOST_LIST = 4096, 10_000_000, 65_536, 64
 SPARE_PARAMETERS, SPARE_BLOCKS = 2**26, 128  # a model of this size is always allowed
 
@@ -49,21 +51,27 @@ WORDS = {
 BLOCKS = ("depth", "depths", "layers", "num_blocks", "depth_token_only", "cls_attn_layers")  # repeat tensors
 
 
+class HeaderPreprocessing(TypedDict, total=False):
+    """Settings of a `TrainConfig`, as far as a header has them."""
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop_pct: float
+    interpolation: Literal["bicubic", "bilinear", "random"]
+
+
 @dataclass(frozen=True)
 class Header:
-    """The checked content of a header; empty if `vitmix train` did not write the file.
-
-    Attributes:
-        preprocessing: settings of a `TrainConfig`: `size`, `mean`, `std`, `crop_pct`, `interpolation`.
-    """
+    """The checked content of a header; empty if `vitmix train` did not write the file."""
 
     model: str | None = None
-    model_args: dict[str, Any] = field(default_factory=dict)
+    model_args: ModelArgs = field(default_factory=dict)
     num_classes: int | None = None
-    preprocessing: dict[str, Any] = field(default_factory=dict)
+    preprocessing: HeaderPreprocessing = field(default_factory=HeaderPreprocessing)
     classes: tuple[str, ...] | None = None
 
-    def as_settings(self) -> dict[str, Any]:
+    def as_settings(self) -> SettingValues:
         """The settings `model`, `model_args` and `size` of a training run from these weights."""
         if self.model is None:
             return {}
@@ -99,6 +107,10 @@ def read_export(folder: Path) -> Header:
     """The header in the config.json of an exported folder; ValueError if it is missing or contains too much."""
     try:
         facts = _facts_of_export(read_json(folder / "config.json"))
+        if not (folder / "model.safetensors").is_file() and (folder / ONNX_FILE).is_file():
+            header, most = _checked(facts), (folder / ONNX_FILE).stat().st_size // 2  # values of at least two bytes
+            _check_size(header, tensors=most, elements=most)
+            return header
         with safetensors.safe_open(folder / "model.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
         header = _checked(facts)
@@ -108,7 +120,7 @@ def read_export(folder: Path) -> Header:
     return header
 
 
-def _facts_of_export(config: Any) -> dict[str, Any]:
+def _facts_of_export(config: Any) -> JsonObject:
     """The configuration that timm writes, as a header."""
     cfg = config.get("pretrained_cfg") if isinstance(config, dict) else None
     if not isinstance(cfg, dict) or not isinstance(config.get("model_args", {}), dict):
@@ -123,7 +135,7 @@ def _facts_of_export(config: Any) -> dict[str, Any]:
     return found | {"classes": config.get("label_names")}
 
 
-def _checked(facts: Mapping[str, Any]) -> Header:
+def _checked(facts: JsonObject) -> Header:
     model, settings = facts.get("model"), facts.get("model_settings", {})
     preprocessing, classes = facts.get("preprocessing", {}), facts.get("classes")
     for name, value in (("model_settings", settings), ("preprocessing", preprocessing)):
@@ -149,7 +161,8 @@ def _checked(facts: Mapping[str, Any]) -> Header:
     if isinstance(given.get("size"), list):
         del given["size"]  # height and width: `img_size` is among the model's arguments then
     given |= {name: tuple(given[name]) for name in ("mean", "std") if name in given}
-    return Header(model, arguments, outputs, given, None if classes is None else tuple(classes))
+    names = None if classes is None else tuple(classes)
+    return Header(model, arguments, outputs, cast(HeaderPreprocessing, given), names)
 
 
 def _check_model(model: Any) -> None:
@@ -201,7 +214,7 @@ def _check_size(header: Header, *, tensors: int, elements: int) -> None:
         blocks = sum(value) if isinstance(value, list) else value
         if blocks > max(tensors, SPARE_BLOCKS):
             raise ValueError(f"{name} is {blocks}, but the file holds {tensors} tensors")
-    settings: dict[str, Any] = dict(header.model_args)
+    settings = dict(header.model_args)
     if header.num_classes is not None:
         settings["num_classes"] = header.num_classes
     try:

@@ -1,6 +1,6 @@
 """Optimizer and learning rate schedule, from timm."""
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from timm.optim._optim_factory import create_optimizer_v2, list_optimizers
@@ -16,6 +16,15 @@ from vitmix._checks import unknown_name
 from vitmix._learner import Learner
 from vitmix.lab.training.config import AnyConfig, TrainConfig
 
+
+class ParameterGroup(TypedDict):
+    """Parameters with their settings; timm's schedules multiply a group's learning rate by `lr_scale`."""
+
+    params: list[nn.Parameter]
+    weight_decay: float
+    lr_scale: NotRequired[float]
+
+
 LONGEST = 2**53  # updates of a warm-up; the product of two large numbers would overflow
 
 
@@ -25,23 +34,23 @@ def make_optimizer(learner: Learner, config: TrainConfig) -> torch.optim.Optimiz
     return optimizer_of(groups, config)
 
 
-def optimizer_of(groups: list[dict[str, Any]], config: AnyConfig) -> torch.optim.Optimizer:
+def optimizer_of(groups: list[ParameterGroup], config: AnyConfig) -> torch.optim.Optimizer:
     """The optimizer of these groups of parameters."""
     name = config.optimizer.lower()
     known = [str(each) for each in list_optimizers()]
     if name.removeprefix("lookahead_") not in known:
         raise unknown_name("optimizer", config.optimizer, known)
-    settings: dict[str, Any] = {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
-    settings |= {key: value for key in ("betas", "eps") if (value := getattr(config, key)) is not None}
+    settings = {key: value for key in ("betas", "eps") if (value := getattr(config, key)) is not None}
     if name in ("adamw", "adam", "sgd", "momentum") and groups[0]["params"][0].is_cuda:
         settings["fused"] = True  # one launch for all parameters
+    settings |= {"lr": config.peak_lr, "weight_decay": 0.0, "momentum": config.momentum}
     try:
-        return create_optimizer_v2(groups, config.optimizer, **settings)
+        return create_optimizer_v2(cast(Any, groups), config.optimizer, **settings)
     except (AssertionError, ImportError, TypeError) as error:  # of a package that is not installed
         raise ValueError(f"optimizer {config.optimizer!r} is not available: {error}") from None
 
 
-def parameter_groups(module: nn.Module, config: AnyConfig, *, scaled: bool = True) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module, config: AnyConfig, *, scaled: bool = True) -> list[ParameterGroup]:
     """Parameters by weight decay and, with `layer_decay`, by layer; no group is empty."""
     exempt = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()  # pyright: ignore
     if config.layer_decay is not None and scaled:
@@ -50,7 +59,7 @@ def parameter_groups(module: nn.Module, config: AnyConfig, *, scaled: bool = Tru
         )
     else:
         groups = param_groups_weight_decay(module, config.weight_decay, no_weight_decay_list=exempt)
-    return [group for group in groups if group["params"]]
+    return [cast(ParameterGroup, group) for group in groups if group["params"]]
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: AnyConfig, updates_per_epoch: int) -> Scheduler:

@@ -1,11 +1,22 @@
 """The settings of a training run with their help texts, one class for each section."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from vitmix.lab.data.augmentation import AugmentationSettings
 from vitmix.lab.environment import available_cores
-from vitmix.lab.settings import Count, Fraction, NotNegative, Positive, Rate, Settings, Whole, Workers, option
+from vitmix.lab.settings import (
+    Count,
+    Fraction,
+    ModelArgs,
+    NotNegative,
+    Positive,
+    Rate,
+    Settings,
+    Whole,
+    Workers,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +29,7 @@ class What(Settings):
         "optionally ?holdout=0.1",
     )
     model: str = option("deit_small_patch16_224", "name of a timm model")
-    model_args: dict[str, Any] = option({}, "settings of the model; reset if a later source changes the model")
+    model_args: ModelArgs = option({}, "settings of the model; reset if a later source changes the model")
     method: str = option("mixup(alpha=0.8) | cutmix", "mixing method, such as 'mixup(alpha=0.8) | tl_align'")
     maps: str | None = option(
         None, "a teacher's maps of this data, written by 'vitmix maps'; for activation labels and token labeling"

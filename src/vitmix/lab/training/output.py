@@ -42,7 +42,7 @@ class Unfailing:
 def unfailing_output() -> Iterator[None]:
     """Inside this context, errors of stdout and stderr do not end the program."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream and Unfailing(stream) for stream in before)  # None where it was closed
+    sys.stdout, sys.stderr = (stream and Unfailing(stream) for stream in before)  # None if it was closed
     try:
         yield
     finally:

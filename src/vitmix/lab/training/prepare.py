@@ -5,7 +5,7 @@ import difflib
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitmix import models as models  # its import registers names with timm
 from vitmix._learner import Learner
-from vitmix._mix import expand_mask
+from vitmix._mix import Grid, expand_mask
 from vitmix._mixer import AnyMixer, Mixer
 from vitmix._text import create
 from vitmix.lab.data.augment import Augmentation
@@ -23,12 +23,13 @@ from vitmix.lab.data.sources import open_images
 from vitmix.lab.maps.labels import TeacherLabels
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.network import downloads
+from vitmix.lab.settings import ModelArgs, SettingValues
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.weights import load_weights
 from vitmix.parts.masks import NoMask
 from vitmix.parts.shares import AreaShare
 
-IMAGE_GRID = (7, 7)  # cells whose mean is the label of an image, where the model has no tokens
+IMAGE_GRID = (7, 7)  # cells whose mean is the label of an image, for models without tokens
 
 
 def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
@@ -45,11 +46,11 @@ def open_data(config: TrainConfig) -> tuple[ImageSet, ImageSet, int]:
     return train, held_out, config.num_classes or classes
 
 
-def model_settings(config: TrainConfig, num_classes: int) -> dict[str, Any]:
+def model_settings(config: TrainConfig, num_classes: int) -> ModelArgs:
     """What timm's `create_model` needs besides the name to build the model that a checkpoint fits."""
     if "num_classes" in config.model_args:
         raise ValueError("set num_classes with --num-classes, not in model_args")
-    settings: dict[str, Any] = {"num_classes": num_classes, **config.model_args}
+    settings = {"num_classes": num_classes, **config.model_args}
     try:
         cfg = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
     except RuntimeError as error:
@@ -188,22 +189,27 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
     from vitmix.lab.evaluation.subject import open_subject  # which builds on this module
 
     subject = open_subject(config.guide, pretrained=not Path(config.guide).exists())
-    outputs = subject.settings["num_classes"]
-    if classifies and outputs != num_classes:
-        raise ValueError(f"the guide {config.guide} has {outputs} classes, but the data has {num_classes}")
+    if classifies and subject.outputs != num_classes:
+        raise ValueError(f"the guide {config.guide} has {subject.outputs} classes, but the data has {num_classes}")
     return subject.model.requires_grad_(False)
 
 
-def map_settings(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> dict[str, Any]:
-    """The activation maps of the training images, and the grid they are resampled to.
+class TrainingMaps(NamedTuple):
+    """The activation maps of the training images, if the method needs them, and the grid they are resampled to.
 
     This is the grid of the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
     """
+
+    values: Tensor | None = None
+    grid: Grid | None = None
+
+
+def read_maps(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> TrainingMaps:
     if config.maps is None or not any(mixer.needs.maps for mixer in learner.mixer.mixers):
-        return {}
+        return TrainingMaps()
     masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
     grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
-    return {"maps": read_label_maps(config.maps, images), "map_grid": grids.pop() if len(grids) == 1 else None}
+    return TrainingMaps(read_label_maps(config.maps, images), grids.pop() if len(grids) == 1 else None)
 
 
 def ahead_of(learner: Learner, size: tuple[int, int]) -> Ahead | None:
@@ -244,7 +250,12 @@ def training_labels(
 
 def without_image_mixing(method: AnyMixer) -> AnyMixer:
     """The method without image mixing, used from `mixing_off_epoch` on. Mixing inside the network continues."""
-    return method.each(lambda mixer: dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=()))
+    return method.each(_unmixed)
+
+
+def _unmixed(mixer: Mixer) -> Mixer:
+    inner = tuple(part for part in mixer.inner if not part.applies_mask)
+    return dataclasses.replace(mixer, mask=NoMask(), share=AreaShare(), extra=(), inner=inner)
 
 
 def logged(method: AnyMixer) -> list[str]:
@@ -258,9 +269,9 @@ def logged(method: AnyMixer) -> list[str]:
 
 def build_augmentation(config: TrainConfig, model: nn.Module) -> Augmentation:
     """The augmentation; settings that are not given are the model's."""
-    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    cfg: Any = getattr(model, "pretrained_cfg", {})
     own = {name: cfg.get(name) for name in ("mean", "std", "crop_pct")}
     own["size"] = config.model_args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-1]
     given = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Augmentation)}
-    settings: dict[str, Any] = {name: own.get(name) if value is None else value for name, value in given.items()}
+    settings: SettingValues = {name: own.get(name) if value is None else value for name, value in given.items()}
     return Augmentation(**settings)

@@ -1,4 +1,4 @@
-"""What processes share: the accelerator, decisions that all must make alike, signals, random states."""
+"""Several processes: the accelerator, decisions that all must make alike, signals, random states."""
 
 import importlib.util
 import math
@@ -70,28 +70,28 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """What a process computes at once: `batch` images, and one more in the first `extra` processes."""
 
     batch: int
     extra: int
 
     @classmethod
-    def of(cls, config: TrainConfig, world: int) -> "Part":
+    def of(cls, config: TrainConfig, world: int) -> "BatchPart":
         return cls(*divmod(config.batch // config.accumulate, world))
 
     def __str__(self) -> str:
         return f"{self.batch} or {self.batch + 1}" if self.extra else str(self.batch)
 
 
-def part_of_batch(config: TrainConfig, world: int) -> Part:
+def part_of_batch(config: TrainConfig, world: int) -> BatchPart:
     """The part of each process in a micro-batch. The global batch stays as it is for any number of processes."""
     if config.batch % config.accumulate:
         raise ValueError(
             f"batch must be a multiple of {config.accumulate} micro-batches, "
             f"got {config.batch}; take {math.ceil(config.batch / config.accumulate) * config.accumulate}"
         )
-    part = Part.of(config, world)
+    part = BatchPart.of(config, world)
     if part.batch == 0:
         raise ValueError(
             f"a batch of {config.batch} in {config.accumulate} micro-batches gives some of the {world} processes no "
@@ -101,11 +101,11 @@ def part_of_batch(config: TrainConfig, world: int) -> Part:
 
 
 class Refused(ValueError):
-    """A refusal that every process raises alike, so that one of them may speak for all."""
+    """An error that every process raises, so that one of them can print it for all."""
 
 
 def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
-    """Runs an action in every process; what one of them refuses is raised in all. All must call this together."""
+    """Runs an action in every process; an error in one of them is raised in all. All must call this together."""
     result, problem = _attempt(accelerator, action)
     problems = gather(accelerator, problem)
     ranks = [rank for rank, each in enumerate(problems) if each is not None]
@@ -116,7 +116,7 @@ def together(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
 
 
 def on_main(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
-    """Runs an action in the first process; all get its result, or raise its refusal."""
+    """Runs an action in the first process; all get its result, or raise its error."""
     result, problem = _attempt(accelerator, action) if accelerator.is_main_process else (None, None)
     if accelerator.num_processes > 1:
         problem, result = broadcast_object_list([problem, result])
@@ -126,7 +126,7 @@ def on_main(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
 
 
 def _attempt(accelerator: Accelerator, action: Callable[[], Result]) -> tuple[Result | None, str | None]:
-    """What an action returns, or why it refuses to; a process that is alone raises its own errors."""
+    """The result of an action, or its error message; a single process raises its errors at once."""
     try:
         return action(), None
     except (ValueError, OSError) as error:
@@ -138,7 +138,7 @@ def _attempt(accelerator: Accelerator, action: Callable[[], Result]) -> tuple[Re
 def in_turn(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
     """Runs an action in the first process, then in the first one of every node, then in the others.
 
-    So what is downloaded is downloaded once, whether the nodes share their files or not.
+    So files are downloaded once, whether or not the nodes share their disks.
     """
     turn = 0 if accelerator.is_main_process else 1 if accelerator.is_local_main_process else 2
     results = [together(accelerator, lambda now=now: action() if now == turn else None) for now in range(3)]
@@ -146,7 +146,7 @@ def in_turn(accelerator: Accelerator, action: Callable[[], Result]) -> Result:
 
 
 def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, Any], str]) -> None:
-    """Refuses a value that another process has otherwise; `problem` says so of the first process's and the other's."""
+    """Raises an error if a value differs between processes; `problem` describes the first value and the other one."""
     values = gather(accelerator, value)
     for rank, each in enumerate(values):
         if each != values[0]:
@@ -154,7 +154,7 @@ def check_alike(accelerator: Accelerator, value: Any, problem: Callable[[Any, An
 
 
 def fails_first() -> bool:
-    """Whether this process is to say why the run failed: the first one to ask; the others fail because of it."""
+    """Whether this process prints why the run failed: the first one to ask does; the others fail because of it."""
     if not torch.distributed.is_initialized():
         return os.environ.get("LOCAL_RANK", "0") == "0"
     own = str(torch.distributed.get_rank())
@@ -177,7 +177,7 @@ def gather(accelerator: Accelerator, value: Any) -> list[Any]:
 
 
 def from_main(accelerator: Accelerator, tree: Any) -> Any:
-    """A nested value of tensors and plain values, as the first process has it, its tensors on the host."""
+    """The first process's nested value of tensors and plain values, with its tensors on the host."""
     if accelerator.num_processes == 1:
         return tree
     tensors, skeleton = pack(tree)
@@ -208,7 +208,7 @@ def random_states(accelerator: Accelerator) -> dict[str, Tensor]:
 
 
 def restore_random_states(accelerator: Accelerator, states: dict[str, Tensor]) -> None:
-    """Continues the generators; a process that was not there before keeps its fresh ones."""
+    """Restores the generators; a process that was not there before keeps its new ones."""
     rank = accelerator.process_index
     if rank < len(states["cpu"]):
         torch.set_rng_state(states["cpu"][rank].clone())  # torch reads a row as if it were the first one

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from typing import Any
+from functools import partial
 
 import torch
 from timm.utils.model_ema import ModelEmaV3
@@ -14,6 +14,7 @@ from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.loader import EvalLoader, TrainLoader
 from vitmix.lab.data.resident import ResidentEvalLoader, ResidentLoader
 from vitmix.lab.runs import check_folder, run_for
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import checkpoints, prepare, processes, sharding
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.optim import make_optimizer, make_schedule
@@ -104,25 +105,37 @@ class Setup:
             return mixers[0]
         return Switch(mixers, (1.0,) * len(mixers))  # weights are not used: the trainer draws the mixer
 
-    def _loaders(self, part: processes.Part) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
+    def _loaders(
+        self, part: processes.BatchPart
+    ) -> tuple[TrainLoader | ResidentLoader, EvalLoader | ResidentEvalLoader]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, augmentation = self.config, self.augmentation
-        place: dict[str, Any] = {"rank": self.rank, "world": self.world}
-        place |= {"device": self.device} if config.resident else {"workers": config.workers}
-        maps = prepare.map_settings(config, self.images, self.core, augmentation)
-        training: dict[str, Any] = {**part._asdict(), "seed": config.seed, "repeats": config.repeats, **place, **maps}
-        training["balance"] = config.balance
-        training["place_grid"] = None if self.teacher is None else self.teacher.place_grid(augmentation.sides)
-        evaluation: dict[str, Any] = {"batch": config.eval_batch or part.batch, **place}
         if config.resident:
-            loader = ResidentLoader(self.images, augmentation, compile=config.compile, **training)
-            return loader, ResidentEvalLoader(self.eval_images, augmentation, **evaluation)
-        ahead = prepare.ahead_of(self.core, augmentation.sides)
-        loader = TrainLoader(self.images, augmentation, ahead=ahead, **training)
-        return loader, EvalLoader(self.eval_images, augmentation, **evaluation)
+            training = partial(ResidentLoader, device=self.device, compile=config.compile)
+            evaluation = partial(ResidentEvalLoader, device=self.device)
+        else:
+            ahead = prepare.ahead_of(self.core, augmentation.sides)
+            training = partial(TrainLoader, workers=config.workers, ahead=ahead)
+            evaluation = partial(EvalLoader, workers=config.workers)
+        maps = prepare.read_maps(config, self.images, self.core, augmentation)
+        place = {"rank": self.rank, "world": self.world}
+        loader = training(
+            self.images,
+            augmentation,
+            batch=part.batch,
+            extra=part.extra,
+            seed=config.seed,
+            repeats=config.repeats,
+            balance=config.balance,
+            maps=maps.values,
+            map_grid=maps.grid,
+            place_grid=None if self.teacher is None else self.teacher.place_grid(augmentation.sides),
+            **place,
+        )
+        return loader, evaluation(self.eval_images, augmentation, batch=config.eval_batch or part.batch, **place)
 
     @property
-    def model_settings(self) -> dict[str, Any]:
+    def model_settings(self) -> ModelArgs:
         return prepare.model_settings(self.config, self.classes)
 
     @property

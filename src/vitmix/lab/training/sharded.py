@@ -1,9 +1,9 @@
-"""Checkpoints of spread weights: every process writes its own part, and any number of processes reads them.
+"""Checkpoints of sharded weights: every process writes its own shard, and any number of processes can read them.
 
 Torch's distributed checkpoints do both; here they are safetensors files, so that reading one never runs pickled code.
-Gathering the state first would need memory for all of it on each device, which spread weights are meant to avoid. The
-guarantee is that of `checkpoints`: the manifest, with the checksums that the processes found, is written last, and then
-the folder gets its name.
+Gathering the state first would need memory for all of it on each device, which sharding is meant to avoid. The
+guarantee is that of `checkpoints`: the manifest, with the checksum of every file, is written last, and then the folder
+gets its name.
 """
 
 import json
@@ -23,18 +23,18 @@ from torch.distributed.tensor import DTensor
 
 from vitmix.lab.reading import read_json
 from vitmix.lab.training import checkpoints, processes
-from vitmix.lab.training.checkpoints import MODEL, TRAINING, Checkpoint, pack, unpack
+from vitmix.lab.training.checkpoints import MODEL, TRAINING, Checkpoint, FileFacts, pack, unpack
 from vitmix.lab.training.weights import Tensors
 
 
 def check_torch() -> None:
-    """Refuses a torch whose distributed checkpoints are not safetensors of each process."""
+    """Refuses versions of torch that cannot write a safetensors file in each process."""
     if torch.__version__ < "2.9":
         raise ValueError(f"fsdp needs torch 2.9 or newer to write checkpoints, got {torch.__version__}; update torch")
 
 
 def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: int, accelerator: Accelerator) -> None:
-    """Writes a checkpoint of spread tensors, in all processes together; an OSError in one of them is one in all."""
+    """Writes a checkpoint of sharded tensors, in all processes together; an OSError in one of them is raised in all."""
     tensors, skeleton = pack(checkpoint.training)
     state = {**{f"{MODEL}{name}": value for name, value in checkpoint.model.items()}, **tensors}
     files = {TRAINING: json.dumps(skeleton).encode()}
@@ -50,8 +50,8 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, *, keep: 
         raise OSError(str(error)) from None
 
 
-def _write_shards(partial: Path, state: Tensors, accelerator: Accelerator) -> dict[str, dict[str, Any]]:
-    """Writes a file in each process that holds a part of these tensors; returns what the manifest says of the files."""
+def _write_shards(partial: Path, state: Tensors, accelerator: Accelerator) -> dict[str, FileFacts]:
+    """Writes a file in each process that holds a part of these tensors; returns their entries in the manifest."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # see `check_torch`
 
     try:
@@ -62,7 +62,7 @@ def _write_shards(partial: Path, state: Tensors, accelerator: Accelerator) -> di
     written = partial / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
     ranks = [each for each, wrote in enumerate(processes.gather(accelerator, written.exists())) if wrote]
 
-    def name_own() -> dict[str, dict[str, Any]]:
+    def name_own() -> dict[str, FileFacts]:
         if rank not in ranks:
             return {}
         named = partial / checkpoints.shard_name(1 + ranks.index(rank), len(ranks))
@@ -74,7 +74,7 @@ def _write_shards(partial: Path, state: Tensors, accelerator: Accelerator) -> di
 
 
 def _reason(error: CheckpointException) -> str:
-    """Why writing failed in the first process where it did; anything but a fault of the disk is an error of its own."""
+    """Why writing failed, in the first process where it did; errors other than those of the disk are raised again."""
     rank, (problem, _) = next(iter(error.failures.items()))
     if not isinstance(problem, (OSError, RuntimeError)):  # torch's streams turn the system's errors into the latter
         raise problem
@@ -83,9 +83,9 @@ def _reason(error: CheckpointException) -> str:
 
 
 def load_checkpoint(path: Path, like: Callable[[str], Tensor | None] | None = None) -> Checkpoint:
-    """Reads a complete checkpoint: every tensor whole, or spread as the one that `like` has for its name.
+    """Reads a complete checkpoint: whole tensors or, with `like`, tensors sharded like the one it returns for a name.
 
-    With `like`, all processes must call this together, and each reads its own part alone.
+    With `like`, all processes must call this together, and each reads only its own shards.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -94,7 +94,7 @@ def load_checkpoint(path: Path, like: Callable[[str], Tensor | None] | None = No
     state = {name: _empty(kind, like(name) if like else None) for name, kind in kinds.items()}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is asked for
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what `no_dist` asks for
             load(state, storage_reader=reader, no_dist=like is None)
     except CheckpointException as error:  # raised in all processes, with the errors of each
         raise checkpoints.Foreign(
@@ -105,14 +105,14 @@ def load_checkpoint(path: Path, like: Callable[[str], Tensor | None] | None = No
 
 
 def _empty(kind: Any, like: Tensor | None) -> Tensor:
-    """A tensor to be filled: spread as another one, where its shape is the same."""
+    """An empty tensor to read into; sharded like another one of the same shape."""
     if isinstance(like, DTensor) and like.shape == kind.size:
         return torch.empty_like(like, dtype=kind.properties.dtype)
     return torch.empty(kind.size, dtype=kind.properties.dtype)
 
 
 def check_shared(folder: Path, accelerator: Accelerator) -> None:
-    """Refuses a run folder that other machines do not see: each process writes its part of a checkpoint into it."""
+    """Refuses a run folder that other machines cannot see, because each process writes its shard into it."""
     mark = folder / f".shared-{os.getpid()}"
     mark = processes.on_main(accelerator, lambda: _touched(mark))
     seen = processes.gather(accelerator, mark.exists())

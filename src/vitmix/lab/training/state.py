@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +20,7 @@ from vitmix.lab.reading import is_count
 from vitmix.lab.runs import Epoch
 from vitmix.lab.runs.records import Record
 from vitmix.lab.training import checkpoints, processes, sharded, sharding
-from vitmix.lab.training.checkpoints import Checkpoint
+from vitmix.lab.training.checkpoints import Checkpoint, OptimizerState, TrainingValues
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.losses import LossTally
 
@@ -76,14 +76,14 @@ class TrainState:
         """The state as a checkpoint; sharded tensors stay sharded."""
         scaler = self.accelerator.scaler
         sums, count = self.tally.total(self.accelerator)
-        training = {
+        training: TrainingValues = {
             "position": self.position.to_json(),
             "update": update,
             "world": self.accelerator.num_processes,
             "tally": {"sums": sums, "count": count},
             "added": self.core.added.state_dict(),
             "own": self._own_tensors(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": cast(OptimizerState, self.optimizer.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": processes.random_states(self.accelerator),
         }
@@ -109,13 +109,13 @@ class TrainState:
             ) from None
 
     def _read(self, path: Path) -> Checkpoint:
-        """Spread weights are read by every process that spreads them, everything else by the first one.
+        """With FSDP, every process reads its own shards; otherwise the first one reads, and sends to the others.
 
-        That one tells the others: their nodes may have other disks.
+        Their nodes may have other disks.
         """
         in_shards = processes.on_main(self.accelerator, lambda: checkpoints.is_sharded(path))
         if in_shards and self.config.fsdp:
-            return sharded.load_checkpoint(path.absolute(), sharding.spread_tensors(self.core, self.optimizer))
+            return sharded.load_checkpoint(path.absolute(), sharding.sharded_tensors(self.core, self.optimizer))
         read = sharded.load_checkpoint if in_shards else checkpoints.load_checkpoint
         loaded = vars(read(path)) if self.accelerator.is_main_process else None
         return Checkpoint(**processes.from_main(self.accelerator, loaded))
@@ -142,7 +142,7 @@ class TrainState:
         state = self.core.added.state_dict()
         return processes.gather(self.accelerator, {name: state[name].cpu() for name in names})
 
-    def _own_part(self, training: dict[str, Any]) -> dict[str, Tensor]:
+    def _own_part(self, training: TrainingValues) -> dict[str, Tensor]:
         """What this process kept; nothing is left of it if the number of processes has changed."""
         if training["world"] != self.accelerator.num_processes:
             return dict.fromkeys(per_process(self.core.added), torch.empty(0))

@@ -32,7 +32,7 @@ class Stepper:
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         norm = sharding.whole(nn.utils.clip_grad_norm_(self.parameters, config.clip_grad or math.inf))
-        if not config.skip_nonfinite or torch.isfinite(norm):  # the same on every rank, so all decide alike
+        if not config.skip_nonfinite or torch.isfinite(norm):  # the same on every rank, so the decision is too
             return True
         # A loss scaler skips overflowing updates itself, except if the loss is not finite.
         lost = scaler is None or not bool(torch.isfinite(loss))

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.runs import Run
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.fitted import fitted_text
@@ -87,8 +87,8 @@ def _note(purpose: str, labels: np.ndarray, images: ImageSet) -> list[str]:
 
 
 def other_world(config: TrainConfig, before: int, now: int) -> str:
-    """What stays and what changes where another number of processes continues a run."""
-    first, then = (processes.Part.of(config, world) for world in (before, now))
+    """What stays and what changes if another number of processes continues a run."""
+    first, then = (processes.BatchPart.of(config, world) for world in (before, now))
     augmented = "are augmented and mixed" if config.resident else "are mixed"
     return (
         f"the checkpoint was written by {before} process{'es' * (before != 1)} and {now} continue{'s' * (now == 1)}: "
@@ -98,7 +98,7 @@ def other_world(config: TrainConfig, before: int, now: int) -> str:
 
 
 def header_texts(
-    config: TrainConfig, settings: dict[str, Any], augmentation: Augmentation, classes: Sequence[str]
+    config: TrainConfig, settings: ModelArgs, augmentation: Augmentation, classes: Sequence[str]
 ) -> dict[str, str]:
     """The header of a weights file, as safetensors stores it: texts by name."""
     names = ("size", "mean", "std", "crop_pct", "interpolation")  # how images reach the model in evaluation
@@ -107,7 +107,7 @@ def header_texts(
     return {"vitmix": json.dumps({**facts, "classes": list(classes), "method": config.method})}
 
 
-def closing(config: TrainConfig, run: Run, position: Position, settings: dict[str, Any], data: str) -> str:
+def closing(config: TrainConfig, run: Run, position: Position, settings: ModelArgs, data: str) -> str:
     """The results, the problems on the way, and how to use the weights.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from vitmix.lab.settings import unknown
+from vitmix.lab.settings import SettingValues, unknown
 
 _FOLDERS = tuple(files(package) / "recipes" for package in ("vitmix.lab.training", "vitmix.lab.dense"))
 MEASURES = {"segment": "mIoU", "detect": "AP"}
@@ -32,7 +32,7 @@ class Recipe:
     expected: str
     cost: str
     note: str
-    settings: dict[str, Any]
+    settings: SettingValues
     fitted: tuple[str, ...] = ()
 
     @property
@@ -42,9 +42,9 @@ class Recipe:
 
 
 @cache
-def _variants() -> dict[str, dict[str, Any]]:
+def _variants() -> dict[str, SettingValues]:
     """The entries of each recipe, without its base, by name."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, SettingValues] = {}
     for file in (file for folder in _FOLDERS for file in folder.iterdir()):
         if file.name.endswith(".yaml"):
             family = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def recipe_for(command: str, name: str) -> Recipe:
     return recipe
 
 
-def laid_over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(base: SettingValues, settings: SettingValues) -> SettingValues:
     """Settings that override a base; `model_args` of another model are dropped."""
     inherited = dict(base)
     if settings.get("model", inherited.get("model")) != inherited.get("model"):

@@ -1,6 +1,6 @@
 """A method as menu choices and control values, and the equivalent text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ from vitmix._checks import unknown_name
 from vitmix._grammar import Call, Plus, parse
 from vitmix._mixer import Mixer
 from vitmix._registry import METHODS, additions, parts
+from vitmix.lab.settings import SettingValues
 
 from .controls import Control, changed, controls_of, unwrapped, written
 
@@ -16,7 +17,7 @@ USUAL = {"mask": "none", "share": "area", "pairing": "reversed"}  # what `mix()`
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Composition:
     """What is chosen: a base, its parts, additions, and settings by `group.name` that differ from the defaults."""
 
     base: str = "cutmix"
@@ -25,7 +26,7 @@ class Recipe:
     extra: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     pairing: str = "reversed"
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: SettingValues = field(default_factory=dict)
 
     @property
     def slots(self) -> dict[str, str]:
@@ -69,19 +70,19 @@ class Recipe:
         return found
 
 
-def recipe_of(text: str) -> Recipe | None:
-    """The recipe of a text; None if menus cannot show it, as with `mixup | cutmix`."""
+def composition_of(text: str) -> Composition | None:
+    """The composition of a text; None if menus cannot show it, as with `mixup | cutmix`."""
     tree = parse(text)
     base, added = (tree.base, tree.additions) if isinstance(tree, Plus) else (tree, [])
     if not isinstance(base, Call):
         return None
     if base.name != COMPOSED and base.name not in METHODS:
         raise unknown_name("method", base.name, (*METHODS, COMPOSED))
-    chosen: dict[str, Any] = {"base": base.name}
-    values: dict[str, Any] = {}
+    slots: dict[str, str] = {}
+    values: SettingValues = {}
     for key, value in base.settings.items():
         if key in USUAL and (base.name == COMPOSED or key == "pairing"):
-            chosen[key] = _take(key, value, values)
+            slots[key] = _take(key, value, values)
         elif key in ("extra", "inner") and base.name == COMPOSED:
             added = [*_calls(value), *added]
         else:
@@ -93,12 +94,11 @@ def recipe_of(text: str) -> Recipe | None:
     names = [call.name for call in added]
     if len(set(names)) < len(names):  # `htm(block=1) + htm(block=3)`: one menu entry cannot stand for both
         return None
-    for kind in ("extra", "inner"):
-        chosen[kind] = tuple(name for name in names if name in parts(kind))
-    return Recipe(**chosen, values=values)
+    extra, inner = (tuple(name for name in names if name in parts(kind)) for kind in ("extra", "inner"))
+    return Composition(base.name, extra=extra, inner=inner, values=values, **slots)
 
 
-def _take(slot: str, value: Any, values: dict[str, Any]) -> str:
+def _take(slot: str, value: Any, values: SettingValues) -> str:
     """The name of the part that a setting holds; its settings go to `values`."""
     call = _calls(value)[0] if value is not None else Call("none", {})
     if call.name not in parts(slot):

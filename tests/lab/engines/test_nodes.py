@@ -1,0 +1,74 @@
+"""What a node does before and after its run, and what the command's side tells it."""
+
+from pathlib import Path
+
+import pytest
+
+from comparing import write
+from vitmix.lab.comparison import read_matrix
+from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.engines import node
+from vitmix.lab.engines.home import Home
+from vitmix.lab.engines.local import reason_of
+from vitmix.lab.engines.stores import FolderStore, StoreError
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return read_matrix(str(write(tmp_path))).trainings(tmp_path / "out")[0]
+
+
+def home_of(training: Training, url: str | None) -> Home:
+    return Home(training.run.path.parent, url)
+
+
+def test_a_node_sees_the_folder_or_the_store(training: Training, tmp_path: Path) -> None:
+    for url in (None, f"file://{tmp_path}/store", f"memory://{tmp_path.name}"):
+        plan = home_of(training, url).hand_over(training, [], 1)
+        assert node.sees(plan)
+    assert not node.sees(home_of(training, None).hand_over(training, [], 1, look=False))
+
+
+def test_a_store_that_nodes_do_not_share_is_told_before_the_run(training: Training, tmp_path: Path) -> None:
+    plan = home_of(training, f"file://{tmp_path}/store").hand_over(training, [], 1)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    report = node.run(plan, carried=FolderStore(tmp_path))
+    assert report.code == node.UNSEEN and report.reason == (
+        f"node {report.node} does not see what the command wrote to {plan.store}; "
+        "give --store a place that all nodes share"
+    )
+
+
+def test_a_node_without_the_folder_is_told_before_the_run(training: Training, tmp_path: Path) -> None:
+    plan = home_of(training, None).hand_over(training, [], 1, look=False)
+    report = node.run(plan)
+    assert report.code == node.UNSEEN
+    assert (
+        f"does not see the folder {tmp_path}/out/runs; put --output on a file system that all nodes share"
+        in report.reason
+    )
+
+
+def test_a_store_that_cannot_be_written_is_told_before_anything_runs(training: Training) -> None:
+    with pytest.raises(
+        StoreError, match="cannot use the store file:///proc/vitmix: .*; make it writable or give another"
+    ):
+        home_of(training, "file:///proc/vitmix").hand_over(training, [], 1)
+
+
+@pytest.mark.parametrize("last", ["evaluation.json", "dense.json"])  # of a training and of a transfer
+def test_runs_that_an_earlier_command_left_finished_are_fetched(training: Training, tmp_path: Path, last: str) -> None:
+    store, said = FolderStore(tmp_path / "store"), list[str]()
+    store.write(training.name, "summary.json", b"{}")
+    home_of(training, f"file://{tmp_path}/store").bring_results([training], said.append)
+    assert not said and not training.run.path.exists()
+    store.write(training.name, last, b"{}")
+    home_of(training, f"file://{tmp_path}/store").bring_results([training], said.append)
+    assert said == [f"{training.name} is finished in file://{tmp_path}/store; fetching it"]
+    assert (training.run.path / last).is_file()
+
+
+def test_a_run_that_ended_well_without_results_says_so(tmp_path: Path) -> None:
+    """Its last line is no reason: that one says what to do next."""
+    (tmp_path / "log").write_text("Next  vitmix report RUN\n")
+    assert reason_of(0, tmp_path / "log") == "it ended without an error, but its results are not here"
