@@ -12,8 +12,8 @@ A fault is first put into a forked process that has all tests in memory, which c
 found there counts if the same tests pass without the fault. What survives, because an import has done its work, is
 tried again in a process that has torch and timm but not vitmix.
 
-In little time: `python tests/mutate.py --modules masks,pairing,shares,losses,mix,flow --sample 12 --minutes 1`, whose
-tests are looked at first.
+In little time: `python tests/mutate.py --modules masks --tests masks,parts --sample 10`, where only mutants count that
+tests of these files run.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from mutants import CORE, SOURCES, Mutant, mutants_of, read
 
 TESTS = Path(__file__).resolve().parent
 ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
-# Test files that are about the core; with little time only the first of them are looked at.
+# Test files that are about the core.
 ABOUT_CORE = """
     parts masks pairing shares prior flow mixing hidden mixers tap methods golden_tokens golden_images readers misuse
     baselines golden_baselines behaviour spatial geometry changed_models vertical_models wrappers learner families pvt
@@ -144,23 +144,23 @@ def stamp(test_file: Path, place: Path) -> str:
     return digest([*files, *place.glob("src/**/*.py")])
 
 
-def line_map(place: Path, deadline: float) -> tuple[dict[str, Any], bool]:
-    """The kept notes of every test, made anew where something changed; whether there was time for all."""
+def line_map(place: Path, names: list[str]) -> dict[str, Any]:
+    """The kept notes of every test in the files of these names, made anew where something changed."""
     KEPT.mkdir(parents=True, exist_ok=True)
     tests: dict[str, Any] = {}
-    files = {file.stem: file for file in place.glob("tests/**/test_*.py")}
-    for file in (files[f"test_{name}"] for name in ABOUT_CORE):
+    files = {file.stem.removeprefix("test_"): file for file in place.glob("tests/**/test_*.py")}
+    if unknown := set(names) - set(files):
+        raise SystemExit(f"there is no test file named {', '.join(sorted(unknown))}")
+    for file in (files[name] for name in names):
         kept = KEPT / f"{file.stem}-{stamp(file, place)}.json"
         if not kept.exists():
-            if computed() > deadline:
-                return tests, False
             for old in KEPT.glob(f"{file.stem}-*.json"):
                 old.unlink()
             print(f"finding the lines that {file.name} runs", file=sys.stderr, flush=True)
             if finish(fork(lambda file=file, kept=kept: trace(place, file, kept))):
                 raise SystemExit(f"{file.name} cannot be run")
         tests |= json.loads(kept.read_text())
-    return tests, True
+    return tests
 
 
 def trace(place: Path, file: Path, kept: Path) -> int:
@@ -463,12 +463,13 @@ def judge(mutants: list[Mutant], tests: dict[str, Any], args: argparse.Namespace
 
 
 def summarize(verdicts: list[str | None], args: argparse.Namespace) -> float:
-    """Prints how many of the mutants that were tried were found, and returns the percentage."""
-    counts = Counter(SURVIVED if each == UNSURE else each for each in verdicts if each)
-    found = 100 * (1 - counts[SURVIVED] / max(counts.total(), 1))
+    """Prints what became of the mutants, and returns the percentage found of those that were tried to the end."""
+    counts = Counter(each for each in verdicts if each)
+    open_ones = len(verdicts) - (tried := counts["killed"] + counts["timed out"] + counts[SURVIVED])
+    found = 100 * (1 - counts[SURVIVED] / max(tried, 1))
     print(
-        f"{counts.total()} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
-        f"{counts[SURVIVED]} survived; {found:.1f} % found"
+        f"{tried} mutants of seed {args.seed}: {counts['killed']} killed, {counts['timed out']} timed out, "
+        f"{counts[SURVIVED]} survived; {found:.1f} % found; {open_ones} others not decided"
     )
     return found
 
@@ -496,6 +497,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100, help="how many mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="which of them")
     parser.add_argument("--modules", default="", help="only these modules, with commas between them")
+    parser.add_argument("--tests", default="", help="only tests of these files, and mutants of lines that they run")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--seconds", type=float, default=20, help="how long tests are let try to find one mutant")
     parser.add_argument("--minutes", type=float, default=600, help="starts nothing after computing so long")
@@ -529,8 +531,8 @@ def main() -> None:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as temporary:
         copy_to(place := Path(temporary))
-        tests, whole = line_map(place, began + 30 * args.minutes)
-        if not whole:  # what no test is known to run may well be run by the others
+        tests = line_map(place, args.tests.split(",") if args.tests else ABOUT_CORE)
+        if args.tests:  # what none of these tests runs may well be run by the others
             mutants = [replace(each, spans=each.spans[:1]) for each in mutants]
         elif unseen := [path for path in CORE if not any(path in test["lines"] for test in tests.values())]:
             raise SystemExit(f"no test of ABOUT_CORE runs {', '.join(unseen)}")
