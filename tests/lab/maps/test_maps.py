@@ -1,6 +1,7 @@
 """Activation maps: teachers, and the folders of what they make."""
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,17 @@ def test_damaged_indexes_get_one_sentence(tmp_path, content):
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(ValueError, match="not an index of activation maps"):
         read_label_maps(tmp_path, blob_images()[0])
+
+
+@pytest.mark.parametrize("rows", [[0, 10**30], [0, 25], [-1, 10], [10, 10]])
+def test_an_index_with_impossible_rows_is_refused(tmp_path, small_shards, rows):
+    images, _ = blob_images()
+    making.make_maps(images, BLOBS, tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["shards"][0]["rows"] = rows
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="not an index of activation maps .*rows"):
+        read_label_maps(tmp_path, images)
 
 
 def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):

@@ -89,6 +89,8 @@ class MapIndex(Record):
             raise ValueError(f"format {self.format}, and this version reads {FORMAT}")
         if self.grid is not None and not 0 < self.grid[0] * self.grid[1] <= MOST_LOCATIONS:
             raise ValueError("grid is out of bounds")
+        if not all(0 <= first < end <= self.data.images for first, end in (shard.rows for shard in self.shards)):
+            raise ValueError("a shard's rows are out of bounds")
 
 
 def describe_data(images: ImageSet) -> DataFacts:
@@ -152,7 +154,7 @@ def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
     index, grid = _whole_index(folder, images)
     wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
     maps = torch.zeros(len(images), *grid, dtype=torch.float16)
-    for rows, values, classes in _shards(folder, index, len(images)):
+    for rows, values, classes in _shards(folder, index):
         maps[rows] = class_maps(values, classes, wanted[rows]).clamp_min(0)
     return maps
 
@@ -177,7 +179,7 @@ def read_top_maps(folder: str | Path, images: ImageSet) -> tuple[Tensor, Tensor]
     known, order = torch.as_tensor(index.classes, dtype=torch.int32).sort()
     small = torch.int16 if len(known) < 2**15 else torch.int32
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    for rows, values, classes in _shards(folder, index, len(images)):
+    for rows, values, classes in _shards(folder, index):
         place = torch.searchsorted(known, classes).clamp_max(len(known) - 1)
         found[rows.start] = values, torch.where(known[place] == classes, order[place], -1).to(small)
     if len({values.shape[1] for values, _ in found.values()}) > 1:
@@ -202,12 +204,12 @@ def _whole_index(folder: Path, images: ImageSet) -> tuple[MapIndex, tuple[int, i
     return index, index.grid
 
 
-def _shards(folder: Path, index: MapIndex, count: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _shards(folder: Path, index: MapIndex) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Rows, values and classes `(n, k, h, w)` of each shard."""
     for shard in index.shards:
         try:
             values, classes = read_shard(folder, shard)
-            if values.shape[2:] != index.grid or shard.rows[1] > count:
+            if values.shape[2:] != index.grid:
                 raise ValueError(f"{shard.file!r} does not fit the index")
         except ValueError as problem:
             raise ValueError(f"{problem}; run the same 'vitmix maps' again, which makes it again") from None
