@@ -39,6 +39,8 @@ def test_every_table_and_the_figure(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--model", "nothing_like_it"], "nothing_like_it"),
         (["--batch", "0"], "at least 1"),
         (["--batch", str(2**63 - 1)], "is too large"),
+        (["--size", "3", "--parts", "kernels"], "the model does not take images of 3 × 3 pixels"),
+        (["--size", "3", "--parts", "steps"], "the model does not take images of 3 × 3 pixels"),
         (["--easy", "2"], "between 0 and 1"),
         (["--graphs", "--cpu"], "CUDA"),
         (["--methods", "cutmux"], "cutmux"),

@@ -218,6 +218,17 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     return images, torch.arange(work.batch, device=work.device) % model.num_classes
 
 
+def check_size(model: nn.Module, image: Tensor) -> None:
+    """Refuses an image that the model cannot compute."""
+    try:
+        with torch.no_grad():
+            model.eval()(image)
+    except (RuntimeError, AssertionError) as error:
+        height, width = image.shape[-2:]
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the model does not take images of {height} × {width} pixels ({reason})") from None
+
+
 def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor, work: Workload) -> AnyMixer:
     """The mixer, with hidden mixing that acts on a given fraction of the samples."""
     learner = Learner(model, mixer, seed=0, step=0)

@@ -108,6 +108,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
     work = _workload(settings, device, dtype)
     model = steps.build_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]
+    steps.check_size(model, image)
     print(", ".join(f"{key} {value}" for key, value in place.items()))
     parts, shape = settings.parts or get_args(Part), None
     if {"kernels", "growth"} & {*parts}:
