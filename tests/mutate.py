@@ -46,11 +46,12 @@ from mutants import CORE, SOURCES, Mutant, mutants_of, read
 
 TESTS = Path(__file__).resolve().parent
 ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
-# Test files that are about the core.
-ABOUT_CORE = """
-    parts masks pairing shares prior flow mixing hidden mixers tap methods golden_tokens golden_images readers misuse
-    baselines golden_baselines behaviour spatial geometry changed_models vertical_models wrappers learner families pvt
-    many_labels sampling registry surface shown groups oblong merged teacher_labels dense_masks every_draw
+# Test files that are about the core: those of the parts, and these.
+ABOUT_CORE = sorted(file.stem.removeprefix("test_") for file in TESTS.glob("parts/test_*.py"))
+ABOUT_CORE += """
+    flow mixing mixers tap methods golden_tokens golden_images readers misuse golden_baselines behaviour spatial geometry
+    changed_models wrappers learner families pvt many_labels sampling registry surface groups oblong teacher_labels
+    dense_masks every_draw absvit
 """.split()
 # Tests of every default, which run no line of what they look at.
 PINS = tuple(

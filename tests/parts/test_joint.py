@@ -1,6 +1,7 @@
 """Co-Mixup: costs, exact labelings, and what a jointly mixed batch looks like."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,17 @@ from support import close, same, tiny_batch, tiny_vit
 from vitmix._sampling import generator_for
 from vitmix.parts import labelings
 from vitmix.parts.base import Guidance
-from vitmix.parts.joint import JointMask, Weighing, inner_cut, joint_cost, joint_parts, likeness, mix_blocks
+from vitmix.parts.joint import (
+    JointMask,
+    Weighing,
+    _objective,
+    given_up,
+    inner_cut,
+    joint_cost,
+    joint_parts,
+    likeness,
+    mix_blocks,
+)
 from vitmix.parts.joint import peak_distance as distance_of_peaks
 from vitmix.parts.labelings import labeling, labeling_energy
 
@@ -146,3 +157,29 @@ def test_images_without_saliency_are_mixed_too() -> None:
 def test_comixup_needs_blocks_that_divide_the_image() -> None:
     with pytest.raises(ValueError, match="do not divide into 3 blocks per side"):
         vitmix.Learner(tiny_vit(), vitmix.comixup(10, blocks=3))(*tiny_batch())
+
+
+def test_outputs_of_the_same_inputs_give_up_one_each() -> None:
+    used = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 1, 0]], dtype=bool)
+    expected = np.zeros((4, 4))
+    expected[0, 0] = expected[2, 1] = 1  # outputs of one input have none to give up
+    same(torch.from_numpy(given_up(used)), torch.from_numpy(expected))
+
+
+def test_the_objective_decides_when_rounds_end() -> None:
+    random = np.random.default_rng(0)
+    cost, parts = random.normal(size=(3, 2, 2)), random.choice([0, 0.5, 1], (4, 2, 2, 3))
+    expected = 0.0
+    for output, (i, j), image in itertools.product(range(4), itertools.product(range(2), repeat=2), range(3)):
+        part = parts[output, i, j, image]
+        near = [parts[output, x, y, image] for x, y in ((i + 1, j), (i, j + 1)) if max(x, y) < 2]
+        others = sum(parts[other, ..., image].sum() for other in range(4) if other != output)
+        expected += part * cost[image, i, j] + 0.3 / 2 / 4 * sum((part - each) ** 2 for each in near)
+        expected += 0.7 / 4 * part * others
+    assert _objective(parts, cost, Weighing(beta=0.3, gamma=0.7)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_saliency_of_the_first_image_is_shown() -> None:
+    gradient = torch.rand(3, 8, 8)
+    (shown,) = JointMask().shown(SimpleNamespace(guidance=Guidance(gradient=gradient)))  # pyright: ignore
+    same(shown.grid, gradient[0])

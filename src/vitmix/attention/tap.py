@@ -293,9 +293,7 @@ class BlockHooks:
 
     def shorten(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         tape, self.block.bank_places = self.recorder.active(), None
-        if tape is None or not self.training:
-            return None
-        extra = self._extra(tape)
+        extra = 0 if tape is None else self._extra(tape)
         if not extra:
             return None
         tokens = output[0] if isinstance(output, tuple) else output  # with or without attention weights
