@@ -49,9 +49,9 @@ ROOT, KEPT = TESTS.parent, TESTS.parent / "build" / "mutants"
 # Test files that are about the core: those of the parts, and these.
 ABOUT_CORE = sorted(file.stem.removeprefix("test_") for file in TESTS.glob("parts/test_*.py"))
 ABOUT_CORE += """
-    flow mixing mixers tap methods golden_tokens golden_images readers misuse golden_baselines behaviour spatial geometry
-    changed_models wrappers learner families pvt many_labels sampling registry surface groups oblong teacher_labels
-    dense_masks every_draw absvit
+    flow mixing mixers tap methods golden_tokens golden_images readers misuse golden_baselines behaviour spatial
+    geometry changed_models wrappers learner families pvt many_labels sampling registry surface groups oblong
+    teacher_labels dense_masks every_draw absvit
 """.split()
 # Tests of every default, which run no line of what they look at.
 PINS = tuple(
