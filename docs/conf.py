@@ -62,6 +62,8 @@ templates_path = ["_templates"]
 html_additional_pages = {"index": "to_front.html"}  # the front page is docs/index.html
 html_sidebars = {"docs/index": [], "docs/start": [], "docs/which_method": [], "docs/design": []}  # have no pages below
 html_copy_source = html_show_sourcelink = False
+html_show_search_summary = False  # the browser may not fetch pages that it opened from files
+html_context = {"default_mode": "auto"}  # light or dark, as the system asks for
 html_theme_options = {
     "logo": {"text": "vitmix"},
     "header_links_before_dropdown": 8,

@@ -114,6 +114,7 @@ def pages() -> dict[str, str]:
         "api_functional": _page("Functions", FUNCTIONS_WORDS, _by_home(of["vitmix.functional"])),
         "api_attention": _page("Attention", ATTENTION_WORDS, _by_home(list(attention))),
         "api_models": _page("Models that timm does not have", _models_words(), {"": of["vitmix.models"]}),
+        "api_settings": _settings_page(),
         "commands": _commands_page(),
         "examples": _examples_page(),
     }
@@ -141,6 +142,11 @@ FUNCTIONS_WORDS = """`vitmix.functional`: every formula as a function of tensors
 Nothing here has state, and random numbers come from a `generator`."""
 ATTENTION_WORDS = """`vitmix.attention` reads attention, shares and tokens of a model's blocks while the model runs.
 [Adapters](../adapters.md) shows how to read a model class of your own."""
+
+
+SETTINGS_WORDS = """Every method and part by its name in texts, with its settings and their defaults:
+`vitmix.create("fmix(decay=2.0) | cutmix", num_classes=K)`, `--method "mix(mask=fourier, share=aligned)"`.
+Every method also takes `pairing`."""
 
 
 def _models_words() -> str:
@@ -201,6 +207,26 @@ def _by_home(names: list[Public]) -> dict[str, list[Public]]:
     order = [*HOMES.values()]
     headings = dict.fromkeys(sorted(map(heading, names), key=lambda each: order.index(each) if each in order else 99))
     return {each: [name for name in names if heading(name) == each] for each in headings}
+
+
+def _settings_page() -> str:
+    from vitmix._registry import METHODS as methods
+    from vitmix._registry import parts
+
+    titles = dict(zip(("mask", "share", "extra", "inner", "pairing"), KINDS.values(), strict=True))
+    body = ["# Every setting", SETTINGS_WORDS, "## Methods", *(_settings(*each) for each in methods.items())]
+    for kind, title in titles.items():
+        body += [f"## {title}", *(_settings(*each) for each in parts(kind).items())]
+    return "\n\n".join(body) + "\n"
+
+
+def _settings(name: str, thing: Any) -> str:
+    from vitmix.lab.explore.controls import controls_of, written
+
+    rows = [f"| `{each.name}` | `{written(each.default)}` | {each.help} |" for each in controls_of(thing)]
+    table = ["| setting | default | |", "|---|---|---|", *rows] if rows else ["No settings."]
+    said = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+    return "\n".join([f"### {name}", "", said, "", *table])
 
 
 def _commands_page() -> str:

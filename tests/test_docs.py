@@ -1,19 +1,26 @@
-"""What the documents claim runs: every Python block of the README and the cards, every example, every heading."""
+"""What the documents claim runs: every block of code, every example, every heading."""
 
 import re
+import shlex
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
+import vitmix
 from vitmix._registry import KINDS, parts
 from vitmix.lab.cli import main as cli
+from vitmix.lab.cli._parser import parse, settings_from
+from vitmix.lab.comparison.matrix import parse_matrix
 from vitmix.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "results").rglob("*.md"))
 CARDS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 HEADINGS = [
     "Use it",
@@ -38,11 +45,48 @@ SHORT = {
     "ignore:.*(no `val_dataloader`|does not have many workers|is smaller than the logging|`srun` command)"
 )
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*is deprecated:FutureWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page: Path, registry_kept: None) -> None:
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_blocks_run(page: Path, registry_kept: None) -> None:
+    """Python runs; matrices are read; commands are understood, up to the data and the time that they need."""
     names: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
-        exec(compile(block, str(page), "exec"), names)  # blocks of a page build on each other
+    for language, block in re.findall(r"^```(\S*)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        if language == "python" and "gradio_client" not in block:  # which test_explore_server.py runs
+            exec(compile(block, str(page), "exec"), names)  # blocks of a page build on each other
+        elif language == "yaml":
+            assert parse_matrix(yaml.safe_load(block), page.name).rows
+        elif not language:
+            assert not re.search("^(import|from) ", block, flags=re.MULTILINE), "Python that does not run"
+            for words in commands(block):
+                check_command(words)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each `vitmix` command, without the explanation behind it."""
+    lines = block.replace("\\\n", " ").splitlines()
+    found = [re.search(r"(?:^|&& |bin/|-m )vitmix (.*)", re.sub(" +--", " --", line)) for line in lines]
+    return [shlex.split(re.split(r" {2,}| \.\.\.", each[1])[0], comments=True) for each in found if each]
+
+
+def check_command(words: list[str]) -> None:
+    if words[-1] == "--help":
+        words = words[:-1]
+    found = parse(cli.make_parser(), words)
+    if found.command.read is None:  # otherwise it opens the data
+        settings_from(found)
+    methods = vars(found).get("method", [])
+    for method in [methods] if isinstance(methods, str) else methods:
+        if method not in ("manifold", "copy_paste"):  # of figures and of transfers alone
+            with warnings.catch_warnings(action="ignore"):  # of a switch, which has one loss for all
+                vitmix.create(method, 10)
+
+
+def test_commands_of_the_documents_are_found() -> None:
+    block = "vitmix a --b 1   says\nx && bin/vitmix c\nrun -m vitmix d \\\n    --e f ...\nvitmix g # says\n vitmix\n"
+    assert commands(block) == [["a", "--b", "1"], ["c"], ["d", "--e", "f"], ["g"]]
+    with pytest.raises(ValueError, match="epoch"):
+        check_command(["train", "--epoch", "3"])
+    with pytest.raises(ValueError, match="cutmx"):
+        check_command(["show", "--method", "cutmx"])
 
 
 def test_every_method_has_a_card_with_the_same_headings() -> None:

@@ -74,6 +74,19 @@ def test_every_setting_is_explained(name: str) -> None:
         assert setting == "num_classes" or re.search(rf"\b{setting}\b", text), f"{name} does not explain {setting}"
 
 
+def test_every_method_and_part_has_its_settings_and_defaults(pages: dict[str, str]) -> None:
+    """Slow twin: the rows of the page against the signatures."""
+    entries = re.split(r"^### ", pages["api_settings"], flags=re.MULTILINE)[1:]
+    assert len(entries) == len(SETTINGS)
+    for entry, thing in zip(entries, SETTINGS.values(), strict=True):
+        rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \| \S.* \|$", entry, flags=re.MULTILINE))
+        signature = inspect.signature(thing).parameters
+        for name in set(signature) - {"num_classes", "common"}:
+            text = str(signature[name].default).replace("(", "[").replace(",)", "]").replace(")", "]")
+            assert rows[name] == text.replace("None", "none"), f"{entry[:20]}: {name}"
+        assert set(rows) - set(signature) <= {"smoothing", "loss"}
+
+
 def test_every_command_is_in_the_reference(pages: dict[str, str]) -> None:
     headings = re.findall(r"^## (.*)$", pages["commands"], flags=re.MULTILINE)
     assert headings == list(NAMES)

@@ -143,6 +143,28 @@ def test_explore(browser, address, width, tmp_path):
         seen.check()
 
 
+def test_uploads_say_what_is_wrong_until_one_is_right(browser, address, tmp_path):
+    with tab(browser, "desktop", address) as seen:
+        page = opened(seen, address)
+        said = page.locator(".vx-drop").first
+        for name, content, words in (
+            ("text.txt", b"text", "Choose an image file of at most 12 MB"),
+            ("large.png", bytes(13 * 2**20), "Choose an image file of at most 12 MB"),
+            ("damaged.png", b"text", "not an image that the browser can read"),
+        ):
+            (tmp_path / name).write_bytes(content)
+            page.locator("input[type=file]").first.set_input_files(tmp_path / name)
+            said.get_by_text(words).wait_for(timeout=30_000)
+        file = tmp_path / "photo.png"
+        Image.effect_noise((300, 200), 90).save(file)
+        changed(page, original, lambda: page.locator("input[type=file]").first.set_input_files(file))
+        assert "Drop another image" in said.inner_text()
+        page.get_by_role("combobox", name="Partner").click()
+        page.get_by_role("option", name="uploaded image").click()
+        page.get_by_role("alert").get_by_text("no image is uploaded yet").wait_for(timeout=30_000)
+        seen.check()
+
+
 def _choose(page: Any, menu: Any, name: str) -> None:
     """With the keyboard alone, but for the focus."""
     menu.focus()

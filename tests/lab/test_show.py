@@ -53,6 +53,12 @@ def test_all_methods_are_shown_by_default():
     assert fitting_methods(small_model(), (32, 32)) == ([method for method in METHODS if method != "none"], {})
 
 
+def test_notes_say_why_an_image_shows_no_mixing():
+    notes = {"manifold_mixup": "mixed in the network", "recursivemix": "nothing pasted", "cutmix": "", "vtm": ""}
+    found = {result.title: " ".join(result.notes) for result in pair_of(*notes).results}
+    assert found == notes
+
+
 def test_mask_image_and_target_agree():
     """Slow twin: every pixel is the own one's, the partner's, or a blend by the mask that is shown."""
     pair = pair_of("mixup", "cutmix", "tokenmix", "smmix", "none")

@@ -123,7 +123,7 @@ def method_result(
         partner=partner,
         bank=_bank(batch),
         moved_from=_moved_from(batch),
-        notes=tuple(filter(None, (note, _unchanged(batch)))),
+        notes=tuple(filter(None, (note, _unseen(batch)))),
     )
 
 
@@ -144,12 +144,15 @@ def _last_attention(model: nn.Module, mixing: Mixing, batch: MixedBatch) -> tupl
     return (Shown(reader.block(last).saliency_name, block_attention(model, batch.images, [last])[last][0]),)
 
 
-def _unchanged(batch: MixedBatch) -> str:
-    """A note if hidden mixing took no token of the partner."""
+def _unseen(batch: MixedBatch) -> str:
+    """A note if the image does not show what the method does."""
     exchanges = {actor.settings.name: actor.exchange for actor in batch.tape.actors if actor.exchange is not None}
-    if any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in exchanges.values()):
-        return ""
-    return f"{next(iter(exchanges)).upper()} exchanged nothing" if exchanges else ""
+    if exchanges:
+        taken = any(int(each.partner[0]) == 1 and bool(each.take[0].any()) for each in exchanges.values())
+        return "" if taken else f"{next(iter(exchanges)).upper()} exchanged nothing"
+    if batch.mixer.mask.mixes and not mixed_origin(batch)[0].any():
+        return "nothing pasted"
+    return "mixed in the network" if any(actor.settings.sets_targets for actor in batch.tape.actors) else ""
 
 
 def _bank(batch: MixedBatch) -> Tensor | None:

@@ -154,6 +154,7 @@ class HTM(HiddenMixing):
     """Horizontal TokenMixup at the input of one block: easy samples take a partner's more salient tokens.
 
     Args:
+        block: the block at whose input tokens are exchanged.
         tau: a sample is easy if its difficulty (a tenth of the cross-entropy) is at most this.
         rho: how much more salient the partner's token must be.
         score_weight: weight of the score net's loss; `stop_gradient` keeps its gradient from the tokens.
@@ -238,6 +239,7 @@ class VTM(HiddenMixing):
     In models with stages, these are the earlier blocks of the same stage, whose tokens have the same width.
 
     Args:
+        block: the block whose keys and values grow.
         tokens: number of tokens from each earlier block (the paper's kappa).
         choose: "salient" is the method; "random" takes random tokens.
         rollout: number of earlier blocks through which each saliency is rolled out, at most as many as there are.

@@ -14,6 +14,7 @@ from PIL import Image
 
 import vitmix
 from explore_page import PLAIN, explorer, small_model
+from support import ROOT
 from training import one_thread, train  # noqa: F401
 from vitmix._mixer import Mixer
 from vitmix._registry import KINDS, METHODS, parts
@@ -23,7 +24,7 @@ from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
-from vitmix.lab.explore.draw import depth_html, scene_html
+from vitmix.lab.explore.draw import RULES, depth_html, scene_html
 from vitmix.lab.explore.explorer import code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, places_of
@@ -81,6 +82,11 @@ def test_the_kind_of_a_control_is_what_the_setting_takes():
     }
     low = next(each for each in controls_of(METHODS["smmix"]) if each.name == "high")
     assert low.help == "range of the window's sides, as fractions of the grid's sides."  # said of low and high
+
+
+def test_every_control_says_what_it_does():
+    for thing in (*METHODS.values(), *(part for kind in KINDS for part in parts(kind).values())):
+        assert [each.name for each in controls_of(thing) if not each.help] == [], thing
 
 
 def test_registered_parts_and_methods_get_controls(own_parts):
@@ -189,6 +195,20 @@ def test_an_answer_takes_few_passes_of_the_model():
         passes.clear()
         stage.scene(model, pair, text)
         assert not passes  # remembered, so the slider through the depth runs no model
+
+
+def test_every_label_rule_says_where_it_comes_from():
+    assert list(RULES) == list(parts("share"))
+
+
+def test_a_model_that_was_closed_leaves_no_answers_to_another():
+    """Python gives its number, `id`, to a later model."""
+    stage, models = Stage(), [small_model() for _ in range(12)]
+    for label, model in enumerate(models):
+        model.model.head.bias.data[label] = 50.0
+    for label in range(12):
+        scene = stage.scene(dataclasses.replace(models[label]), images(), "cutmix")
+        assert scene.predictions[0][0].name == f"class {label}"
 
 
 def test_a_switch_draws_by_the_seed():
@@ -352,6 +372,11 @@ def test_what_is_no_image_gets_a_sentence(source, words):
         open_image(source, 32)
 
 
+def test_an_upload_that_is_missing_is_asked_for():
+    with pytest.raises(ValueError, match="no image is uploaded yet; drop one"):
+        open_image("", 32)
+
+
 def test_uploads_of_many_pixels_are_refused_before_they_are_unpacked():
     side = int(MOST_PIXELS**0.5) + 1
     with pytest.raises(ValueError, match="more than 24,000,000"):
@@ -478,6 +503,16 @@ def test_places_are_run_folders_and_files(tmp_path):
         places_of(["no_such_model"], None, [])
     with pytest.raises(ValueError, match="--arch needs a weights file"):
         places_of(["test_vit"], "test_vit", [])
+
+
+def test_published_runs_are_compared_and_no_models(monkeypatch, capsys):
+    """They have no weights."""
+    served = []
+    monkeypatch.setattr("vitmix.lab.explore.server.serve", lambda explorer, **settings: served.append(explorer))
+    assert main(["explore", str(ROOT / "results" / "built_in"), "--model", "test_vit"]) == 0, capsys.readouterr().err
+    (page,) = served
+    assert page.models.names == ["test_vit"] and len(page.runs) > 1
+    assert "srcdoc" in page.compare(list(page.runs)[:2])
 
 
 # The explorer

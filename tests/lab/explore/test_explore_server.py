@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from explore_page import serving
+from support import ROOT
 from test_explore import data_url
 
 pytest.importorskip("gradio", reason="needs gradio: pip install 'vitmix[app]'")
@@ -43,6 +44,15 @@ def test_a_program_gets_the_answers_of_the_page(client):
     assert found["rules"]["attention"] == pytest.approx(found["target"])
     assert [len(each) for each in found["predictions"]] == [5, 5, 5] and 'data-block="2"' in found["depth"]
     assert found["query"].startswith("method=transmix&") and found["code"].count("\n") == 4
+
+
+def test_the_program_in_the_documentation_runs(address, capsys):
+    page = (ROOT / "docs" / "explore.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    names = {}
+    exec(code.replace("http://127.0.0.1:7860", address), names)
+    names["client"].close()
+    assert "'attention': [" in capsys.readouterr().out
 
 
 def test_settings_seed_and_images_change_the_target(client):

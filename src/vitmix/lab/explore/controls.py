@@ -26,7 +26,7 @@ class Control:
     Attributes:
         kind: what it takes: a number in 0..1, any number, an integer, on or off, one of `choices`, or any other value
             as text in the grammar of methods (`none`, `all`, `[2, 3]`).
-        help: its lines in the docstring.
+        help: its lines in the docstring, or those that name it.
     """
 
     name: str
@@ -57,9 +57,10 @@ def controls_of(thing: Callable[..., Any]) -> tuple[Control, ...]:
     Parts (mask, share, pairing, ...) have their own menus and are left out.
     """
     hints = {**_common_hints(), **typing.get_type_hints(thing)} if not isinstance(thing, type) else _hints(thing)
-    said = _arguments(inspect.getdoc(thing) or "")
+    doc = inspect.getdoc(thing) or ""
+    said = _arguments(doc)
     return tuple(
-        _control(name, default, hints.get(name, str), said.get(name) or _COMMON_HELP.get(name, ""), thing)
+        _control(name, default, hints.get(name, str), said.get(name) or _mention(name, doc, said), thing)
         for name, default in _defaults(thing).items()
         if name not in KINDS
         or typing.get_origin(hints.get(name)) is typing.Literal
@@ -171,6 +172,13 @@ def _arguments(doc: str) -> dict[str, str]:
         else:
             found |= {name: f"{found[name]} {line.strip()}" for name in names}
     return found
+
+
+def _mention(name: str, doc: str, said: dict[str, str]) -> str:
+    """Where the docstring names a setting that has no entry: in that of another one, or in the first line."""
+    if name in _COMMON_HELP:
+        return _COMMON_HELP[name]
+    return next((words for words in (*said.values(), doc.partition("\n")[0]) if f"`{name}`" in words), "")
 
 
 def _parsed(name: str, text: str) -> Any:

@@ -24,6 +24,9 @@ RULES = {
     "aligned": "TL-Align",
     "activation": "TokenMix's teacher",
     "prior": "where objects often are",
+    "guided": "TdAttenMix",
+    "object": "OA-CutMix",
+    "progressive": "MixPro",
 }
 
 

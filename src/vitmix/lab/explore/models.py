@@ -114,9 +114,9 @@ class Models:
 
 
 def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> tuple[dict[str, Place], list[str]]:
-    """The named places, by short names, and the names of models that are not files."""
+    """The named places, by short names, and the names of models that are not files. Published runs have no weights."""
     files = [each for each in models if Path(each).exists()]
-    paths = [*files, *map(str, runs)]
+    paths = [*files, *(str(each) for each in runs if each.exists())]
     places = {
         name: Place(Path(path), arch if Path(path).is_file() else None)
         for name, path in zip(short_names(paths), paths, strict=True)

@@ -20,13 +20,13 @@ from .photos import MOST_BYTES, UPLOADED, photo_names
 from .state import MOST_SEED, State
 from .widgets import SLOTS, choose, menus_of, parsed, set_value, structure_of, type_text, widget_of
 
-DROP = """<label class="vx-drop">Drop an image here, or press to choose one
+DROP = """<label class="vx-drop"><span role="status">Drop an image here, or press to choose one</span>
 <input type="file" accept="image/*" aria-label="${label}"></label>"""
 # The browser shrinks an image before it is sent; the server checks it again.
 UPLOAD = """
 const send = async (file) => {
   if (!file) return;
-  const label = element.querySelector('.vx-drop').firstChild;
+  const label = element.querySelector('.vx-drop span');
   if (!file.type.startsWith('image/') || file.size > MOST) {
     label.textContent = 'Choose an image file of at most MEGABYTES MB'; return;
   }
@@ -38,6 +38,7 @@ const send = async (file) => {
     canvas.height = Math.max(1, Math.round(bitmap.height * scale));
     canvas.getContext('2d').drawImage(bitmap, 0, 0, canvas.width, canvas.height);
     props.value = canvas.toDataURL('image/jpeg', 0.92);
+    label.textContent = 'Drop another image, or press to choose one';
     trigger('input');
   } catch (problem) { label.textContent = 'This file is not an image that the browser can read'; }
 };
@@ -89,7 +90,7 @@ def build_page(explorer: Explorer) -> gr.Blocks:
 
 def _compare_tab(explorer: Explorer) -> None:
     names = list(explorer.runs)
-    chosen = gr.CheckboxGroup(names, value=names[:8], label="Runs")
+    chosen = gr.CheckboxGroup(names, value=names, label="Runs")
     button = gr.Button("Compare", variant="primary")
     report = gr.HTML(note_html("Choose runs, then press the button."))
 
@@ -274,10 +275,7 @@ class _View:
     def show(self, *inputs: Any) -> list[Any]:
         """Every output of the tab; after an error, the last answer stays and a sentence says why."""
         try:
-            state = self.state(*inputs)
-            if not state.first or not state.second:  # an upload is on its way
-                return [gr.skip()] * 7
-            answer = self.explorer.answer(state)
+            answer = self.explorer.answer(self.state(*inputs))
         except Exception as problem:
             return [gr.skip()] * 6 + [note_html(sentence_of(problem), problem=True)]
         depth = gr.Slider(maximum=max(answer.blocks, 2), visible=answer.blocks > 0)

@@ -53,6 +53,8 @@ def credit(name: str) -> str:
 
 def open_image(source: str, side: int) -> NamedImage:
     """A built-in image by name, or an uploaded one as a data URL. No path is ever opened."""
+    if not source:
+        raise ValueError("no image is uploaded yet; drop one, or choose another in the menu")
     if source in SHAPES:
         return read_image(SHAPES[source], side)
     if source in PHOTOS:

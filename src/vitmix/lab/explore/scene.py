@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class Stage:
     def scene(self, model: NamedModel, images: Sequence[NamedImage], text: str, seed: int = 0) -> Scene:
         """What the method of a text does to two images."""
         with self._lock:
-            key = (id(model), *map(_identity, images), text, seed)
+            key = (weakref.ref(model.model), *map(_identity, images), text, seed)
             return _remembered(self._scenes, key, lambda: play(model, self._pair(model, images), text, seed))
 
     def pair(self, model: NamedModel, images: Sequence[NamedImage]) -> Pair:
@@ -119,7 +120,7 @@ class Stage:
             return function(*arguments)
 
     def _pair(self, model: NamedModel, images: Sequence[NamedImage]) -> Pair:
-        key = (id(model), *map(_identity, images))
+        key = (weakref.ref(model.model), *map(_identity, images))
         return _remembered(self._pairs, key, lambda: make_pair(model, images))
 
 
