@@ -520,6 +520,42 @@ def test_recursivemix_in_double_precision() -> None:
     close(output.parts["recognize"], 0.5 * history_loss(boxed, old, share), 1e-12)
 
 
+def test_recursivemix_keeps_nothing_in_the_memory_of_cuda_graphs() -> None:
+    """The next step overwrites it."""
+    images, labels = tiny_batch(4)
+    learner, made = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10)), []
+    learner.compile(mode="reduce-overhead")
+
+    def compiled(*inputs: object) -> vitmix.Output:
+        output = learner._forward_mixed(*inputs)
+        history = learner.added["history"]
+        made.extend(getattr(history, name) for name in history.per_process)
+        return output
+
+    learner._compiled[0] = compiled
+    learner(images, labels)
+    history = learner.added["history"]
+    for name, before in zip(history.per_process, made, strict=True):
+        same(getattr(history, name), before)
+        assert getattr(history, name).data_ptr() != before.data_ptr()
+
+
+@pytest.mark.gpu
+def test_recursivemix_runs_with_cuda_graphs() -> None:
+    images, labels = (each.cuda() for each in tiny_batch(4))
+    model = tiny_vit(drop_path_rate=0.0).cuda()
+    eager = vitmix.Learner(model, vitmix.recursivemix(10), seed=0, step=0)
+    expected = [eager(images, labels).targets for _ in range(5)]
+    eager.mixing.close()
+    compiled = vitmix.Learner(model, vitmix.recursivemix(10), seed=0, step=0)
+    compiled.compile(fullgraph=True, mode="reduce-overhead")
+    for targets in expected:
+        torch.compiler.cudagraph_mark_step_begin()
+        output = compiled(images, labels)
+        output.loss.backward()
+        close(output.targets, targets, 1e-6)
+
+
 def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
     images, labels = tiny_batch(4)
     learner = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10))
