@@ -19,6 +19,8 @@ from vitmix.parts.losses import main_loss
 
 __all__ = ["Learner", "Output"]
 
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
+
 
 @dataclass(frozen=True)
 class Output:
@@ -132,7 +134,17 @@ class Learner(nn.Module):
             whole = type(self)._forward_mixed
             own = FunctionType(whole.__code__.replace(), whole.__globals__, whole.__name__, whole.__defaults__)
             self._compiled[choice] = torch.compile(MethodType(own, self), **self._compile_settings)
-        return self._compiled[choice](choice, *inputs)
+        output = self._compiled[choice](choice, *inputs)
+        if self._compile_settings.get("mode") in CUDA_GRAPHS:
+            self._copy_state()
+        return output
+
+    def _copy_state(self) -> None:
+        """Copies state over batches out of the memory of CUDA graphs, which overwrite it in the next step."""
+        for module in self.added.modules():
+            for name in getattr(module, "per_process", ()):
+                if (value := getattr(module, name)) is not None:
+                    setattr(module, name, value.clone())
 
     def __getstate__(self) -> dict[str, Any]:
         # A compiled function is bound to the weights of this learner; a copy compiles again.

@@ -93,7 +93,10 @@ def test_golden_resizemix(case: str) -> None:
         batch = vitmix.Unmixed(images, torch.zeros(len(images), 1), partner, frame)
         made = mask.where(values, batch)
         same(made.images, data["mixed"])
-        same(paste_resized(images, images[partner], values["box"], (values["rows"], values["columns"])), data["mixed"])
+        for nearest in (False, True):
+            weights = values["rows"], values["columns"]
+            moved = paste_resized(images, images[partner], values["box"], weights, nearest=nearest)
+            same(moved, data["mixed"])
         share = F.area_share(made.mask, dtype=torch.float64)
         close(share, np.full(len(images), float(data["share"])), 1e-12)
 
@@ -119,6 +122,7 @@ def test_golden_saliencymix(case: str) -> None:
     images, mask = tensor(data["images"]), PeakMask(per="batch", order="bgr")
     levels = mask.saliency(images)
     close(levels.float() / 255, data["saliency"], 1e-6)
+    same((levels == levels.amax((1, 2), keepdim=True)).sum((1, 2)), data["n_at_max"])
     same(saliency_peak(levels), data["peak"])
     for number, own in enumerate(data["lam_drawn"]):
         share = torch.full((len(images),), 1 - own, dtype=torch.float64)
@@ -160,8 +164,11 @@ def test_golden_mixpro(case: str) -> None:
         side, patch, cell = (int(data[key]) for key in ("image_size", "model_patch", "mask_patch"))
         grid, cells = (side // patch, side // patch), math.ceil(side / cell) ** 2
         own = math.ceil(cells * float(data["lam_drawn"]))
-        mask = cell_mask(tensor(data["cell_orders"]), own, grid, cell // patch)
+        order = tensor(data["cell_orders"])
+        mask = cell_mask(order, own, grid, cell // patch)
         same(~mask, data["own_tokens"])
+        shape = tuple(data["own_cells"].shape[1:])
+        same(~cell_mask(order, own, shape, 1), data["own_cells"])
         partner = tensor(data["perm"])
         same(F.mix_images(tensor(data["images"]), mask, partner), data["mixed"])
         area = F.area_share(mask, dtype=torch.float64)
@@ -178,6 +185,8 @@ def test_golden_mixpro(case: str) -> None:
         logits = tensor(data["logits"]).requires_grad_()
         share = progressive_share(attention, area, targets, logits)
         close(1 - share, data["lam"], EXACT)
+        same_sides = torch.zeros(len(logits)), torch.ones(len(logits))  # the share is then the similarity
+        close(progressive_share(same_sides[1], same_sides[0], targets, logits), data["sim"], EXACT)
         rows = one_hot(data["labels"], int(data["num_classes"]))
         loss = F.soft_cross_entropy(logits, F.mix_targets(rows, partner, share))
         close(loss, data["loss_pal"], EXACT)
@@ -209,6 +218,26 @@ def test_golden_decouplemix(case: str) -> None:
         close(loss, data["loss"], EXACT)
         loss.backward()
         close(logits.grad, data["grad_logits"], EXACT)
+
+
+@pytest.mark.parametrize("case", golden_cases("decouplemix"))
+def test_golden_decouplemix_function(case: str) -> None:
+    """Without the head. It takes the mean of the batch with `avg_factor`, otherwise of mixed and unmixed rows apart."""
+    data = load(case)
+    logits, targets = tensor(data["mean_logits"]), tensor(data["mean_targets"])
+    classes = targets.topk(2).indices
+    mixed = (targets > 0).sum(1) == 2
+    own, partner = classes[:, 0], torch.where(mixed, classes[:, 1], classes[:, 0])
+    share = 1 - targets.amax(1)
+    eta = float(data["persample_eta"])  # of all of the file
+    loss = F.soft_cross_entropy(logits, targets) + eta * decoupled_loss(logits, own, partner, share)
+    close(loss, data["mean_loss_avg_factor"], EXACT)
+    parts = [
+        F.soft_cross_entropy(logits[rows], targets[rows])
+        + eta * decoupled_loss(logits[rows], own[rows], partner[rows], share[rows])
+        for rows in (mixed, ~mixed)
+    ]
+    close(parts[0] + parts[1], data["mean_loss"], EXACT)
 
 
 @pytest.mark.parametrize("case", golden_cases("decouplemix"))
@@ -287,6 +316,15 @@ def test_golden_token_label_targets(case: str) -> None:
     close(whole[:, :, 0], data["target_right_relabel"][:, :, 1], 5e-6)
     rows = one_hot(data["labels"], int(data["num_classes"]))
     close(rows, data["target_right_s0"][:, :, 0], 5e-6)
+    smoothing, classes = float(data["smoothing"]), int(data["num_classes"])
+    truth, ours = F.smooth_rows(rows, smoothing), torch.cat([whole, tokens], 2)
+    extra = ours * smoothing / classes  # a row of the program sums to 1 + smoothing / classes
+    smooth = F.smooth_rows(ours.transpose(1, 2).flatten(0, 1), smoothing).unflatten(0, (len(rows), -1))
+    smooth = torch.cat([truth.unsqueeze(2), smooth.transpose(1, 2) + extra], 2)
+    close(smooth, data["target_right_s"], 5e-6)
+    share = torch.full((len(rows),), 1 - float(data["target_mixed_own_part"]), dtype=torch.float64)
+    mixed = F.mix_targets(smooth.flatten(1).double(), F.reversed_pairs(len(rows)), share)
+    close(mixed, data["target_right_mixed_s"].reshape(len(rows), -1), 5e-6)
 
 
 @pytest.mark.parametrize("case", golden_cases("relabel"))
@@ -379,13 +417,29 @@ def test_golden_mixtoken_vit(case: str, embedded: bool) -> None:
         head.bias.copy_(tensor(data["param/aux_head.bias"]))
     maps = target[:, :, 2:].unflatten(2, grid)
     draw = Draw(0, {"partner": F.reversed_pairs(len(target)), "mask.box": given_box(data["box"])})
-    output = learner(tensor(data["images"]), target[:, :, 1].contiguous(), maps=maps, draw=draw)
+    final: list[Tensor] = []
+    model.norm.register_forward_hook(lambda *given: final.append(given[2]))
+    images = tensor(data["images"])
+    output = learner(images, target[:, :, 1].contiguous(), maps=maps, draw=draw)
     close(output.logits, data["logits"], EXACT)
     close(output.loss, data["loss"], EXACT)
+    close(final[0], data["tokens_final"], EXACT)
+    inside = F.box_mask(given_box(data["box"]), grid).flatten(1)
+    restored = F.mix_tokens(head(final[0][:, 1:]), inside, draw.values["partner"])
+    close(restored, data["aux_logits_restored"], EXACT)
     output.loss.backward()
     close(head.weight.grad, data["grad/aux_head.weight"], EXACT)
-    for name in ("head.weight", "patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"):
-        close(model.get_parameter(name).grad, data[f"grad/{name}"], EXACT)
+    close(head.bias.grad, data["grad/aux_head.bias"], EXACT)
+    for name, parameter in model.named_parameters():
+        folded = ".attn.proj." in name or ".mlp.fc2." in name  # these weights are divided by `skip`
+        close(parameter.grad / (float(data["skip"]) if folded else 1), data[f"grad/{name}"], EXACT)
+    learner.eval()
+    with torch.no_grad():
+        close(learner(images), data["clean_logits"], EXACT)
+        tokens = head(final[1][:, 1:])
+        close(tokens, data["clean_aux_logits"], EXACT)
+        # What the card says of evaluation.
+        close(learner(images) + 0.5 * tokens.amax(1), data["eval_output"], EXACT)
 
 
 # Manifold Mixup
@@ -434,6 +488,8 @@ def test_golden_puzzlemix_costs_and_cuts(case: str) -> None:
             energy = grid_energy(found, *rows)
             assert energy <= data["energy"][number] + 1e-6 and energy <= data["energy_exact"][number] + 1e-6
             close(torch.tensor(grid_energy(data["labels"][number].astype(int), *rows)), data["energy"][number], 1e-6)
+            exact = grid_energy(data["exact_labels"][number].astype(int), *rows)
+            close(torch.tensor(exact), data["energy_exact"][number], 1e-6)
             if labels == 2:
                 same(torch.from_numpy(found), data["labels"][number])
 
@@ -643,6 +699,19 @@ def test_golden_tdattenmix(case: str) -> None:
         close(guided_share(scores, mix, area), (area + each) / 2, 1e-12)
 
 
+@pytest.mark.parametrize("case", golden_cases("tdattenmix"))
+def test_golden_tdattenmix_mixup(case: str) -> None:
+    """The other branch of its recipe."""
+    data = load(case)
+    images, share = tensor(data["mixup_images"]), 1 - float(data["mixup_own"])
+    rows = one_hot(data["mixup_labels"], int(data["num_classes"]))
+    mixer = vitmix.mixup(rows.shape[1], smoothing=float(data["smoothing"]))
+    values = {"partner": F.reversed_pairs(len(images)), "mask.share": torch.tensor([share], dtype=torch.float64)}
+    mixed, targets = mixer(images, rows, draw=Draw(0, values))
+    close(mixed, data["mixup_mixed"], EXACT)
+    close(targets, data["mixup_target"], 1e-6)
+
+
 @pytest.mark.parametrize("case", golden_cases("tdattenmix_gaze"))
 def test_golden_gaze(case: str) -> None:
     """AbsViT: both passes, the logits of the second, and the map."""
@@ -684,6 +753,7 @@ def test_golden_mergemix_merging(case: str) -> None:
     merged, summed = F.merge_tokens(tokens, sizes, found, tokens.shape[1] - count)
     close(merged, data["match_merged"][:, 1:], EXACT)
     close(summed, data["match_merged_sizes"][:, 1:, 0], EXACT)
+    assert F.merge_schedule(int(data["depth"]), int(data["merge_total"])) == data["merge_list"].tolist()
     for number, (blocks, total, rate) in enumerate(data["schedule_cases"].tolist()):
         found, expected = F.merge_schedule(blocks, total, rate), data[f"schedule_{number}"].tolist()
         assert found == expected if min(expected) >= 0 else (sum(found), min(found)) == (total, 0)

@@ -66,6 +66,16 @@ def test_gaze_equals_its_slow_twin() -> None:
         assert model(images).shape == (3, CLASSES)
 
 
+def test_gaze_in_half_precision() -> None:
+    model, rows = small(), nn.functional.one_hot(torch.tensor([3, 0, 9]), CLASSES).float()
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        exact = model.gaze(images, rows)
+        half = model.bfloat16().gaze(images.bfloat16(), rows)
+    assert half.dtype == torch.float32
+    close(half, exact, 0.02)
+
+
 def test_the_names_of_the_weights_are_the_authors() -> None:
     names = set(small().state_dict())
     assert {"prompt", "decoders.1.linear.weight", "decoders.0.linear2.weight", "blocks.0.attn.qkv.bias"} <= names

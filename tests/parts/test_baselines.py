@@ -19,13 +19,14 @@ from vitmix.parts.cuts import grid_energy, grid_labels
 from vitmix.parts.decoupled import decoupled_loss
 from vitmix.parts.fourier import FourierMask, low_frequency_image
 from vitmix.parts.guided import guided_share
+from vitmix.parts.history import History, HistoryMask, history_loss, pooled_box
 from vitmix.parts.lattice import LatticeMask, lattice_mask
 from vitmix.parts.manifold import Manifold
 from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
-from vitmix.parts.puzzle import PuzzleMask, move_blocks, transport_plan
+from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_mix, transport_plan
 from vitmix.parts.resized import ResizedMask, paste_resized
 from vitmix.parts.token_labels import mixed_token_labels
 from vitmix.parts.top_cells import top_cells
@@ -80,8 +81,25 @@ def test_resizemix_on_a_device_is_that_of_the_host(interpolation: str) -> None:
     mask, batch = ResizedMask(interpolation=interpolation), batch_of(images, F.rolled_pairs(4))
     for seed in range(6):
         values = mask.draw(batch.frame, generator_for(seed))
-        moved = paste_resized(images, images[batch.partner], values["box"], (values["rows"], values["columns"]))
-        close(moved, mask.where(values, batch).images, 1e-6)
+        weights, nearest = (values["rows"], values["columns"]), interpolation == "nearest"
+        moved = paste_resized(images, images[batch.partner], values["box"], weights, nearest=nearest)
+        close(moved, mask.where(values, batch).images, 0 if nearest else 1e-6)
+
+
+def test_pixels_are_pasted_whole_under_autocast() -> None:
+    """A product with weights would round them to half precision."""
+    images, history = torch.rand(4, 3, 16, 16), History()
+    mask, frame = ResizedMask(), vitmix.Frame(4, (16, 16))
+    values = mask.draw(frame, generator_for(1))
+    old = vitmix.Unmixed(images.flip(0), torch.eye(4), torch.arange(4), frame, module=history)
+    new = vitmix.Unmixed(images, torch.eye(4), torch.arange(4), frame, module=history)
+    pasted = HistoryMask().values(frame, torch.tensor([[2, 11, 3, 10]]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = values["rows"], values["columns"]
+        moved = paste_resized(images, images.flip(0), values["box"], weights, nearest=True)
+        HistoryMask().where(pasted, old)
+        recalled = HistoryMask().where(pasted, new).images
+    assert torch.isin(moved, images).all() and torch.isin(recalled, images).all()
 
 
 # GridMix
@@ -388,9 +406,22 @@ def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
     assert drawn == {4}
     with pytest.raises(ValueError, match="do not divide into 3 or 4 blocks"):
         mask.draw(vitmix.Frame(2, (7, 7)), None)
+    with pytest.raises(ValueError, match="cells of 3 pixels do not divide blocks of 16; set cell to a divisor"):
+        PuzzleMask(blocks=(2, 4), cell=3).draw(vitmix.Frame(2, (32, 32)), generator_for(0))
+    for cell, blocks, size in ((16, 4, (32, 32)), (3, 4, (16, 24))):  # not smaller than a block; not square
+        PuzzleMask(blocks=(blocks,), cell=cell).draw(vitmix.Frame(2, size), generator_for(0))
     learner = vitmix.Learner(tiny_vit(in_chans=1), vitmix.puzzlemix(10))
     with pytest.raises(ValueError, match="mean and std are of 3 channels, but images have 1"):
         learner(torch.randn(2, 1, 16, 16), torch.arange(2))
+
+
+@pytest.mark.parametrize("transport", [False, True])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_puzzlemix_in_a_graph_has_the_strides_of_its_result(format: torch.memory_format, transport: bool) -> None:
+    images = torch.rand(2, 3, 16, 16).contiguous(memory_format=format)
+    numbers = torch.tensor(0.5), torch.tensor(4), [0.5] * 3 + [0.2] * 3, [1.2, 0.5, 0.2, 0.8], [3, 4, 0]
+    inputs = images, torch.rand(2, 16, 16), torch.tensor([1, 0]), *numbers, transport
+    torch.library.opcheck(puzzle_mix, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 PUZZLE = "puzzlemix(blocks=[4], labels=2, beta=1.0, gamma=1.0, eta=0.0, transport=False)"
@@ -471,6 +502,58 @@ def test_recursivemix_pastes_what_was_mixed_before() -> None:
     assert second.parts["recognize"] > 0
     second.loss.backward()
     assert learner.added["history"].head.weight.grad.abs().sum() > 0
+
+
+def test_recursivemix_in_double_precision() -> None:
+    """The loss of the box is as precise as the model."""
+    images, labels = tiny_batch(4)
+    torch.manual_seed(0)
+    learner = vitmix.Learner(tiny_vit(drop_path_rate=0.0).double(), vitmix.recursivemix(10, most=1.0), seed=0)
+    final: list[torch.Tensor] = []
+    learner.model.norm.register_forward_hook(lambda *given: final.append(given[2]))
+    old = learner(images.double(), labels).logits
+    draw = learner.mixing.draw(learner.mixing.frame(images))
+    output, box = learner(images.double(), labels, draw=draw), draw.values["mask.box"]
+    features = final[1][:, 1:].mT.unflatten(2, (4, 4))
+    share = F.area_share(F.box_mask(box, (16, 16)), dtype=torch.float64)
+    boxed = learner.added["history"].head(pooled_box(features, box, (16, 16)))
+    close(output.parts["recognize"], 0.5 * history_loss(boxed, old, share), 1e-12)
+
+
+def test_recursivemix_keeps_nothing_in_the_memory_of_cuda_graphs() -> None:
+    """The next step overwrites it."""
+    images, labels = tiny_batch(4)
+    learner, made = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10)), []
+    learner.compile(mode="reduce-overhead")
+
+    def compiled(*inputs: object) -> vitmix.Output:
+        output = learner._forward_mixed(*inputs)
+        history = learner.added["history"]
+        made.extend(getattr(history, name) for name in history.per_process)
+        return output
+
+    learner._compiled[0] = compiled
+    learner(images, labels)
+    history = learner.added["history"]
+    for name, before in zip(history.per_process, made, strict=True):
+        same(getattr(history, name), before)
+        assert getattr(history, name).data_ptr() != before.data_ptr()
+
+
+@pytest.mark.gpu
+def test_recursivemix_runs_with_cuda_graphs() -> None:
+    images, labels = (each.cuda() for each in tiny_batch(4))
+    model = tiny_vit(drop_path_rate=0.0).cuda()
+    eager = vitmix.Learner(model, vitmix.recursivemix(10), seed=0, step=0)
+    expected = [eager(images, labels).targets for _ in range(5)]
+    eager.mixing.close()
+    compiled = vitmix.Learner(model, vitmix.recursivemix(10), seed=0, step=0)
+    compiled.compile(fullgraph=True, mode="reduce-overhead")
+    for targets in expected:
+        torch.compiler.cudagraph_mark_step_begin()
+        output = compiled(images, labels)
+        output.loss.backward()
+        close(output.targets, targets, 1e-6)
 
 
 def test_recursivemix_drops_a_history_that_does_not_fit() -> None:

@@ -42,10 +42,14 @@ def test_a_mask_on_tokens_that_do_not_nest() -> None:
     same(on_tokens(mask[:, :2, :2], (7, 3)), mask[:, [0, 0, 0, 1, 1, 1, 1]][:, :, [0, 1, 1]])
 
 
-def both(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> list[vitmix.Output]:
+def both(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, frozen: nn.Module | None = None
+) -> list[vitmix.Output]:
     found = []
     for text in ("cutmix(aligned=true)", "cutmix(aligned=true) + embedded"):
         learner = vitmix.Learner(model, vitmix.create(text, 10), seed=3, step=0).train()
+        if frozen is not None:
+            frozen.eval()
         found.append(learner(images, labels))
         learner.mixing.close()
     return found
@@ -54,6 +58,18 @@ def both(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> list[v
 def test_patches_that_do_not_overlap_are_mixed_alike() -> None:
     images, labels = tiny_batch(6)
     pixels, tokens = both(tiny_vit(drop_path_rate=0.0).double(), images.double(), labels)
+    close(tokens.logits, pixels.logits, 1e-10)
+    same(tokens.targets, pixels.targets)
+
+
+@pytest.mark.parametrize("frozen", ["first block", "model"])
+def test_a_frozen_first_block_gets_mixed_pixels(frozen: str) -> None:
+    """In evaluation mode hidden mixing does not act; targets are mixed, so the images must be."""
+    images, labels = tiny_batch(6)
+    model = tiny_vit(drop_path_rate=0.0).double()
+    module = model.blocks[0] if frozen == "first block" else model
+    pixels, tokens = both(model, images.double(), labels, module)
+    assert (tokens.targets.amax(1) < 1).any()
     close(tokens.logits, pixels.logits, 1e-10)
     same(tokens.targets, pixels.targets)
 

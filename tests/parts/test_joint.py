@@ -144,6 +144,20 @@ def test_images_of_other_groups_are_never_shown() -> None:
     close(made.images.mean((1, 2, 3)), targets @ torch.arange(5.0), 1e-5)
 
 
+def test_autocast_rounds_neither_pixels_nor_labels() -> None:
+    torch.manual_seed(0)
+    images, saliency, rows = torch.rand(7, 3, 32, 32), torch.rand(7, 32, 32) ** 6, torch.randn(7, 10).softmax(1)
+    mask, frame = JointMask(gamma=0.05, omega=0.2), vitmix.Frame(7, (32, 32))
+    batch = vitmix.Unmixed(images, rows, torch.arange(7), frame, Guidance(gradient=saliency))
+    values = mask.draw(frame, generator_for(0))
+    exact = mask.where(values, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = mask.where(values, batch)
+    same(made.images, exact.images)
+    assert exact.rows is not None and made.rows is not None
+    same(made.rows, exact.rows)
+
+
 def test_images_without_saliency_are_mixed_too() -> None:
     """Their peaks are all in the first place, so no two are alike."""
     frame, rows = vitmix.Frame(3, (8, 8)), torch.eye(3)

@@ -41,7 +41,7 @@ def puzzlemix(
         eta: weight of the prior.
         neighborhood: pixels over which colors are averaged.
         transport: whether hidden salient blocks move to visible places; `cost` is the price of distance.
-        cell: pixels of a transported block (default: the blocks of the mask).
+        cell: pixels of a transported block, if it is smaller and images are square (default: the blocks of the mask).
         mean, std: with which the images were normalized (default: as configured, or else ImageNet's).
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """

@@ -58,7 +58,7 @@ class AbsViT(VisionTransformer):
     def look_for(self, images: Tensor, wanted: Tensor) -> Tensor:
         """The final tokens `(B, N, d)` of the second pass, which looks for tokens like `wanted` `(B, d)`."""
         tokens = self.embed_and_run(images, [None] * len(self.blocks))
-        down = tokens * _likeness(tokens, wanted).unsqueeze(2)
+        down = tokens * _likeness(tokens, wanted).unsqueeze(2).to(tokens.dtype)
         above: list[Tensor | None] = []
         for decoder in reversed(self.decoders):
             down, added = decoder(down)

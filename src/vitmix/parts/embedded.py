@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from vitmix._mix import Grid, Mix, resample_mask
+from vitmix._mix import Grid, Mix, mix_images, resample_mask
 from vitmix._registry import register
 from vitmix.attention.tap import Tape
 from vitmix.parts.base import Actor, HiddenMixing, Values
@@ -63,7 +63,14 @@ class Embedded(HiddenMixing):
 
 
 class EmbeddedOnce(Actor):
-    """Applies the mask of one batch."""
+    """Applies the mask of one batch. If its block is in evaluation mode, to the images, because targets are mixed."""
+
+    def at_images(self, images: Tensor) -> Tensor:
+        if self.training:
+            return images
+        mix, self.acted = self.mix, True
+        assert isinstance(mix, Mix)
+        return mix_images(images, mix.mask, mix.partner, mix.source)
 
     def change(self, tokens: Tensor, tape: Tape) -> Tensor:
         mix, reader = self.mix, self.reader

@@ -146,7 +146,8 @@ class HistoryMask(Mask):
             assert history.images is not None and history.rows is not None
             before = history.images[: len(images)].to(images.device)  # on the host after loading
             sides = values["rows"], values["columns"]
-            mixed = paste_resized(images, before, box.expand(len(images), 4), sides)
+            nearest = self.interpolation == "nearest"
+            mixed = paste_resized(images, before, box.expand(len(images), 4), sides, nearest=nearest)
             old = history.rows[: len(images)].to(rows)
             rows = torch.lerp(rows, old, mask.to(rows.dtype).mean())
             if history.logits is not None:
@@ -199,7 +200,8 @@ class HistoryLoss(ExtraLoss):
         if history.pasted is None:
             return 0.0 * logits.float().mean()
         box, old = history.pasted
-        tokens = evidence.final_tokens[:, reader.prefix :].float()
+        tokens = evidence.final_tokens[:, reader.prefix :]
+        tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
         grid = reader.grids(evidence.frame.size)[reader.patch_depth - 1]
         features = tokens.transpose(1, 2).unflatten(2, grid)
         head = history.head

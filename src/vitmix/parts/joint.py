@@ -278,10 +278,11 @@ class JointMask(Mask):
         assert saliency is not None
         settings = [self.beta, self.gamma, self.threshold, float(self.rounds), self.eta, self.omega]
         drawn = values["weight"], values["start"]
-        mixed, mask, weights = joint_mix(batch.images, saliency.to(batch.frame.dtype), *drawn, self.group, settings)
-        others = weights - torch.diag(weights.diagonal())
-        total = others.sum(1, keepdim=True)
-        pasted = others.to(batch.rows) @ batch.rows / total.clamp_min(torch.finfo(total.dtype).tiny).to(batch.rows)
+        with torch.autocast(batch.images.device.type, enabled=False):  # it would round pixels and labels
+            mixed, mask, weights = joint_mix(batch.images, saliency.to(batch.frame.dtype), *drawn, self.group, settings)
+            others = weights - torch.diag(weights.diagonal())
+            total = others.sum(1, keepdim=True)
+            pasted = others.to(batch.rows) @ batch.rows / total.clamp_min(torch.finfo(total.dtype).tiny).to(batch.rows)
         mask = expand_mask(mask, batch.frame.size)  # blocks need not be whole tokens
         return Composed(mask, mixed, rows=torch.where(total > 0, pasted, batch.rows))
 

@@ -221,7 +221,7 @@ def puzzle_mix(
             shown[image] = move_blocks((number + 1).expand(len(images), 1, *size), plan).squeeze(1) - 1
     mask = _enlarged(part, size)
     weight = mask.to(images.dtype).unsqueeze(1)
-    return (1 - weight) * pair[0] + weight * pair[1], mask, shown
+    return ((1 - weight) * pair[0] + weight * pair[1]).contiguous(), mask, shown
 
 
 @puzzle_mix.register_fake
@@ -237,7 +237,7 @@ def _(
     transport: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     shown = torch.empty(2, *saliency.shape, dtype=torch.int32, device=saliency.device)
-    return torch.empty_like(images), torch.empty_like(saliency), shown
+    return images.new_empty(images.shape), saliency.new_empty(saliency.shape), shown
 
 
 @register
@@ -253,7 +253,7 @@ class PuzzleMask(Mask):
         eta: weight of the prior.
         neighborhood: pixels over which colors are averaged.
         transport: whether hidden salient blocks move to visible places; `cost` is the price of distance.
-        cell: pixels of a transported block (default: the blocks of the mask).
+        cell: pixels of a transported block, if it is smaller and images are square (default: the blocks of the mask).
         mean, std: with which the images were normalized (default: as in the training's or the model's configuration, or
             else ImageNet's).
     """
@@ -306,6 +306,12 @@ class PuzzleMask(Mask):
                 f"images of {height}x{width} do not divide into {' or '.join(map(str, self.blocks))} blocks per side; "
                 "resize them, or set blocks"
             )
+        for block in (height // each for each in fitting if height == width and self.transport):
+            if self.cell and self.cell < block and block % self.cell:
+                raise ValueError(
+                    f"cells of {self.cell} pixels do not divide blocks of {block}; set cell to a divisor, or leave it "
+                    "out"
+                )
         chosen = fitting[int(torch.randint(len(fitting), (), generator=generator))]
         return {"share": beta_share(1, self.alpha, generator=generator)[0].float(), "blocks": torch.tensor(chosen)}
 

@@ -48,15 +48,25 @@ def resize_weights(count: int, side: int, scale: float, interpolation: Interpola
     return weights
 
 
-def paste_resized(images: Tensor, others: Tensor, boxes: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+def paste_resized(
+    images: Tensor, others: Tensor, boxes: Tensor, weights: tuple[Tensor, Tensor], *, nearest: bool = False
+) -> Tensor:
     """Images in which `others`, reduced with the `resize_weights` of rows and columns, fill the `boxes` `(B, 4)`.
 
     No size is read from the device, so that a GPU does not wait and a compiled graph serves every size.
+
+    Args:
+        nearest: takes the pixel of the largest weight as it is, where a product could round it.
     """
     size = (images.shape[2], images.shape[3])
-    rows, columns = (_shifted(each, boxes[:, 2 * n]) for n, each in enumerate(weights))
-    exact = torch.promote_types(images.dtype, torch.float32)
-    moved = torch.einsum("byh,bchw,bxw->bcyx", rows.to(exact), others.to(exact), columns.to(exact))
+    if nearest:
+        row, column = (each.unsqueeze(1) for each in resized_pixels(boxes, weights).partner)
+        batch, channel = (torch.arange(count, device=images.device) for count in others.shape[:2])
+        moved = others[batch.view(-1, 1, 1, 1), channel.view(-1, 1, 1), row, column]
+    else:
+        rows, columns = (_shifted(each, boxes[:, 2 * n]) for n, each in enumerate(weights))
+        exact = torch.promote_types(images.dtype, torch.float32)
+        moved = torch.einsum("byh,bchw,bxw->bcyx", rows.to(exact), others.to(exact), columns.to(exact))
     return torch.where(box_mask(boxes, size).unsqueeze(1), moved.to(images.dtype), images)
 
 
@@ -136,5 +146,6 @@ class ResizedMask(Mask):
         if boxes.device.type == "cpu" and not torch.compiler.is_compiling():
             mixed = _paste_on_host(images, batch.partner, boxes, weights, self.interpolation)
         else:
-            mixed = paste_resized(images, images[batch.partner], boxes, weights)
+            nearest = self.interpolation == "nearest"
+            mixed = paste_resized(images, images[batch.partner], boxes, weights, nearest=nearest)
         return Composed(box_mask(boxes, batch.frame.size), mixed, moves=resized_pixels(boxes, weights))

@@ -123,7 +123,7 @@ def mixed_origin(batch: MixedBatch) -> tuple[Tensor, Tensor]:
     mask = batch.mix.mask.float()
     mask = mask.expand(2, *mask.shape[1:])
     mixed = batch.images[0]
-    if any(part.applies_mask for part in batch.mixer.inner):  # to tokens
+    if any(actor.settings.applies_mask and actor.training for actor in batch.tape.actors):  # to tokens
         mixed = mix_images(batch.images, batch.mix.mask, batch.mix.partner)[0]
     paired = batch.mix.partner != torch.arange(2)
     first, second = mask[0] * paired[0], 1 - mask[1] * paired[1]
