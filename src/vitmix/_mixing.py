@@ -326,10 +326,9 @@ class Mixing:
         logits = logits_of(logits)
         if not isinstance(logits, Tensor) or logits.shape != batch.rows.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(
-                f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}; if it has several "
-                "outputs, pass the logits for this loss"
-            )
+            several = not isinstance(logits, Tensor) or logits.ndim != 2
+            hint = "if it has several outputs, pass the logits for this loss" if several else "check num_classes"
+            raise ValueError(f"the model must return logits of shape {tuple(batch.rows.shape)}, got {got}; {hint}")
         targets = self.targets(batch)
         self._check_acted(batch.tape.actors)
         self._warn_of_evaluation([actor.settings.name for actor in batch.tape.actors if not actor.acted])

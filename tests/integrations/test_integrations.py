@@ -4,14 +4,10 @@ import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
-from timm.utils import CheckpointSaver
 
-import vitmix
-from support import ROOT, tiny_batch, tiny_vit
+from support import ROOT
 
 FOLDER = ROOT / "examples" / "integrations"
 SHORT = {
@@ -68,40 +64,3 @@ def test_integration_runs(name: str) -> None:
     watched = re.search(r"updates (\d+), parameters (\d+), idle \[\]", done.stdout)
     assert watched, done.stdout
     assert int(watched[1]) == 3 and int(watched[2]) > 40
-
-
-# As timm's script saves: the model alone, and what a resumed training needs beside it.
-TIMM = """
-import sys, torch, timm
-small = dict(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, num_classes=10)
-model = timm.create_model("vit_tiny_patch16_224", **small, checkpoint_path=sys.argv[1]).eval()
-images, expected = torch.load(sys.argv[2])
-with torch.no_grad():
-    assert torch.equal(model(images), expected)
-assert "vitmix" not in sys.modules
-print("equal")
-"""
-
-
-def test_a_fresh_process_loads_checkpoints_of_timms_saver(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    mixer, (images, labels) = vitmix.create("cutmix + htm(block=1, tau=9) | smmix", 10), tiny_batch()
-    learner = vitmix.Learner(tiny_vit(), mixer).train()
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-2)
-    for _ in range(3):
-        learner(images, labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    saver = CheckpointSaver(learner.model, optimizer, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path))
-    saver.save_checkpoint(0)
-    torch.save(learner.mixing.state_dict(), tmp_path / "mixing.pt")
-    with torch.no_grad():
-        torch.save((images, learner.eval()(images)), tmp_path / "expected.pt")
-    command = [sys.executable, "-c", TIMM, str(tmp_path / "last.pth.tar"), str(tmp_path / "expected.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "equal" in done.stdout, done.stderr
-    resumed = vitmix.Learner(tiny_vit(), mixer)
-    resumed.mixing.load_state_dict(torch.load(tmp_path / "mixing.pt", weights_only=True))
-    assert (resumed.step, resumed.mixing.seed) == (3, learner.mixing.seed)
-    added = list(zip(resumed.added.parameters(), learner.added.parameters(), strict=True))
-    assert added and all(torch.equal(one, other) for one, other in added)

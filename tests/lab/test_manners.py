@@ -1,6 +1,8 @@
 """Small manners of the commands: names of run folders, the bar, trackers, headlines."""
 
+import importlib.util
 import io
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -79,6 +81,15 @@ def test_a_wrong_tracker_names_the_tracker(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown tracker 'tensorbord'.*tensorboard") as error:
         Trainer(tiny(tmp_path / "run", track="tensorbord"))
     assert "precision" not in str(error.value)
+
+
+def test_a_missing_tracker_is_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    missing = next((name for name in ("aim", "clearml", "wandb") if importlib.util.find_spec(name) is None), None)
+    if missing is None:
+        pytest.skip("every tracker is installed")
+    with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=f"'{missing}' is not installed"):
+        Trainer(tiny(tmp_path / "run", track=missing))
+    assert not caplog.records
 
 
 def analysis(study: str, *tables: Table) -> Analysis:

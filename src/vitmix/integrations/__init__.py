@@ -5,13 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitmix.integrations.lightning_module import MixModule as MixModule
+    from vitmix.integrations.timm_task import MixTask as MixTask
     from vitmix.integrations.trainer import MixTrainer as MixTrainer
     from vitmix.integrations.trainer_mixin import MixTrainerMixin as MixTrainerMixin
 
-_HOME = {"MixModule": "lightning_module", "MixTrainer": "trainer", "MixTrainerMixin": "trainer_mixin"}
+_HOME = {
+    "MixModule": "lightning_module",
+    "MixTask": "timm_task",
+    "MixTrainer": "trainer",
+    "MixTrainerMixin": "trainer_mixin",
+}
 _NEEDS = {"lightning_module": ("lightning", "lightning"), "trainer": ("transformers", "hf")}  # package and extra
 
-__all__ = ["MixModule", "MixTrainer", "MixTrainerMixin"]
+__all__ = ["MixModule", "MixTask", "MixTrainer", "MixTrainerMixin"]
 
 
 def __getattr__(name: str) -> Any:

@@ -116,6 +116,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_command(images: str) -> None:
     text = done("suggest", "--data", images, "--model", "test_vit")
     assert f"vitmix train --data {images} --model test_vit --method none --epochs 100 --batch 16" in text
+    assert text.startswith(
+        "36 images of 2 classes, test_vit, training from scratch, 100 epochs of batch 16: 200 updates"
+    )
     text = done("suggest", "--data", images, "--model", "test_vit", "--epochs", "24000")  # two updates each
     best = choose(stored(), PlannedTraining(36, 48_000, SCRATCH)).chosen
     assert best is not None and f"--method {best.method}" in text and gain_text(best) in text
@@ -123,6 +126,7 @@ def test_command(images: str) -> None:
     assert "--method cutmix" in text and "SMMix gained more, but" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--pretrained")
     assert f"vitmix train --recipe finetune --data {images} --model test_vit --pretrained\n" in text
+    assert "test_vit, fine-tuning, 40 epochs" in text
     assert "The shortest training measured has 627 updates" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
     assert "images/s, measured here" in text and "--epochs 300" in text

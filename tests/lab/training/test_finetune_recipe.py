@@ -221,6 +221,7 @@ def test_skipped_files_are_counted(finished: Path, tmp_path: Path, capsys: pytes
     train(tmp_path / "run", data=place, checkpoint=str(finished), epochs=1, batch=4)
     out = capsys.readouterr().out
     assert "Note: 4 files were skipped in imagefolder:" in out and ": 2 .gif, 1 .txt, 1 without a suffix." in out
+    assert out.count("were skipped") == 1  # not again for the part that is held out
     assert f"Next      vitmix report {tmp_path / 'run'}" in out
 
 

@@ -40,6 +40,7 @@ def run(settings: Suggest) -> int:
     from vitmix.lab.advice.choice import PlannedTraining, choose
     from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, stored
     from vitmix.lab.advice.page import shown
+    from vitmix.lab.advice.words import STARTS
     from vitmix.lab.data.sources import open_images
     from vitmix.lab.fitting import refusal
     from vitmix.lab.training.prepare import build_augmentation
@@ -67,8 +68,8 @@ def run(settings: Suggest) -> int:
     seconds = 0.0 if rate is None else len(images) * epochs * (evidence.cost.of(method) or 1.0) / rate
     time = "" if rate is None else _time(seconds, rate, settings.hours)
     print(
-        f"{len(images):,} images of {len(images.classes):,} classes, {settings.model}, {epochs} epochs of batch "
-        f"{config.batch}: {plan.updates:,} updates"
+        f"{len(images):,} images of {len(images.classes):,} classes, {settings.model}, {STARTS[plan.start]}, {epochs} "
+        f"epochs of batch {config.batch}: {plan.updates:,} updates"
     )
     print(shown(evidence, plan, command=_command(settings, config, method, epochs), note=time))
     return 0

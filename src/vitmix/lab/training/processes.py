@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -47,6 +47,8 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     for name in trackers:
         if name not in LOGGER_TYPE_TO_CLASS:
             raise unknown_name("tracker", name, LOGGER_TYPE_TO_CLASS)
+    if missing := set(trackers) - {str(each) for each in get_available_trackers()}:
+        raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
     try:
         accelerator = Accelerator(
             mixed_precision=config.precision if config.precision in ("bf16", "fp16") else "no",
@@ -64,9 +66,6 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
         raise ValueError(f"precision {config.precision!r} is not available here: {error}") from None
     if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU, because it uses a gradient scaler; use fp32 or bf16")
-    missing = set(trackers) - {str(each) for each in accelerator.log_with}
-    if missing:
-        raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
     return accelerator
 
 

@@ -48,7 +48,9 @@ def opening(
         f"method {config.method}.",
     ]
     lines += _fitted(config, len(images)) + _balance(config, images)
-    lines += [note for each in (images, held_out) for note in _skipped(each)]
+    folders = [getattr(each, "root", None) for each in (images, held_out)]
+    held_out_of_it = folders[0] is not None and folders[0] == folders[1]  # the same files are beside both
+    lines += _skipped(images) + ([] if held_out_of_it else _skipped(held_out))
     unseen = np.setdiff1d(np.arange(len(images.classes)), images.labels)
     lines += _note("training", unseen, images)
     return lines + _note("evaluation", np.setdiff1d(images.labels, held_out.labels), images)
@@ -135,6 +137,7 @@ def closing(config: TrainConfig, run: Run, position: Position, settings: ModelAr
         lines.append(f"Overflow  {position.overflowed} updates skipped while fp16 lowered its loss scale")
     if broken:
         more = f" and {len(broken) - NAMED} more, in summary.json" if len(broken) > NAMED else ""
-        lines.append(f"Unread    {len(broken)} images that could not be read: {'; '.join(broken[:NAMED])}{more}")
+        count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
+        lines.append(f"Unread    {count} that could not be read: {'; '.join(broken[:NAMED])}{more}")
     lines.append(f"Next      vitmix report {shlex.quote(str(run.path))}")
     return "\n".join(lines)
