@@ -16,7 +16,7 @@ from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
 from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Outcome, Sides, Task
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Task
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
 from vitmix.lab.runs import EMA, Run
@@ -28,7 +28,7 @@ from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_gro
 class DenseLearner(nn.Module):
     """A model and its task as one module: a call is the forward pass of a training step."""
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
+    def __init__(self, model: nn.Module, task: Task[Any, Any]) -> None:
         super().__init__()
         self.model, self.task = model, task
         self.added = nn.ModuleDict()  # methods add parameters to classifiers only
@@ -143,7 +143,7 @@ class TransferTrainer(Trainer):
         scored = {prefix: self.task.score(each, self.images.classes, intervals=False) for prefix, each in found.items()}
         return {f"{prefix}{name}": each.values[name].mean for prefix, each in scored.items() for name in self.scores}
 
-    def _dense_outcomes(self, model: nn.Module) -> list[Outcome]:
+    def _dense_outcomes(self, model: nn.Module) -> list[Any]:
         """What all processes found, image by image."""
 
         def between() -> None:
@@ -152,7 +152,7 @@ class TransferTrainer(Trainer):
 
         batches = cast(Any, self.eval_loader)
         own = outcomes_of(
-            *(self.task, model, batches, self.settings, self.sides, self.device),
+            *(self.task, model, batches, self.sides, self.device),
             autocast=lambda: self.accelerator.autocast(),
             between=between,
         )

@@ -39,10 +39,10 @@ def test_targets_are_those_of_the_file(toys: Path) -> None:
     image, target = images.sample(1)
     mine = [each for each in stored["annotations"] if each["image_id"] == 2]
     left, top, width, height = mine[0]["bbox"]
-    assert target["boxes"].tolist()[0] == [left, top, left + width, top + height]
-    assert target["labels"].tolist() == [1, 2] and (target["image"], target["categories"]) == (2, [2, 5])
-    assert [{**each, "id": 0} for each in mine] == [{**each, "id": 0} for each in target["truth"]]
-    assert target["size"] == (image.height, image.width) == (64, 80)
+    assert target.boxes.tolist()[0] == [left, top, left + width, top + height]
+    assert target.labels.tolist() == [1, 2] and (target.truth.image, target.truth.categories) == (2, [2, 5])
+    assert [{**each, "id": 0} for each in mine] == [{**each, "id": 0} for each in target.truth.objects]
+    assert target.truth.size == (image.height, image.width) == (64, 80)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_counted(toys: Path) -> None:
         "category 99",
         "1 objects without a box of four numbers",
         "2 objects of images that are not listed",
-        "1 objects with a mask that is none",
+        "1 objects with an invalid mask",
         "1 images whose file is missing",
         "training images of train.json without objects",
     ):
@@ -108,13 +108,13 @@ def test_crowd_regions_are_scored_but_not_learned(toys: Path) -> None:
     change(toys / "train.json", lambda content: content["annotations"][1].update(iscrowd=1))
     images = open_coco(f"coco:{toys}", "train")
     target = images.sample(1)[1]
-    assert len(target["boxes"]) == 1 and [each["iscrowd"] for each in target["truth"]] == [1, 0]
+    assert len(target.boxes) == 1 and [each.get("iscrowd") for each in target.truth.objects] == [1, 0]
 
 
 def test_images_without_objects_are_kept_for_scoring(toys: Path) -> None:
     change(toys / "test.json", lambda content: content["annotations"].pop(0))
     images = open_coco(f"coco:{toys}", "test")
-    assert len(images) == 6 and len(images.sample(0)[1]["boxes"]) == 0
+    assert len(images) == 6 and len(images.sample(0)[1].boxes) == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ NOTES = {
     "outside": "objects with a box outside their image",
     "cut": "boxes cut at the border of their image",
     "missing": "images whose file is missing",
-    "bad_mask": "objects with a mask that is none",
+    "bad_mask": "objects with an invalid mask",
 }
 LEFT_OUT = [name for name in NOTES if name != "cut"]
 

@@ -9,7 +9,6 @@ training images is held out for validation; a single file is always divided this
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,21 +18,18 @@ from torchvision import tv_tensors
 from vitmix._checks import unknown_name
 from vitmix.lab.data.sources import HOLDOUT, held_out_mask
 from vitmix.lab.data.splits import SPLIT_NAMES, Split
-from vitmix.lab.dense.task import DenseSet, Target
+from vitmix.lab.dense.task import DenseSet
 
-from .coco import CocoFile, CocoImage, read_coco
+from .coco import CocoFile, CocoImage, Object, read_coco
 from .outlines import Outline
+from .records import Annotation, ImageTruth, RunLengths, Target
 
 LONGEST = 16  # sides; narrower images could be resized to nothing
 FORM = "coco:FOLDER or coco:FILE.json,images=FOLDER"
 
 
-class CocoSet(DenseSet):
-    """The images of an annotation file with their boxes.
-
-    A target has `boxes`, `labels` and `outlines` of the objects to learn, without crowd regions. For scoring, `truth`
-    has all of them as COCO's files do, beside `image`, `size` and the numbers of the `categories`.
-    """
+class CocoSet(DenseSet[Target]):
+    """The images of an annotation file with their boxes."""
 
     def __init__(self, file: CocoFile, images: Sequence[CocoImage], description: str) -> None:
         super().__init__(str(file.folder), [image.file for image in images], file.classes, description)
@@ -51,24 +47,27 @@ class CocoSet(DenseSet):
             raise ValueError(f"it is more than {LONGEST} times as long as wide")
         objects = [each for each in entry.objects if not each.crowd]
         boxes = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
-        return {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=entry.size),  # pyright: ignore
-            "labels": torch.tensor([each.label for each in objects], dtype=torch.int64),
-            "outlines": [each.outline for each in objects],
-            "image": entry.id,
-            "size": entry.size,
-            "categories": self.categories,
-            "truth": [self._annotation(entry, each) for each in entry.objects],
-        }
+        return Target(
+            boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=entry.size),  # pyright: ignore
+            labels=torch.tensor([each.label for each in objects], dtype=torch.int64),
+            outlines=[each.outline for each in objects],
+            truth=ImageTruth(
+                entry.id, entry.size, self.categories, [self._annotation(entry, each) for each in entry.objects]
+            ),
+        )
 
-    def _annotation(self, entry: CocoImage, each: Any) -> dict[str, Any]:
-        category = self.categories[each.label - 1]
-        found = {"image_id": entry.id, "category_id": category, "bbox": list(each.stored), "area": each.area}
-        found["iscrowd"] = int(each.crowd)
+    def _annotation(self, entry: CocoImage, each: Object) -> Annotation:
+        found: Annotation = {
+            "image_id": entry.id,
+            "category_id": self.categories[each.label - 1],
+            "bbox": list(each.stored),
+            "area": each.area,
+            "iscrowd": int(each.crowd),
+        }
         return found if each.outline is None else {**found, "segmentation": as_coco(each.outline, entry.size)}
 
 
-def as_coco(outline: Outline, size: tuple[int, int]) -> Any:
+def as_coco(outline: Outline, size: tuple[int, int]) -> RunLengths | list[list[float]]:
     """An outline as COCO's files have it."""
     if isinstance(outline, np.ndarray):
         return {"size": list(size), "counts": outline.tolist()}

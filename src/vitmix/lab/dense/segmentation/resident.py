@@ -31,7 +31,7 @@ class ResidentMasks(Epochs):
 
     def __init__(
         self,
-        images: DenseSet,
+        images: DenseSet[Tensor],
         config: TransferConfig,
         sides: Sides,
         *,
@@ -83,7 +83,15 @@ class ResidentEvalMasks:
     """The batches of a `DenseEvalLoader`, read once and kept in device memory."""
 
     def __init__(
-        self, images: DenseSet, sides: Sides, *, batch: int, workers: int, device: torch.device, rank: int, world: int
+        self,
+        images: DenseSet[Tensor],
+        sides: Sides,
+        *,
+        batch: int,
+        workers: int,
+        device: torch.device,
+        rank: int,
+        world: int,
     ) -> None:
         self.sides = sides
         found = _read(images, rows_of_rank(len(images), batch, rank, world), workers)
@@ -97,7 +105,7 @@ class ResidentEvalMasks:
             yield DenseBatch([normalized(each, self.sides) for each in batch.images], batch.targets, batch.indices)
 
 
-def _read(images: DenseSet, rows: list[list[int]], workers: int) -> Iterator[DenseBatch]:
+def _read(images: DenseSet[Tensor], rows: list[list[int]], workers: int) -> Iterator[DenseBatch]:
     fetcher = Fetcher(partial(whole_batch, images), workers)
     for batch in fetcher.fetched(rows.__iter__):
         images.note_broken(batch.broken)
@@ -105,7 +113,7 @@ def _read(images: DenseSet, rows: list[list[int]], workers: int) -> Iterator[Den
     fetcher.close()
 
 
-def _stacked(images: DenseSet, workers: int) -> tuple[Tensor, Tensor]:
+def _stacked(images: DenseSet[Tensor], workers: int) -> tuple[Tensor, Tensor]:
     """All images `(N, 3, h, w)` uint8 and label maps `(N, h, w)`; zeros where one could not be used."""
     pixels = maps = None
     first = ""
@@ -121,7 +129,7 @@ def _stacked(images: DenseSet, workers: int) -> tuple[Tensor, Tensor]:
                     f"images kept in memory must have one size, got {sizes[0]} ({first}) and {sizes[1]} "
                     f"({images.name(index)}); leave --resident out"
                 )
-            pixels[index], maps[index] = image.as_subclass(Tensor), target["mask"].as_subclass(Tensor)
+            pixels[index], maps[index] = image.as_subclass(Tensor), target.as_subclass(Tensor)
     if pixels is None or maps is None:
         raise images.nothing_readable()
     return pixels, maps
