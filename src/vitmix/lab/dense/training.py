@@ -20,6 +20,7 @@ from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Task
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
 from vitmix.lab.runs import EMA, Run
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
@@ -114,7 +115,7 @@ class TransferTrainer(Trainer):
         return optimizer_of([*backbone, *head], self.settings)
 
     @property
-    def model_settings(self) -> dict[str, Any]:
+    def model_settings(self) -> ModelArgs:
         return self.backbone.settings
 
     # The loop

@@ -83,6 +83,14 @@ class Schedule(Settings):
     )
     clip_grad: Positive | None = option(None, "clip gradients to this norm")
 
+    @property
+    def total_epochs(self) -> int:
+        return self.epochs + self.cooldown_epochs
+
+    @property
+    def peak_lr(self) -> float:
+        return self.lr if self.lr_per is None else self.lr * self.batch / self.lr_per
+
 
 @dataclass(frozen=True, kw_only=True)
 class Regularization(Settings):

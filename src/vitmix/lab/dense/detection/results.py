@@ -3,14 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from vitmix.lab.dense.extras import need
-from vitmix.lab.reading import is_count, is_number, parse_json, read_bytes
+from vitmix.lab.reading import is_count, is_number
 from vitmix.lab.runs import Estimate
 from vitmix.lab.runs.dense import ClassScores, DenseScores
 
-from .coco import MOST_BYTES, PARTS
+from .coco import are_objects, read_json, read_parts
 from .outlines import read_outline
 from .records import Annotation, Detected, Truth
 from .scoring import INTERVAL, Averages, Kind, average_precision, installed
@@ -28,8 +28,8 @@ def encode_detections(rows: Sequence[Detected]) -> bytes:
 def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -> DenseScores:
     """The scores of a file of detections; needs faster-coco-eval, so that they are COCO's."""
     need("faster_coco_eval")
-    truth, rows = _read_truth(annotations), _read(detections)
-    if not _are_dicts(rows):
+    truth, rows = _read_truth(annotations), read_json(detections, "detections")
+    if not are_objects(rows):
         raise ValueError(f"{detections} is not a list of detections; vitmix transfer writes one, {DETECTIONS}")
     known = _Known.of(truth)
     for number, row in enumerate(rows):
@@ -40,14 +40,8 @@ def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -
 
 
 def _read_truth(path: Path) -> Truth:
-    content = _read(path)
-    if not isinstance(content, dict) or not all(_are_dicts(content.get(key)) for key in PARTS):
-        raise ValueError(f"{path} is not a COCO file: it needs lists of {', '.join(PARTS)}")
-    truth: Truth = {
-        "images": content["images"],
-        "annotations": content["annotations"],
-        "categories": content["categories"],
-    }
+    images, annotations, categories = cast(Any, read_parts(path))  # checked below
+    truth: Truth = {"images": images, "annotations": annotations, "categories": categories}
     for each in truth["images"]:
         if not all(is_count(each.get(key)) for key in ("id", "height", "width")):
             raise ValueError(f"{path} has an image without id, height and width: {str(each)[:80]}")
@@ -61,19 +55,6 @@ def _read_truth(path: Path) -> Truth:
         if problem:
             raise ValueError(f"annotation {number} of {path} {problem}; correct the file")
     return truth
-
-
-def _read(path: Path) -> Any:
-    try:
-        return parse_json(read_bytes(path, MOST_BYTES))
-    except OSError as problem:
-        raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:
-        raise ValueError(f"{path} is not a JSON file: {problem}") from None
-
-
-def _are_dicts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 class _Known(NamedTuple):

@@ -12,6 +12,7 @@ from torch import Tensor
 from vitmix._sampling import generator_for
 from vitmix.lab.data.loader import Epochs
 from vitmix.lab.data.plan import EpochPlan, rows_of_rank
+from vitmix.lab.data.resident import filled, move
 from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.dense.batch_augment import UNIFORM, augment_dense, draw_numbers
 from vitmix.lab.dense.config import TransferConfig
@@ -51,7 +52,7 @@ class ResidentMasks(Epochs):
 
     def _epoch(self, number: int, start: int) -> Iterator[DenseBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         size = self.plan.size
-        order = _move(torch.from_numpy(self.plan.order(number)[0]), self.device)
+        order = move(torch.from_numpy(self.plan.order(number)[0]), self.device)
         per_chunk = max(1, CHUNK // size) if self.device.type != "cpu" else 1
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             batches = range(first, min(first + per_chunk, self.plan.batches))
@@ -67,13 +68,11 @@ class ResidentMasks(Epochs):
             return torch.rand(self.plan.size, UNIFORM, dtype=torch.float64, generator=own)
 
         drawn = draw_numbers(torch.cat([uniform(batch) for batch in batches]), self.config, self.source, self.sides)
-        return _move(drawn, self.device)
+        return move(drawn, self.device)
 
     def _augmented(self, rows: Tensor, numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Of one length, to compile once."""
-        missing = length - len(rows)
-        if missing:
-            rows, numbers = (torch.cat([each, each[:1].expand(missing, *each.shape[1:])]) for each in (rows, numbers))
+        rows, numbers = filled(rows, length), filled(numbers, length)
         with torch.no_grad():
             images, maps = self._augment(self._pixels[rows], self._maps[rows], numbers, self.sides, IGNORED)
         return images, maps.long()
@@ -142,7 +141,3 @@ def _next_usable(images: DenseSet) -> Tensor:
         others = ((row + step) % len(images) for step in range(len(images)))
         index[row] = next(other for other in others if other not in images.broken)
     return index
-
-
-def _move(values: Tensor, device: torch.device) -> Tensor:
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
