@@ -65,9 +65,7 @@ def open_transferred(folder: str | Path, weights: str = "best") -> Transferred:
     config = run.config
     if not isinstance(config, TransferConfig):
         raise ValueError(f"{folder} is a run of vitmix train, not of vitmix transfer")
-    path = run.best if weights == "best" else run.last
-    if not path.is_file():
-        raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
+    path = run.weights(weights)
     sha256, header = checksum(path), read_header(path)
     task, backbone = task_named(config.task), rebuilt(header, config, path)
     classes = header.classes or ()
