@@ -68,7 +68,7 @@ class DenseSet(FileImages, Generic[Target]):
     def nothing_readable(self) -> NothingReadable:
         return NothingReadable(
             f"none of the {len(self)} images of {self.description} could be used; the first: "
-            f"{self.broken[min(self.broken)]}; correct the files, or what --data says of them"
+            f"{self.broken[min(self.broken)]}; correct the files or --data"
         )
 
     def usable(self, index: int) -> tuple[Image.Image, Target, int]:

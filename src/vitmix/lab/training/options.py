@@ -65,7 +65,7 @@ class Schedule(Settings):
     lr_per: Count | None = option(
         512, "linear scaling rule: the learning rate is lr * batch / lr_per; none disables it"
     )
-    min_lr: Rate = option(1e-5, "learning rate at the end of the cosine and during cool-down")
+    min_lr: Rate = option(1e-5, "learning rate at the end of the schedule and during cool-down")
     warmup_lr: Rate = option(1e-6, "learning rate at the start of warm-up")
     warmup_epochs: NotNegative = option(5.0, "epochs of linear warm-up, included in epochs")
     cooldown_epochs: Whole = option(0, "further epochs at min_lr")

@@ -149,7 +149,7 @@ def test_images_without_masks_are_counted(tmp_path: Path) -> None:
         ("voc:{0}", "SegmentationClass"),
         ("ade20k:{0}", "annotations/training"),
         ("imagefolder:{0}", "kind of data"),
-        ("masks:", "names no place"),
+        ("masks:", "does not say where it is"),
         ("{0}", "did you mean masks:"),
     ],
 )

@@ -44,7 +44,7 @@ class CocoSet(DenseSet[Target]):
                 f"{entry.size[1]} x {entry.size[0]}"
             )
         if max(entry.size) > LONGEST * min(entry.size):
-            raise ValueError(f"it is more than {LONGEST} times as long as wide")
+            raise ValueError(f"its longer side is more than {LONGEST} times the shorter one")
         objects = [each for each in entry.objects if not each.crowd]
         boxes = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 4)
         return Target(

@@ -17,7 +17,7 @@ from .scoring import INTERVAL, Averages, Kind, average_precision, installed
 
 DETECTIONS = "detections.json"
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_"}
-NO_PACKAGE = "faster-coco-eval is not installed: AP is that of our own code, without AP by object size"
+NO_PACKAGE = "faster-coco-eval is not installed: AP is computed by vitmix, without AP by object size"
 
 
 def encode_detections(rows: Sequence[Detected]) -> bytes:

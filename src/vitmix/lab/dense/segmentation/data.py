@@ -180,7 +180,7 @@ def _check_labels(images: MaskSet) -> None:
         found += 1
     if found:
         below = f" and below offset={images.offset}" if images.offset else ""
-        raise ValueError(f"{images.description}: no mask that was looked at has a class; {IGNORED}{below} is ignored")
+        raise ValueError(f"{images.description}: none of the checked masks has a class; {IGNORED}{below} is ignored")
 
 
 def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], description: str) -> None:
