@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_a_single_file_is_divided_the_same_way_each_time(toys: Path) -> None:
     names = [{each.name(n) for n in range(len(each))} for each in (train, held_out)]
     assert (len(train), len(held_out)) == (6, 2) and not names[0] & names[1]
     assert {held_out.name(n) for n in range(2)} == {open_coco(spec, "val").name(n) for n in range(2)}
+
+
+def test_held_out_images_without_objects_are_kept_for_scoring(toys: Path) -> None:
+    spec = f"coco:{toys / 'train.json'},images={toys}?holdout=0.25"
+    held_out, train = (
+        [each.name(n) for n in range(len(each))] for each in map(partial(open_coco, spec), ("val", "train"))
+    )
+    emptied = {held_out[0], train[0]}
+
+    def empty(content: dict[str, Any]) -> None:
+        ids = {image["id"] for image in content["images"] if image["file_name"] in emptied}
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] not in ids]
+
+    change(toys / "train.json", empty)
+    assert [open_coco(spec, "val").name(n) for n in range(2)] == held_out
+    assert [open_coco(spec, "train").name(n) for n in range(len(train) - 1)] == train[1:]
+    assert "1 training images of train.json without objects" in open_coco(spec, "train").notes[-1]
 
 
 def test_what_cannot_be_used_is_counted(toys: Path) -> None:
@@ -151,7 +169,7 @@ def test_hostile_files_are_refused(tmp_path: Path, text: str) -> None:
     ("spec", "words"),
     [
         ("coco:", "coco:FOLDER"),
-        ("masks:toys", "coco:FOLDER"),
+        ("masks:toys", "unknown kind of data 'masks'"),
         ("coco:nowhere", "neither a folder nor an annotation file"),
         ("coco:.,image=x", "only images=FOLDER"),
         ("coco:.?holdout=2", "fraction between 0 and 1"),

@@ -63,6 +63,11 @@ class CocoImage(NamedTuple):
     size: tuple[int, int]  # height, width
     objects: list[Object]
 
+    @property
+    def learned(self) -> list[Object]:
+        """Those to learn: crowd regions are not."""
+        return [each for each in self.objects if not each.crowd]
+
 
 @dataclass
 class CocoFile:
@@ -81,11 +86,6 @@ class CocoFile:
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether every object has one."""
-        return all(each.outline is not None for image in self.images for each in image.objects)
 
     @cached_property
     def labels(self) -> dict[int, int]:
