@@ -158,7 +158,7 @@ def test_outputs_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
     train(tmp_path / "run", epochs=1)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    cases = {".": "where the command runs", "/proc/model": "cannot make the folder /proc/model", "..": "exists already"}
+    cases = {".": "is the current folder", "/proc/model": "cannot make the folder /proc/model", "..": "exists already"}
     cases["\udcff"] = "must be valid UTF-8"
     for output, sentence in cases.items():
         assert cli.main(["export", str(tmp_path / "run"), output, "--to", "timm"]) == 2

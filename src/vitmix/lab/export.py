@@ -42,7 +42,7 @@ def export(subject: Subject, folder: Path, *, to: str) -> list[str]:
         raise ValueError(f"{folder} exists already; give a new or an empty folder")
     folder = folder.resolve()
     if folder in (Path.cwd(), Path(folder.anchor)):  # the folder is replaced, which would break programs that run in it
-        raise ValueError(f"the output is {folder}, where the command runs; give a folder inside it")
+        raise ValueError(f"the output {folder} is the current folder; give a folder inside it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

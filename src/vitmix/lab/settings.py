@@ -207,6 +207,6 @@ def key_and_value(text: str, setting: str = "model_args") -> tuple[str, Any]:
     try:
         return key, parse_yaml(value)
     except yaml.YAMLError:
-        raise ValueError(f"{setting} takes values as YAML has them, got {text!r}; close brackets and quotes") from None
+        raise ValueError(f"{setting} takes values in YAML, got {text!r}; close brackets and quotes") from None
     except ValueError as problem:
         raise ValueError(f"{setting} cannot take {key}: {problem}") from None

@@ -45,7 +45,7 @@ class SuiteOptions(Settings):
     section = "Robustness: accuracy on changed images, with 95 % intervals"
 
     limit: Count | None = option(None, "number of images, chosen at random (default: all)")
-    attack_limit: Count = option(1000, "the same for attacks, which need many passes")
+    attack_limit: Count = option(1000, "number of images for attacks, which need many passes")
     corruptions: tuple[Annotated[str, "NAME", check_corruption], ...] = option(
         COMMON, "corruptions of ImageNet-C (default: the 15 of the benchmark)"
     )

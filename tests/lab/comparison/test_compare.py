@@ -393,7 +393,7 @@ def test_list_and_wrong_arguments(
         (["example", "--minutes", "0"], "minutes must be a positive"),
         (["example", "--set", "epochs"], "--set takes KEY=VALUE, such as epochs=10, got 'epochs'"),
         (["example", "--set", "lrr=1"], "unknown setting 'lrr' in --set; did you mean 'lr'?"),
-        (["example", "--set", "scale=[1"], "--set takes values as YAML has them, got 'scale=[1'"),
+        (["example", "--set", "scale=[1"], "--set takes values in YAML, got 'scale=[1'"),
         (["example", "--output", "file"], "'file' is a file; give a folder as --output"),
         (["example", "--model", "deit_tinny_patch16_224"], "unknown model 'deit_tinny_patch16_224'"),
     ):

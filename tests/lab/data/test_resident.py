@@ -425,10 +425,10 @@ def test_images_to_evaluate_may_differ_in_size(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"color_jitter": 0.4, "auto_augment": None}, "color_jitter=0.4 is not done in batch"),
-        ({"auto_augment": "augmix-m3"}, "only RandAugment is done in batch"),
-        ({"auto_augment": "rand-m9-t3a"}, "not all done in batch"),
-        ({"auto_augment": "rand-m9-tweights"}, "not all done in batch"),
+        ({"color_jitter": 0.4, "auto_augment": None}, "no color_jitter, got 0.4"),
+        ({"auto_augment": "augmix-m3"}, "has RandAugment only"),
+        ({"auto_augment": "rand-m9-t3a"}, "lacks operations"),
+        ({"auto_augment": "rand-m9-tweights"}, "lacks operations"),
     ],
 )
 def test_what_is_not_done_in_batch_is_refused(settings, message):

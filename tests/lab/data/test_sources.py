@@ -164,8 +164,8 @@ def test_folder_problems(tmp_path, make, message):
     ("spec", "message"),
     [
         ("imagefoldr:x", "did you mean 'imagefolder'"),
-        ("imagefolder:", "names no place"),
-        ("npz", "names no place"),
+        ("imagefolder:", "does not say where it is"),
+        ("npz", "does not say where it is"),
         ("torchvision:CIFAR10", "names no folder"),
         ("torchvision:CIFAR11:x", "did you mean 'CIFAR10'"),
         ("shapes(sise=32)", "did you mean 'size'"),
@@ -363,7 +363,7 @@ def test_a_kind_of_data_is_one_entry(monkeypatch):
     train, held_out = open_images("black:x/20", "train"), open_images("black:x/20", "test")
     assert (len(train), len(held_out)) == (18, 2) and train.name(17) == "image 19"
     assert without_folders("black:x/20", "black:x/20") == "black:20"
-    with pytest.raises(ValueError, match="names no place; write black:FOLDER/COUNT"):
+    with pytest.raises(ValueError, match="does not say where it is; write black:FOLDER/COUNT"):
         open_images("black:", "train")
 
 

@@ -283,7 +283,7 @@ def test_masks_that_all_have_unknown_labels(tmp_path: Path) -> None:
 
 
 def test_masks_without_a_class(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no mask that was looked at has a class; 255 and below offset=9 is ignored"):
+    with pytest.raises(ValueError, match="none of the checked masks has a class; 255 and below offset=9 is ignored"):
         TransferTrainer(tiny_transfer(f"masks:{data}(classes=a/b, offset=9)", tmp_path / "run"))
 
 

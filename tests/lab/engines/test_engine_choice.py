@@ -47,7 +47,7 @@ def test_addresses_that_do_not_answer_are_refused_at_once() -> None:
     for address in ("nonsense", "head:port", ":6379", "head:"):
         with pytest.raises(ValueError, match=f"--address needs HOST:PORT, got '{address}'; 'ray status' shows it"):
             check_address(address)
-    with pytest.raises(ValueError, match="is that of a Ray client"):
+    with pytest.raises(ValueError, match="is the address of a Ray client"):
         check_address("ray://head:10001")
     for address in (None, "auto", "local"):
         check_address(address)

@@ -189,7 +189,7 @@ def test_a_job_of_a_killed_command_is_taken_over(commands: Commands, training: T
     said: list[str] = []
     engine, job = begin(training, said)
     assert engine.knows(training) and job.number == "12"
-    assert said == [f"{training.name} is still job 12 of an earlier command, and goes on"]
+    assert said == [f"{training.name} continues as job 12 of an earlier command"]
     commands.jobs["12"] = "RUNNING|None|n1|0|0|another"  # numbers begin again after a reinstallation
     assert not engine.knows(training)
 

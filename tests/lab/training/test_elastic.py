@@ -66,7 +66,9 @@ def test_parts_of_an_uneven_batch() -> None:
     config = tiny("run", batch=14, accumulate=2)
     assert processes.part_of_batch(config, 3) == (2, 1) and str(processes.part_of_batch(config, 3)) == "2 or 3"
     assert [plan.size for plan in plans(30, 7, 3)] == [3, 2, 2]
-    with pytest.raises(ValueError, match="14 in 2 micro-batches gives some of the 8 processes no image; start fewer"):
+    with pytest.raises(
+        ValueError, match="14 in 2 micro-batches leaves some of the 8 processes without an image; start fewer"
+    ):
         processes.part_of_batch(config, 8)
 
 

@@ -157,6 +157,7 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(writing, "sync_folder", refuse)
     writing.write_file(tmp_path / "summary.json", b"new")
+    assert (tmp_path / "summary.json").read_bytes() == b"new" and os.listdir(tmp_path) == ["summary.json"]
 
 
 def test_folders_outlive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Analyze(Measured):
     list: bool = option(False, "list the studies")
     method: tuple[Method, ...] = option((), "methods to compare (default: the study's)")
     masks: Folder | None = option(None, "object masks: a .png for each image, at the same path below FOLDER")
-    mask_value: int | None = option(None, "gray level of the object in those masks (default: all but 0)")
+    mask_value: int | None = option(None, "gray level of the object in these masks (default: every level but 0)")
     images: Pairable = option(1024, "largest number of images")
     batch: Pairable = option(16, "images per batch; images are mixed within a batch")
     workers: Workers | None = option(None, "processes that load images (default: the run's)")

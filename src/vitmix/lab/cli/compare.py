@@ -29,7 +29,7 @@ class Cluster(Settings):
     )
     cpus: Count | None = option(None, "CPU cores of each run (default: as many as data-loader workers, at least 1)")
     gpus: NotNegative | None = option(
-        None, "GPUs of each run; with Ray also a part of one, such as 0.5 (default: 1 if the cluster has any)"
+        None, "GPUs of each run; with Ray also a fraction, such as 0.5 (default: 1 if the cluster has any)"
     )
     store: Annotated[str, "URL"] | None = option(
         None,
@@ -73,9 +73,7 @@ class Compare(Cluster):
         None, "also run these suites of vitmix eval on every finished run, such as clean,noise,occlusion"
     )
     analyze: bool = option(False, "also run the studies of vitmix analyze on every finished run")
-    jobs: Count | None = option(
-        None, "number of parallel runs on the device; on a cluster, all that find room unless given (default: 1)"
-    )
+    jobs: Count | None = option(None, "number of parallel runs (default: 1; on a cluster, as many as it has room for)")
     minutes: Positive | None = option(None, "stop at checkpoints after this time; rerun to resume")
     stop_at_failure: bool = option(False, "stop all runs when one fails (default: the others continue)")
     dry_run: bool = option(False, "list the runs and whether they are finished")

@@ -1,6 +1,5 @@
 """`vitmix transfer`: its flags are the fields of `TransferConfig`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli.recipes import list_all
 from vitmix.lab.cli.train import train_in_processes
 from vitmix.lab.dense.config import TransferConfig, resolve_transfer
-from vitmix.lab.settings import File, option
+from vitmix.lab.settings import File, SettingValues, option
 from vitmix.lab.training.output import unfailing_output
 
 
@@ -21,7 +20,7 @@ class Transfer(TransferConfig):
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
-def read(given: Mapping[str, Any]) -> TransferConfig | None:
+def read(given: SettingValues) -> TransferConfig | None:
     """The configuration of a transfer from flags and files; None asks for the list of recipes."""
     flags = {name: value for name, value in given.items() if name != "config"}
     return None if flags.get("recipe") == "help" else resolve_transfer(flags, given.get("config"))

@@ -81,14 +81,14 @@ def batch_settings(augmentation: Augmentation, source: Size, *, dense: bool) -> 
 def _batch_policy(augmentation: Augmentation) -> RandAugment | None:
     config = augmentation.auto_augment
     if augmentation.color_jitter:
-        raise ValueError(f"color_jitter={augmentation.color_jitter} is not done in batch")
+        raise ValueError(f"augmentation in batches has no color_jitter, got {augmentation.color_jitter}")
     if not config:
         return None
     policy = timm_policy(augmentation)
     if not isinstance(policy, RandAugment):
-        raise ValueError(f"only RandAugment is done in batch, got auto_augment={config!r}")
+        raise ValueError(f"augmentation in batches has RandAugment only, got auto_augment={config!r}")
     if policy.choice_weights is not None or None in map(operation_code, _names(policy)):
-        raise ValueError(f"the operations of auto_augment={config!r} are not all done in batch")
+        raise ValueError(f"augmentation in batches lacks operations of auto_augment={config!r}")
     return policy
 
 

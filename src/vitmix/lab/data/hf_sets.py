@@ -86,7 +86,7 @@ def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
         return {"train": found}
     parts = by_split(cast(dict[str, "Dataset"], found))
     if not parts:
-        raise ValueError(f"hfds: {place!r} has the splits {', '.join(map(str, found))}; rename one to train")
+        raise ValueError(f"hfds: {place!r} has no split train, only {', '.join(map(str, found))}; rename one to train")
     return parts
 
 

@@ -85,7 +85,7 @@ class ResidentLoader(Epochs):
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
         size = self.plan.size
         order = torch.from_numpy(self._readable[self.plan.order(number)[0]])
-        order = _move(order[: self.plan.batches * size], self.device)
+        order = move(order[: self.plan.batches * size], self.device)
         per_chunk = max(1, CHUNK // size)
         # Always whole chunks, because vectorized functions may round differently by position.
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
@@ -105,8 +105,8 @@ class ResidentLoader(Epochs):
     def _chunk(self, epoch: int, batches: range, rows: Tensor, numbers: Tensor, *, length: int) -> Batch:
         """Several batches at once, because a call costs the host more than the GPU; of one length, to compile once."""
         noise = self._noise(epoch, batches)
-        noise = None if noise is None else _filled(noise, length)
-        return self._batch(_filled(rows, length), _filled(numbers, length), noise)
+        noise = None if noise is None else filled(noise, length)
+        return self._batch(filled(rows, length), filled(numbers, length), noise)
 
     def _draw(self, epoch: int, batches: range) -> Tensor:
         columns = uniforms_per_sample(self.settings)
@@ -114,7 +114,7 @@ class ResidentLoader(Epochs):
             torch.rand(self.plan.size, columns, dtype=torch.float64, generator=self._generator(RESIDENT, epoch, batch))
             for batch in batches
         ]
-        return _move(draw(torch.cat(uniform), self.settings), self.device)
+        return move(draw(torch.cat(uniform), self.settings), self.device)
 
     def _generator(self, stream: int, epoch: int, batch: int) -> torch.Generator:
         return generator_for(stream, self.plan.seed, epoch, batch, self.plan.rank)
@@ -168,10 +168,10 @@ class ResidentEvalLoader:
             yield replace(batch, images=normalize(batch.images, self.augmentation))
 
 
-def _filled(values: Tensor, length: int) -> Tensor:
+def filled(values: Tensor, length: int) -> Tensor:
     """This many rows; copies of the first one fill up."""
     return torch.cat([values, values[:1].expand(length - len(values), *values.shape[1:])])
 
 
-def _move(values: Tensor, device: torch.device) -> Tensor:
+def move(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

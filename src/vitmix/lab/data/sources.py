@@ -121,7 +121,7 @@ def _parse(spec: str, sources: Mapping[str, Source] = SOURCES) -> tuple[str, str
             )
         raise unknown_name("kind of data", kind, sources)
     if not argument and sources[kind].form:
-        raise ValueError(f"data {spec!r} names no place; write {kind}:{sources[kind].form}")
+        raise ValueError(f"data {spec!r} does not say where it is; write {kind}:{sources[kind].form}")
     return kind, argument, holdout
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitmix import models as models  # its import registers names with timm
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.evaluation.subject import Subject, check_place, open_subject
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training.header import Header
 from vitmix.lab.training.prepare import check_model
 
@@ -27,7 +28,7 @@ class Backbone:
 
     model: nn.Module
     name: str
-    settings: dict[str, Any]
+    settings: ModelArgs
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -4,10 +4,10 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from vitmix._checks import check_choice
 from vitmix._grammar import spelled
@@ -15,16 +15,17 @@ from vitmix.lab.dense.tasks import TASKS
 from vitmix.lab.settings import (
     Count,
     Fraction,
+    ModelArgs,
     Name,
     NotNegative,
     Positive,
     Rate,
     Settings,
+    SettingValues,
     Whole,
-    check_rate,
     option,
 )
-from vitmix.lab.training.config import check_compile_mode, checked_setting, checkpoint_interval, read_yaml
+from vitmix.lab.training.config import check_loop, checked_setting, read_yaml
 from vitmix.lab.training.options import Evaluation, Hardware, Schedule
 from vitmix.lab.training.recipes import laid_over, recipe_for
 
@@ -42,13 +43,13 @@ class WhatToTransfer(Settings):
         "images with targets: masks:DIR, voc:DIR or ade20k:DIR (segment), coco:DIR (detect), optionally with settings",
     )
     arch: Name | None = option(None, "timm model of a weights file, if its header does not name it")
-    model_args: dict[str, Any] = option({}, "settings of the timm model")
+    model_args: ModelArgs = option({}, "settings of the timm model")
     weights: Literal["best", "last"] = option("best", "which weights of a run to start from")
     pretrained: bool = option(False, "start from timm's published weights")
     head: str = option(
         "auto", f"head on the backbone: {'; '.join(', '.join(each.heads) for each in TASKS.values())}; auto fits it"
     )
-    head_args: dict[str, Any] = option({}, "settings of the head")
+    head_args: SettingValues = option({}, "settings of the head")
     freeze: bool = option(False, "train the head alone; the backbone's weights stay as they are")
     method: str = option("none", "mixing method for images and targets, such as cutmix")
     recipe: str | None = option(None, "settings of a paper; 'help' lists the recipes")
@@ -126,7 +127,6 @@ class TransferConfig(
         for name in ("resident", "compile"):
             if getattr(self, name) and self.task != "segment":
                 raise ValueError(f"{name} is available for --task segment only; leave it out")
-        check_compile_mode(self)
         if self.backbone is None and self.arch is None:
             raise ValueError("no backbone is named; give a run folder, a weights file or the name of a timm model")
         if not self.data:
@@ -138,12 +138,7 @@ class TransferConfig(
             raise ValueError(f"jitter takes two factors above 0, the smaller first, got {list(self.jitter)}")
         if self.task == "segment" and (self.short_sides or self.long_side):
             raise ValueError("short_sides and long_side are settings of --task detect; use size and jitter")
-        checkpoint_interval(self.checkpoint_every)
-        check_rate("the learning rate, lr * batch / lr_per,", self.peak_lr)
-
-    @property
-    def total_epochs(self) -> int:
-        return self.epochs + self.cooldown_epochs
+        check_loop(self)
 
     @property
     def headline(self) -> str:
@@ -156,23 +151,19 @@ class TransferConfig(
         return self.freeze
 
     @property
-    def peak_lr(self) -> float:
-        return self.lr if self.lr_per is None else self.lr * self.batch / self.lr_per
-
-    @property
     def model(self) -> str:
         """The backbone in a word: its timm name, or the name of its run folder or file."""
         return self.arch or re.sub(r"\.\w+$", "", Path(self.backbone or "").name)
 
 
-def resolve_transfer(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> TransferConfig:
+def resolve_transfer(flags: SettingValues | None = None, file: str | Path | None = None) -> TransferConfig:
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win."""
     given, stored = dict(flags or {}), read_yaml(file) if file is not None else {}
-    layers: list[tuple[str, Mapping[str, Any]]] = [("the flags", given), (str(file), stored)]
+    layers: list[tuple[str, SettingValues]] = [("the flags", given), (str(file), stored)]
     recipe = given.get("recipe", stored.get("recipe"))
     if recipe is not None:
         layers.append((f"recipe {recipe}", recipe_for("transfer", recipe).settings))
-    values: dict[str, Any] = {}
+    values: SettingValues = {}
     for source, layer in reversed(layers):
         checked = {name: checked_setting(name, value, source, TransferConfig) for name, value in layer.items()}
         values = laid_over(values, checked)
@@ -181,7 +172,7 @@ def resolve_transfer(flags: Mapping[str, Any] | None = None, file: str | Path | 
     return config if {"epochs", "warmup_epochs"} <= explicit else _in_epochs(config, explicit)
 
 
-def _in_epochs(config: TransferConfig, explicit: Any) -> TransferConfig:
+def _in_epochs(config: TransferConfig, explicit: Set[str]) -> TransferConfig:
     """With the epochs that its steps make of the data."""
     if config.steps is None and config.warmup_steps is None:
         return config

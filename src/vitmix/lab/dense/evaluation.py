@@ -36,7 +36,7 @@ class Transferred:
     """A model with its head, from a transfer run, in evaluation mode."""
 
     model: nn.Module
-    task: Task
+    task: Task[Any, Any]
     config: TransferConfig
     backbone: Backbone
     classes: tuple[str, ...]
@@ -65,9 +65,7 @@ def open_transferred(folder: str | Path, weights: str = "best") -> Transferred:
     config = run.config
     if not isinstance(config, TransferConfig):
         raise ValueError(f"{folder} is a run of vitmix train, not of vitmix transfer")
-    path = run.best if weights == "best" else run.last
-    if not path.is_file():
-        raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
+    path = run.weights(weights)
     sha256, header = checksum(path), read_header(path)
     task, backbone = task_named(config.task), rebuilt(header, config, path)
     classes = header.classes or ()
@@ -83,10 +81,9 @@ def open_transferred(folder: str | Path, weights: str = "best") -> Transferred:
 
 @torch.no_grad()
 def outcomes_of(
-    task: Task,
+    task: Task[Any, Outcome],
     model: nn.Module,
     batches: Iterable[DenseBatch],
-    config: TransferConfig,
     sides: Sides,
     device: torch.device,
     *,
@@ -99,9 +96,8 @@ def outcomes_of(
     found: list[Outcome] = []
     for batch in batches:
         between()
-        batch = batch.to(device)
         with autocast():
-            found += task.outcomes(model, batch.images, batch.targets, config, sides)
+            found += task.outcomes(model, batch.to(device), sides)
     model.train(training)
     return found
 
@@ -114,7 +110,7 @@ def evaluate(
     batch: int | None = None,
     workers: int | None = None,
     precision: str | None = None,
-    known: Sequence[Outcome] = (),
+    known: Sequence[Any] = (),
     folder: Path | None = None,
 ) -> DenseEvaluation:
     """The scores of a model on images, with intervals.
@@ -135,8 +131,7 @@ def evaluate(
     dtype = PRECISIONS[precision]
     autocast = nullcontext if dtype is None else lambda: torch.autocast(device.type, dtype)
     model = subject.model.to(device)
-    where = (config, subject.sides, device)
-    found = known or outcomes_of(subject.task, model, loader, *where, autocast=autocast)
+    found = known or outcomes_of(subject.task, model, loader, subject.sides, device, autocast=autocast)
     if not found:
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
     evaluation = DenseEvaluation(
@@ -173,9 +168,7 @@ def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
     device = next(subject.model.parameters()).device
     tiles = []
     for batch in loader:
-        batch = batch.to(device)
-        arguments = batch.images, batch.targets, subject.classes, subject.config, subject.sides
-        tiles += subject.task.examples(subject.model, *arguments)
+        tiles += subject.task.examples(subject.model, batch.to(device), subject.classes, subject.sides)
     return Examples(mixed=(), strips=(Strips(PREDICTIONS, tuple(tiles)),))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -21,10 +22,10 @@ from vitmix.lab.data.images import BrokenImage, NothingReadable
 from vitmix.lab.data.loader import Epochs
 from vitmix.lab.data.plan import EpochPlan, Key, rows_of_rank
 from vitmix.lab.data.workers import Fetcher
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Target
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides
 
 Transform = Callable[..., Any]
-Collate = Callable[[list[Target]], Any]
+Collate = Callable[[list[Any]], Any]
 
 
 def as_tensor(image: Image.Image) -> tv_tensors.Image:
@@ -36,6 +37,12 @@ def normalized(pixels: Tensor, sides: Sides) -> Tensor:
     """Float32, from 0..255."""
     mean, std = (per_channel(each, pixels.device) for each in (sides.mean, sides.std))
     return (pixels.as_subclass(Tensor).float() / 255 - mean) / std
+
+
+def shown(image: Tensor, sides: Sides) -> np.ndarray:
+    """A normalized image `(3, H, W)` as pixels `(H, W, 3)` uint8."""
+    mean, std = (per_channel(each, torch.device("cpu")) for each in (sides.mean, sides.std))
+    return ((image.cpu() * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
 
 
 def _train_batch(

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from PIL import Image
@@ -20,9 +20,9 @@ from vitmix.lab.dense.tasks import TASKS
 from vitmix.lab.runs.dense import DenseScores
 from vitmix.lab.runs.examples import Tile
 
-Target = dict[str, Any]
-"""What belongs to an image: `tv_tensors`, which move with it, and plain values, which do not."""
-Outcome = Any
+Target = TypeVar("Target")
+"""What belongs to an image."""
+Outcome = TypeVar("Outcome")
 """What is kept of an evaluated image, in host memory and picklable: processes exchange it."""
 IGNORED = 255  # the label of pixels that belong to no class
 
@@ -39,7 +39,7 @@ class Mixing(Protocol):
     def __call__(self, images: Any, targets: Any) -> tuple[Any, Any]: ...
 
 
-class DenseSet(FileImages, ABC):
+class DenseSet(FileImages, Generic[Target]):
     """Image files with a target each; every label is 0, since an image has no single one.
 
     Attributes:
@@ -68,7 +68,7 @@ class DenseSet(FileImages, ABC):
     def nothing_readable(self) -> NothingReadable:
         return NothingReadable(
             f"none of the {len(self)} images of {self.description} could be used; the first: "
-            f"{self.broken[min(self.broken)]}; correct the files, or what --data says of them"
+            f"{self.broken[min(self.broken)]}; correct the files or --data"
         )
 
     def usable(self, index: int) -> tuple[Image.Image, Target, int]:
@@ -96,7 +96,7 @@ class Sides(NamedTuple):
 class DenseBatch:
     """Images `(B, 3, H, W)`, normalized, and what the task's `collate` made of their targets.
 
-    In evaluation, `images` is a list, since whole images differ in size.
+    In evaluation, images and targets are lists: the images are whole and differ in size.
     """
 
     images: Any
@@ -142,7 +142,7 @@ def _reads_model(method: str, classes: int) -> bool:
     return any(not each.input_only for each in mixers)
 
 
-class Task(ABC):
+class Task(ABC, Generic[Target, Outcome]):
     """A dense task. Methods hold no state: settings come with each call."""
 
     name: ClassVar[str]
@@ -155,7 +155,7 @@ class Task(ABC):
         return TASKS[self.name].scores
 
     @abstractmethod
-    def open_data(self, spec: str, split: Split) -> DenseSet:
+    def open_data(self, spec: str, split: Split) -> DenseSet[Target]:
         """The images with targets that a text such as `"masks:DIR"` names."""
 
     @abstractmethod
@@ -171,8 +171,8 @@ class Task(ABC):
         """The joint augmentation: (`tv_tensors.Image` uint8, target) to the same of the model's input size."""
 
     @abstractmethod
-    def collate(self, targets: list[Target]) -> Any:
-        """The targets of a training batch."""
+    def collate(self, targets: list[Any]) -> Any:
+        """The targets of a training batch, from those that `transform` returns."""
 
     def check_method(self, method: str) -> None:
         """Refuses a method that dense targets cannot follow."""
@@ -195,15 +195,8 @@ class Task(ABC):
         """The parts of the loss by name, to be added up; the model is in training mode."""
 
     @abstractmethod
-    def outcomes(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        config: TransferConfig,
-        sides: Sides,
-    ) -> list[Outcome]:
-        """What the scores need of each image. The images are whole, normalized, of their own sizes."""
+    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Outcome]:
+        """What the scores need of each image of a batch for evaluation."""
 
     @abstractmethod
     def score(self, outcomes: Sequence[Outcome], classes: Sequence[str], *, intervals: bool) -> DenseScores:
@@ -215,12 +208,6 @@ class Task(ABC):
 
     @abstractmethod
     def examples(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        classes: Sequence[str],
-        config: TransferConfig,
-        sides: Sides,
+        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
     ) -> Iterator[tuple[Tile, ...]]:
         """A row of tiles for each image, for the report: image, truth, prediction, errors."""

@@ -1,7 +1,7 @@
 """The tasks by name: where each is, and what configurations must know of it before anything is imported."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vitmix.lab.dense.task import Task
@@ -23,6 +23,6 @@ TASKS = {
 }
 
 
-def task_named(name: str) -> "Task":
+def task_named(name: str) -> "Task[Any, Any]":
     """The task, which its module has as `TASK`."""
     return import_module(TASKS[name].module).TASK

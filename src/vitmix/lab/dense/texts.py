@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from vitmix.lab.environment import describe_environment
-from vitmix.lab.training.partial import trained_parameters
 from vitmix.lab.training.progress import duration
+from vitmix.lab.training.texts import place_of, size_of
 
 if TYPE_CHECKING:
     from vitmix.lab.dense.training import TransferTrainer
@@ -19,15 +18,12 @@ def unusable(count: int) -> str:
 def opening(trainer: "TransferTrainer") -> list[str]:
     """Data, model, device and method in two lines, and notes on the data."""
     config, train, held_out = trainer.settings, trainer.images, trainer.eval_images
-    model, name = trainer.core.model, describe_environment(trainer.device)["device"]
-    place = name if trainer.world == 1 else f"{trainer.world} processes, the first on {name},"
-    parameters, trained = sum(each.numel() for each in model.parameters()), trained_parameters(model)
-    part = "" if trained == parameters else f" ({trained:,} trained)"
+    model, place = trainer.core.model, place_of(trainer.device, trainer.world)
     head = getattr(model, "head_name", config.head)
     lines = [
         f"Training on {len(train):,} images of {len(train.classes):,} classes: {train.description}; "
         f"evaluating on {len(held_out):,}: {held_out.description}.",
-        f"{config.task}: {trainer.backbone.name} with {head}, {parameters:,} parameters{part}, images of "
+        f"{config.task}: {trainer.backbone.name} with {head}, {size_of(model)}, images of "
         f"{trainer.sides.size[0]} × {trainer.sides.size[1]} pixels, on {place} in {config.precision}; "
         f"method {config.method}; {trainer.total_updates:,} updates.",
     ]

@@ -16,19 +16,20 @@ from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
 from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Outcome, Sides, Task
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Task
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
-from vitmix.lab.runs import EMA, Run
+from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
+from vitmix.lab.training.scores import Scored
 
 
 class DenseLearner(nn.Module):
     """A model and its task as one module: a call is the forward pass of a training step."""
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
+    def __init__(self, model: nn.Module, task: Task[Any, Any]) -> None:
         super().__init__()
         self.model, self.task = model, task
         self.added = nn.ModuleDict()  # methods add parameters to classifiers only
@@ -89,18 +90,17 @@ class TransferTrainer(Trainer):
     def _dense_loaders(self) -> tuple[Epochs, Iterable[DenseBatch]]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, part = self.settings, self.part
-        place: dict[str, Any] = {"rank": self.rank, "world": self.world}
         train, held_out = cast(DenseSet, self.images), cast(DenseSet, self.eval_images)
         batch = config.eval_batch or part.batch
+        place = {"rank": self.rank, "world": self.world}
+        training, held = {**part._asdict(), **place}, {"batch": batch, "workers": config.workers, **place}
         if config.resident:
-            place |= {"device": self.device}
-            loader = ResidentMasks(train, config, self.sides, **part._asdict(), **place)
-            return loader, ResidentEvalMasks(held_out, self.sides, batch=batch, workers=config.workers, **place)
-        place |= {"workers": config.workers}
-        transform = self.task.transform(config, self.sides)
-        training = {**part._asdict(), "seed": config.seed, **place}
-        loader = DenseLoader(train, transform, self.task.collate, self.sides, **training)
-        return loader, DenseEvalLoader(held_out, self.sides, batch=batch, **place)
+            loader = ResidentMasks(train, config, self.sides, device=self.device, **training)
+            return loader, ResidentEvalMasks(held_out, self.sides, device=self.device, **held)
+        transform, collate = self.task.transform(config, self.sides), self.task.collate
+        training |= {"seed": config.seed, "workers": config.workers}
+        loader = DenseLoader(train, transform, collate, self.sides, **training)
+        return loader, DenseEvalLoader(held_out, self.sides, **held)
 
     def _make_optimizer(self, encoder: nn.Module, model: nn.Module) -> torch.optim.Optimizer:
         """The backbone's layers by `layer_decay`, and the head with its own factor of the learning rate."""
@@ -114,7 +114,7 @@ class TransferTrainer(Trainer):
         return optimizer_of([*backbone, *head], self.settings)
 
     @property
-    def model_settings(self) -> dict[str, Any]:
+    def model_settings(self) -> ModelArgs:
         return self.backbone.settings
 
     # The loop
@@ -135,31 +135,19 @@ class TransferTrainer(Trainer):
             images, targets = self.mixing(images, targets)
         return self.learner(images, targets)
 
-    def _score_models(self) -> dict[str, float]:
-        found = {"": self._dense_outcomes(self.core.model)}
-        if self.ema is not None:
-            found[EMA] = self._dense_outcomes(self.ema.module)
-        self._outcomes = found[EMA if self.settings.best.startswith(EMA) else ""]
-        scored = {prefix: self.task.score(each, self.images.classes, intervals=False) for prefix, each in found.items()}
-        return {f"{prefix}{name}": each.values[name].mean for prefix, each in scored.items() for name in self.scores}
-
-    def _dense_outcomes(self, model: nn.Module) -> list[Outcome]:
-        """What all processes found, image by image."""
-
-        def between() -> None:
-            if self.world == 1:
-                self.stopper.check(self.accelerator)
-
+    def _score(self, model: nn.Module) -> Scored:
+        model = self.core.model if model is self.core else model
         batches = cast(Any, self.eval_loader)
         own = outcomes_of(
-            *(self.task, model, batches, self.settings, self.sides, self.device),
+            *(self.task, model, batches, self.sides, self.device),
             autocast=lambda: self.accelerator.autocast(),
-            between=between,
+            between=self._check_if_alone,
         )
         outcomes = [each for found in processes.gather(self.accelerator, own) for each in found]
         if not outcomes:
             raise NothingReadable("none of the images to evaluate on could be read; get the files again")
-        return outcomes
+        values = self.task.score(outcomes, self.images.classes, intervals=False).values
+        return Scored({name: values[name].mean for name in self.scores}, outcomes)
 
     def _about(self) -> dict[str, str]:
         settings = {name: value for name, value in self.backbone.settings.items() if name != "num_classes"}
@@ -173,14 +161,8 @@ class TransferTrainer(Trainer):
     def _closing(self) -> str:
         return closing(self)
 
-    def evaluate_best(self) -> None:
-        """Stores the scores of the best weights with intervals, and examples, unless they are there."""
-        if not self.accelerator.is_main_process:
-            return
-        try:
-            if Run(self.folder.path).dense is None:
-                subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
-                known = cast(Any, self.journal.outcomes)
-                evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
-        except (ValueError, OSError) as error:  # no reason to call a finished run failed
-            self.reporter.say(f"The best weights could not be evaluated: {error}")
+    def _evaluate_best(self) -> None:
+        """Stores scores with intervals, and examples."""
+        subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
+        known = cast(Any, self.journal.outcomes)
+        evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)

@@ -252,7 +252,7 @@ def check_address(address: str | None) -> None:
         return
     if address.startswith("ray://"):
         there = "run the command on a node of the cluster, for example with 'ray job submit', and give HOST:PORT"
-        raise ValueError(f"the address {address} is that of a Ray client, through which no files travel; {there}")
+        raise ValueError(f"{address} is the address of a Ray client, which cannot transfer files; {there}")
     host, _, port = address.rpartition(":")
     ask = "'ray status' shows it for a running cluster; leave --address out to start one here"
     if not host or not port.isdecimal():

@@ -109,7 +109,7 @@ class SlurmCluster(Engine):
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "SlurmJob":
         if found := self._earlier(training):
-            say(f"{training.name} is still job {found['id']} of an earlier command, and goes on")
+            say(f"{training.name} continues as job {found['id']} of an earlier command")
             return self._job(training, found["id"], found["attempt"], say)
         plan = self.home.hand_over(training, flags, self._cpus(training))
         try:
@@ -164,7 +164,7 @@ class SlurmCluster(Engine):
                 self._silent_since = 0.0
             except slurm.Silent as error:
                 if not self._silent_since:
-                    say(f"Slurm's controller does not answer ({error}); jobs go on, and the comparison waits for it")
+                    say(f"Slurm's controller does not answer ({error}); jobs continue, and the comparison waits for it")
                 self._silent_since = self._silent_since or time.monotonic()
         return self._states.get(number)
 
@@ -287,8 +287,8 @@ class SlurmJob:
             self._heard = order(self.number)
             self.engine.look_again()
         except slurm.Silent:
-            goes_on = "so the job goes on; rerun the command to take it over"
-            self._outcome = Outcome(f"Slurm's controller does not answer, {goes_on}")
+            continues = "so the job continues; rerun the command to take it over"
+            self._outcome = Outcome(f"Slurm's controller does not answer, {continues}")
             self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
 
 

@@ -1,7 +1,7 @@
 """Where the files of runs lie between nodes that share no folder: a folder, or any place that fsspec knows by URL."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ def checked(path: str) -> str:
     return path
 
 
-def _mark(about: dict[str, Any]) -> str:
+def _mark(about: Mapping[str, object]) -> str:
     return " ".join(str(about.get(key)) for key in ("size", "ETag", "etag", "LastModified", "mtime"))
 
 

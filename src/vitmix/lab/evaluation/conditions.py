@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from vitmix.lab.data.augment import Augmentation, per_channel
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.data.loader import Batch, EvalLoader
 from vitmix.lab.maps.teachers import weights_checksum
-from vitmix.lab.reading import parse_json
+from vitmix.lab.reading import JsonObject, parse_json
 from vitmix.lab.runs import Facts
 from vitmix.lab.writing import write_file
 
@@ -80,7 +80,7 @@ class Condition:
     name: str
     images: ImageSet
     of: Facts
-    settings: Mapping[str, Any]
+    settings: JsonObject
     change: Change | None = None
     cropped: bool = False
     outputs: tuple[int, ...] | None = None

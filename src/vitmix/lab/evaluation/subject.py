@@ -199,9 +199,7 @@ def open_onnx(folder: Path) -> tuple[Subject, nn.Module]:
 def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     check_choice("weights", weights, ("best", "last"))
     run = Run.open(folder)
-    path = run.best if weights == "best" else run.last
-    if not path.is_file():
-        raise ValueError(f"{folder} has no {path.name} yet; it is written later in the run")
+    path = run.weights(weights)
     config, sha256, header = run.classifier_config, checksum(path), read_header(path)
     if header.model is None or header.num_classes is None:
         read_weights(path)  # raises an error if it is damaged

@@ -137,7 +137,7 @@ def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
     except OSError as problem:
         raise ValueError(f"{str(path)!r} cannot be read ({problem.strerror})") from None
     if hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise ValueError(f"{str(path)!r} is not what was written: its checksum differs")
+        raise ValueError(f"{str(path)!r} is damaged: its checksum differs")
     try:
         arrays = safetensors.numpy.load(content)
         values, classes = arrays["values"], arrays["classes"]

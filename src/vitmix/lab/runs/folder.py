@@ -146,6 +146,13 @@ class Run:
         found = self._measured(LEFT_OUT, LeftOut)
         return frozenset(() if found is None else found.names)
 
+    def weights(self, which: str) -> Path:
+        """The file of the best or last weights; a ValueError if it is not written yet."""
+        path = self.best if which == "best" else self.last
+        if not path.is_file():
+            raise ValueError(f"{self.path} has no {path.name} yet; it is written later in the run")
+        return path
+
     def belongs(self, sha256: str | None, *which: str) -> bool:
         """Whether a result with this checksum is about the run's weights.
 

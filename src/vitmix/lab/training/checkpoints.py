@@ -278,7 +278,7 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def _expected(manifest: Mapping[str, Any]) -> list[str]:
+def _expected(manifest: Mapping[str, object]) -> list[str]:
     """The files that a manifest must list: those of one process, or every shard."""
     shards = [found for name in manifest if (found := SHARD.fullmatch(name))]
     if not shards:

@@ -2,7 +2,6 @@
 
 # Help texts come from this module, so what imports torch is imported where it is used.
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -36,13 +35,7 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
             raise ValueError(f"best is {self.best!r} but there is no EMA; set ema, for example to 0.9999")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("pretrained and checkpoint both name initial weights; give one of them")
-        check_compile_mode(self)
-        checkpoint_interval(self.checkpoint_every)
-        check_rate("the learning rate, lr * batch / lr_per,", self.peak_lr)
-
-    @property
-    def total_epochs(self) -> int:
-        return self.epochs + self.cooldown_epochs
+        check_loop(self)
 
     @property
     def headline(self) -> str:
@@ -54,23 +47,21 @@ class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule,
         """Whether some of the weights stay as they are."""
         return self.freeze or self.lora is not None
 
-    @property
-    def peak_lr(self) -> float:
-        return self.lr if self.lr_per is None else self.lr * self.batch / self.lr_per
-
 
 FIELDS = {each.name: each for each in dataclasses.fields(TrainConfig)}
 KINDS = kinds_of(TrainConfig)
 AnyConfig: TypeAlias = "TrainConfig | TransferConfig"
 
 
-def check_compile_mode(config: AnyConfig) -> None:
-    """Refuses CUDA graphs where they would give wrong gradients."""
+def check_loop(config: AnyConfig) -> None:
+    """Refuses settings of the loop that contradict each other, such as CUDA graphs that would give wrong gradients."""
     if config.compile and config.accumulate > 1 and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise ValueError(
             f"compile_mode {config.compile_mode!r} uses CUDA graphs, which overwrite the gradients that accumulate="
             f"{config.accumulate} adds up; use compile_mode 'default' or 'max-autotune-no-cudagraphs'"
         )
+    checkpoint_interval(config.checkpoint_every)
+    check_rate("the learning rate, lr * batch / lr_per,", config.peak_lr)
 
 
 def checkpoint_interval(text: str) -> tuple[float, str]:
@@ -86,7 +77,7 @@ def checkpoint_interval(text: str) -> tuple[float, str]:
     return number, unit
 
 
-def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> TrainConfig:
+def resolve(flags: SettingValues | None = None, file: str | Path | None = None) -> TrainConfig:
     """The configuration from defaults, then a recipe, then a YAML file, then flags; later layers win.
 
     Without recipe, data and model, it is the built-in example. With initial weights and no model named, here or in the
@@ -126,7 +117,7 @@ def resolve(flags: Mapping[str, Any] | None = None, file: str | Path | None = No
     return fit(TrainConfig(**values), [name for name in recipe_for("train", recipe).fitted if name not in explicit])
 
 
-def resolve_any(flags: Mapping[str, Any] | None = None, file: str | Path | None = None) -> AnyConfig:
+def resolve_any(flags: SettingValues | None = None, file: str | Path | None = None) -> AnyConfig:
     """The configuration of a transfer if one of the layers names its task, otherwise of a training."""
     stored = read_yaml(file) if file is not None else {}
     if "task" not in {*(flags or {}), *stored}:

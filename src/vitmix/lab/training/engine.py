@@ -268,14 +268,15 @@ class Trainer(Setup):
         return {f"{prefix}{name}": value for prefix, each in found.items() for name, value in each.values.items()}
 
     def _score(self, model: nn.Module) -> Scored:
-        def between() -> None:
-            if self.world == 1:
-                self.stopper.check(self.accelerator)
-
         batches: Iterable[Batch] = self.eval_loader
         if self.config.fsdp:  # every pass of sharded weights sends messages
             batches = in_step(batches, self.accelerator, self.idle)
-        return score(model, batches, self.accelerator, between=between)
+        return score(model, batches, self.accelerator, between=self._check_if_alone)
+
+    def _check_if_alone(self) -> None:
+        """Stops in the middle of an evaluation; several processes would stop at different batches."""
+        if self.world == 1:
+            self.stopper.check(self.accelerator)
 
     def _checkpoint_due(self, reading: bool) -> bool:
         number, unit = checkpoint_interval(self.config.checkpoint_every)
@@ -388,7 +389,7 @@ class Trainer(Setup):
             environment=describe_environment(self.device),
         )
 
-    # What another task than classification says otherwise, besides `_forward`, `_score_models` and `evaluate_best`
+    # What another task than classification says otherwise, besides `_forward` and `_score`
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -413,15 +414,19 @@ class Trainer(Setup):
         return texts.closing(self.config, self.folder, self.position, settings, data)
 
     def evaluate_best(self) -> None:
-        """Stores the evaluation of the best weights in evaluation.json, if it is missing."""
-        config, known = self.config, None
-        if not self.accelerator.is_main_process or config.fsdp:  # the model may not fit on one device
+        """Stores the evaluation of the best weights, if it is missing."""
+        if not self.accelerator.is_main_process or self.config.fsdp:  # the model may not fit on one device
             return
+        try:
+            run = Run(self.folder.path)
+            if run.evaluation is None and run.dense is None:
+                self._evaluate_best()
+        except (ValueError, OSError) as error:  # the run itself is finished
+            self.reporter.say(f"The best weights could not be evaluated: {error}")
+
+    def _evaluate_best(self) -> None:
+        config, known = self.config, None
         if self.world == 1 and not config.resident:  # otherwise batches differed, or images were resized on the device
             batch = config.eval_batch or config.batch // config.accumulate
             known = Known(Running(self.device, config.precision, batch), self.journal.outcomes)
-        try:
-            if Run(self.folder.path).evaluation is None:
-                evaluate_run(self.folder.path, self.eval_images, known)
-        except (ValueError, OSError) as error:  # the run itself is finished
-            self.reporter.say(f"The best weights could not be evaluated: {error}")
+        evaluate_run(self.folder.path, self.eval_images, known)

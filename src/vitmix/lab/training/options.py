@@ -65,7 +65,7 @@ class Schedule(Settings):
     lr_per: Count | None = option(
         512, "linear scaling rule: the learning rate is lr * batch / lr_per; none disables it"
     )
-    min_lr: Rate = option(1e-5, "learning rate at the end of the cosine and during cool-down")
+    min_lr: Rate = option(1e-5, "learning rate at the end of the schedule and during cool-down")
     warmup_lr: Rate = option(1e-6, "learning rate at the start of warm-up")
     warmup_epochs: NotNegative = option(5.0, "epochs of linear warm-up, included in epochs")
     cooldown_epochs: Whole = option(0, "further epochs at min_lr")
@@ -82,6 +82,14 @@ class Schedule(Settings):
         None, "layer-wise learning rate decay: factor from each layer to the one below"
     )
     clip_grad: Positive | None = option(None, "clip gradients to this norm")
+
+    @property
+    def total_epochs(self) -> int:
+        return self.epochs + self.cooldown_epochs
+
+    @property
+    def peak_lr(self) -> float:
+        return self.lr if self.lr_per is None else self.lr * self.batch / self.lr_per
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,8 +167,8 @@ def _check_maps(config: TrainConfig, method: AnyMixer) -> None:
         )
     if activation and (all_classes or config.labels == "teacher"):
         raise ValueError(
-            f"{config.method!r} uses the label's map alone, so it cannot be trained with the teacher's labels of all "
-            "classes; use one of them"
+            f"{config.method!r} has activation labels, which cannot be combined with the teacher's labels of all "
+            "classes; use one of the two"
         )
 
 

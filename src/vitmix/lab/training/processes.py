@@ -93,8 +93,8 @@ def part_of_batch(config: TrainConfig, world: int) -> BatchPart:
     part = BatchPart.of(config, world)
     if part.batch == 0:
         raise ValueError(
-            f"a batch of {config.batch} in {config.accumulate} micro-batches gives some of the {world} processes no "
-            "image; start fewer processes, or enlarge batch"
+            f"a batch of {config.batch} in {config.accumulate} micro-batches leaves some of the {world} processes "
+            "without an image; start fewer processes, or enlarge batch"
         )
     return part
 

@@ -37,14 +37,10 @@ def opening(
     """Data, model, device and method, then fitted settings and classes that cannot be learned."""
     divided = "held out" in held_out.description and "holdout=" not in config.data
     why = ", as the data has no other split" if divided else ""
-    name = describe_environment(device)["device"]
-    place = name if world == 1 else f"{world} processes, the first on {name},"
-    parameters, trained = sum(each.numel() for each in model.parameters()), trained_parameters(model)
-    part = "" if trained == parameters else f" ({trained:,} trained)"
     lines = [
         f"Training on {len(images):,} images of {len(images.classes):,} classes: {images.description}; "
         f"evaluating on {len(held_out):,}: {held_out.description}{why}.",
-        f"Model {config.model} with {parameters:,} parameters{part}, on {place} in {config.precision}; "
+        f"Model {config.model} with {size_of(model)}, on {place_of(device, world)} in {config.precision}; "
         f"method {config.method}.",
     ]
     lines += _fitted(config, len(images)) + _balance(config, images)
@@ -54,6 +50,18 @@ def opening(
     unseen = np.setdiff1d(np.arange(len(images.classes)), images.labels)
     lines += _note("training", unseen, images)
     return lines + _note("evaluation", np.setdiff1d(images.labels, held_out.labels), images)
+
+
+def size_of(model: nn.Module) -> str:
+    """The parameters of a model, and how many of them are trained if not all are."""
+    parameters, trained = sum(each.numel() for each in model.parameters()), trained_parameters(model)
+    return f"{parameters:,} parameters" + ("" if trained == parameters else f" ({trained:,} trained)")
+
+
+def place_of(device: torch.device, world: int) -> str:
+    """Where a training runs."""
+    name = describe_environment(device)["device"]
+    return name if world == 1 else f"{world} processes, the first on {name},"
 
 
 def _skipped(images: ImageSet) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def test_targets_are_those_of_the_file(toys: Path) -> None:
     image, target = images.sample(1)
     mine = [each for each in stored["annotations"] if each["image_id"] == 2]
     left, top, width, height = mine[0]["bbox"]
-    assert target["boxes"].tolist()[0] == [left, top, left + width, top + height]
-    assert target["labels"].tolist() == [1, 2] and (target["image"], target["categories"]) == (2, [2, 5])
-    assert [{**each, "id": 0} for each in mine] == [{**each, "id": 0} for each in target["truth"]]
-    assert target["size"] == (image.height, image.width) == (64, 80)
+    assert target.boxes.tolist()[0] == [left, top, left + width, top + height]
+    assert target.labels.tolist() == [1, 2] and (target.truth.image, target.truth.categories) == (2, [2, 5])
+    assert [{**each, "id": 0} for each in mine] == [{**each, "id": 0} for each in target.truth.objects]
+    assert target.truth.size == (image.height, image.width) == (64, 80)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,23 @@ def test_a_single_file_is_divided_the_same_way_each_time(toys: Path) -> None:
     assert {held_out.name(n) for n in range(2)} == {open_coco(spec, "val").name(n) for n in range(2)}
 
 
+def test_held_out_images_without_objects_are_kept_for_scoring(toys: Path) -> None:
+    spec = f"coco:{toys / 'train.json'},images={toys}?holdout=0.25"
+    held_out, train = (
+        [each.name(n) for n in range(len(each))] for each in map(partial(open_coco, spec), ("val", "train"))
+    )
+    emptied = {held_out[0], train[0]}
+
+    def empty(content: dict[str, Any]) -> None:
+        ids = {image["id"] for image in content["images"] if image["file_name"] in emptied}
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] not in ids]
+
+    change(toys / "train.json", empty)
+    assert [open_coco(spec, "val").name(n) for n in range(2)] == held_out
+    assert [open_coco(spec, "train").name(n) for n in range(len(train) - 1)] == train[1:]
+    assert "1 training images of train.json without objects" in open_coco(spec, "train").notes[-1]
+
+
 def test_what_cannot_be_used_is_counted(toys: Path) -> None:
     def spoil(content: dict[str, Any]) -> None:
         objects, images = content["annotations"], content["images"]
@@ -97,7 +115,7 @@ def test_what_cannot_be_used_is_counted(toys: Path) -> None:
         "category 99",
         "1 objects without a box of four numbers",
         "2 objects of images that are not listed",
-        "1 objects with a mask that is none",
+        "1 objects with an invalid mask",
         "1 images whose file is missing",
         "training images of train.json without objects",
     ):
@@ -108,13 +126,13 @@ def test_crowd_regions_are_scored_but_not_learned(toys: Path) -> None:
     change(toys / "train.json", lambda content: content["annotations"][1].update(iscrowd=1))
     images = open_coco(f"coco:{toys}", "train")
     target = images.sample(1)[1]
-    assert len(target["boxes"]) == 1 and [each["iscrowd"] for each in target["truth"]] == [1, 0]
+    assert len(target.boxes) == 1 and [each.get("iscrowd") for each in target.truth.objects] == [1, 0]
 
 
 def test_images_without_objects_are_kept_for_scoring(toys: Path) -> None:
     change(toys / "test.json", lambda content: content["annotations"].pop(0))
     images = open_coco(f"coco:{toys}", "test")
-    assert len(images) == 6 and len(images.sample(0)[1]["boxes"]) == 0
+    assert len(images) == 6 and len(images.sample(0)[1].boxes) == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +169,7 @@ def test_hostile_files_are_refused(tmp_path: Path, text: str) -> None:
     ("spec", "words"),
     [
         ("coco:", "coco:FOLDER"),
-        ("masks:toys", "coco:FOLDER"),
+        ("masks:toys", "unknown kind of data 'masks'"),
         ("coco:nowhere", "neither a folder nor an annotation file"),
         ("coco:.,image=x", "only images=FOLDER"),
         ("coco:.?holdout=2", "fraction between 0 and 1"),

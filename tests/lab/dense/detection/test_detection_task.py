@@ -94,7 +94,7 @@ def test_stored_detections_have_the_scores_of_the_run(
         ({"image_id": 77}, "not annotated"),
         ({"category_id": 3}, "unknown category"),
         ({"bbox": [1, 2]}, "bbox of four numbers"),
-        ({"segmentation": {"size": [1, 1], "counts": "0"}}, "mask that is none"),
+        ({"segmentation": {"size": [1, 1], "counts": "0"}}, "invalid mask"),
     ],
 )
 def test_detections_of_other_data_are_refused(
@@ -104,6 +104,38 @@ def test_detections_of_other_data_are_refused(
     (tmp_path / "rows.json").write_text(json.dumps([{**rows[0], **change}]))
     assert main(["score", str(toys / "test.json"), str(tmp_path / "rows.json")]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("images", {"height": None}, "image without id, height and width"),
+        ("categories", {"name": 7}, "category without id and name"),
+        ("annotations", {"image_id": 77}, "not annotated"),
+        ("annotations", {"category_id": "a"}, "unknown category"),
+        ("annotations", {"bbox": [1, 2]}, "bbox of four numbers"),
+        ("annotations", {"segmentation": "text"}, "invalid mask"),
+        ("annotations", {"iscrowd": "no"}, "iscrowd that is not a number"),
+    ],
+)
+def test_damaged_annotations_are_refused_with_a_sentence(
+    finished: Path, toys: Path, tmp_path: Path, part: str, change: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((toys / "test.json").read_text())
+    content[part][0] |= change
+    (tmp_path / "test.json").write_text(json.dumps(content))
+    assert main(["score", str(tmp_path / "test.json"), str(finished / "detections.json")]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["images", "annotations", "categories"])
+def test_annotations_without_a_part_are_refused(
+    finished: Path, toys: Path, tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {**json.loads((toys / "test.json").read_text()), part: None}
+    (tmp_path / "test.json").write_text(json.dumps(content))
+    assert main(["score", str(tmp_path / "test.json"), str(finished / "detections.json")]) == 2
+    assert "needs lists of images, annotations, categories" in capsys.readouterr().err
 
 
 def test_a_killed_run_resumes_to_the_same_weights(finished: Path, toys: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SIDES = Sides((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def mask(images: object, index: int) -> np.ndarray:
-    return images.sample(index)[1]["mask"].numpy()  # pyright: ignore[reportAttributeAccessIssue]
+    return images.sample(index)[1].numpy()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_folders_of_images_and_masks(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_images_without_masks_are_counted(tmp_path: Path) -> None:
         ("voc:{0}", "SegmentationClass"),
         ("ade20k:{0}", "annotations/training"),
         ("imagefolder:{0}", "kind of data"),
-        ("masks:", "names no place"),
+        ("masks:", "does not say where it is"),
         ("{0}", "did you mean masks:"),
     ],
 )
@@ -173,8 +173,7 @@ def test_image_and_mask_move_alike(seed: int) -> None:
     transform = joint_transform(DenseAugmentation(distortion=False, jitter=(0.5, 2.0)), SIDES)
     with global_generators_kept():
         seed_global_generators(seed)
-        image, target = transform(tv_tensors.Image(shown), {"mask": tv_tensors.Mask(torch.from_numpy(labels).long())})
-    moved = target["mask"]
+        image, moved = transform(tv_tensors.Image(shown), tv_tensors.Mask(torch.from_numpy(labels).long()))
     assert image.shape == (3, 32, 32) and moved.shape == (32, 32)
     known = moved != IGNORED
     assert known.any()
@@ -192,6 +191,6 @@ def test_colors_change_the_image_alone() -> None:
         transform = joint_transform(DenseAugmentation(distortion=distortion, **still), SIDES)
         with global_generators_kept():
             seed_global_generators(3)
-            found.append(transform(tv_tensors.Image(pixels), {"mask": tv_tensors.Mask(labels)}))
-    assert (found[0][1]["mask"] == found[1][1]["mask"]).all()
+            found.append(transform(tv_tensors.Image(pixels), tv_tensors.Mask(labels)))
+    assert (found[0][1] == found[1][1]).all()
     assert (found[0][0] != found[1][0]).any()

@@ -82,7 +82,7 @@ def test_evaluation_batches_are_those_of_the_files(data: Path, tmp_path: Path) -
     images = TASK.open_data(config.data, "test")
     batches = ResidentEvalMasks(images, SIDES, batch=2, workers=0, device=CPU, rank=0, world=1)
     assert [len(each) for each in batches] == [2, 1] and len(batches) == 2
-    (first, _), labels = next(iter(batches)).images, next(iter(batches)).targets[0]["mask"]
+    (first, _), labels = next(iter(batches)).images, next(iter(batches)).targets[0]
     wanted = np.asarray(Image.open(data / "test" / "images" / "0.png"))
     assert torch.equal(first, (torch.from_numpy(wanted.copy()).permute(2, 0, 1).float() / 255 - 0.5) / 0.25)
     assert np.array_equal(labels.numpy(), np.asarray(Image.open(data / "test" / "masks" / "0.png")))
@@ -99,7 +99,7 @@ def test_everything_is_on_the_device(data: Path, tmp_path: Path, device: str) ->
         assert {each.device.type for each in (batch.images, batch.targets, batch.indices)} == {device}
         assert batch.images.shape == (4, 3, 32, 32) and batch.targets.shape == (4, 32, 32)
     for batch in ResidentEvalMasks(test, SIDES, batch=2, workers=0, device=place, rank=0, world=1):
-        assert {each.device.type for each in (*batch.images, *(one["mask"] for one in batch.targets))} == {device}
+        assert {each.device.type for each in (*batch.images, *batch.targets)} == {device}
 
 
 @pytest.mark.gpu

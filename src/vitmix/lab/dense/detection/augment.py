@@ -19,6 +19,7 @@ from vitmix.lab.dense.task import Sides
 from vitmix.lab.dense.transforms import joint_transform
 
 from .outlines import draw_mask
+from .records import Target, TrainingTarget
 
 CROP = (0.48, 0.75)  # of the largest shorter side: 384 to 600 pixels of 800
 BEFORE_CROP = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels of 800
@@ -26,7 +27,7 @@ LEAST = 1.0  # pixels of a box's side; what a crop leaves of smaller ones is dro
 
 
 class Augment:
-    """From an image and the target of `CocoSet` to those of training: `boxes`, `labels`, and `masks` if asked for.
+    """From an image and its target to those of training, with masks if asked for.
 
     Args:
         longest: most pixels of the longer side, with `short_sides`.
@@ -42,8 +43,8 @@ class Augment:
             self.steps.append(_multi_scale(list(settings.short_sides), longest))
         self.steps.append(v2.SanitizeBoundingBoxes(LEAST, labels_getter=_labels))
 
-    def __call__(self, image: tv_tensors.Image, target: dict[str, Any]) -> tuple[tv_tensors.Image, dict[str, Any]]:
-        moving = {key: target[key] for key in ("boxes", "labels")}
+    def __call__(self, image: tv_tensors.Image, target: Target) -> tuple[tv_tensors.Image, TrainingTarget]:
+        moving: TrainingTarget = {"boxes": target.boxes, "labels": target.labels}
         if self.masks:
             moving["masks"] = _drawn(target)
         for step in self.steps:
@@ -55,9 +56,10 @@ def _labels(sample: Any) -> torch.Tensor:
     return sample[1]["labels"]
 
 
-def _drawn(target: dict[str, Any]) -> tv_tensors.Mask:
-    outlines, size = target["outlines"], target["size"]
-    if any(outline is None for outline in outlines):
+def _drawn(target: Target) -> tv_tensors.Mask:
+    size = target.truth.size
+    outlines = [outline for outline in target.outlines if outline is not None]
+    if len(outlines) < len(target.outlines):
         raise ValueError("an object has no mask; use --head fasterrcnn, or data with masks")
     masks = [draw_mask(outline, size) for outline in outlines]
     return tv_tensors.Mask(torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *size), dtype=bool)))

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from vitmix.lab.reading import is_count, is_number, parse_json, read_bytes
+from vitmix.lab.reading import JsonObject, is_count, is_number, parse_json, read_bytes
 
 from .outlines import Outline, read_outline
 
@@ -28,7 +28,7 @@ NOTES = {
     "outside": "objects with a box outside their image",
     "cut": "boxes cut at the border of their image",
     "missing": "images whose file is missing",
-    "bad_mask": "objects with a mask that is none",
+    "bad_mask": "objects with an invalid mask",
 }
 LEFT_OUT = [name for name in NOTES if name != "cut"]
 
@@ -63,6 +63,11 @@ class CocoImage(NamedTuple):
     size: tuple[int, int]  # height, width
     objects: list[Object]
 
+    @property
+    def learned(self) -> list[Object]:
+        """Those to learn: crowd regions are not."""
+        return [each for each in self.objects if not each.crowd]
+
 
 @dataclass
 class CocoFile:
@@ -81,11 +86,6 @@ class CocoFile:
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether every object has one."""
-        return all(each.outline is not None for image in self.images for each in image.objects)
 
     @cached_property
     def labels(self) -> dict[int, int]:
@@ -112,14 +112,7 @@ class CocoFile:
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     """The images that an annotation file lists, with their objects; they are in the first of `folders` that fits."""
-    try:
-        content = parse_json(read_bytes(path, MOST_BYTES))
-    except (OSError, ValueError) as problem:
-        raise ValueError(f"{path} cannot be read as COCO annotations: {problem}") from None
-    parts: list[Any] = [content.get(key) for key in PARTS] if isinstance(content, dict) else [None]
-    if not all(isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts):
-        raise ValueError(f"{path} is not a COCO file: it needs lists of {', '.join(PARTS)}")
-    images, annotations, categories = parts
+    images, annotations, categories = read_parts(path)
     names = [_relative(path, each["file_name"]) for each in images if isinstance(each.get("file_name"), str)]
     fitting = (each for each in folders if any((each / name).is_file() for name in names[:LOOKS]))
     found = CocoFile(path, next(fitting, folders[0]), [], _categories(path, categories))
@@ -128,6 +121,28 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         _add(found, listed, annotation)
     found.images = list(listed.values())
     return found
+
+
+def read_parts(path: Path) -> list[list[JsonObject]]:
+    """The images, annotations and categories of a file."""
+    content = read_json(path, "COCO annotations")
+    parts: list[Any] = [content.get(key) for key in PARTS] if isinstance(content, dict) else []
+    if not parts or not all(map(are_objects, parts)):
+        raise ValueError(f"{path} is not a COCO file: it needs lists of {', '.join(PARTS)}")
+    return parts
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The content of a file; `what` it should be, for error messages."""
+    try:
+        return parse_json(read_bytes(path, MOST_BYTES))
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise ValueError(f"{path} cannot be read as {what}: {reason}") from None
+
+
+def are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _categories(path: Path, entries: Sequence[Any]) -> dict[int, str]:

@@ -1,7 +1,6 @@
 """Images of a report: true objects, detections with scores, and errors."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -11,6 +10,7 @@ from vitmix.lab.plotting.canvas import OWN, PARTNER
 from vitmix.lab.runs.examples import Tile
 
 from .outlines import draw_mask, read_outline
+from .records import Annotation, Detected, Located
 from .scoring import overlaps
 
 SIDE = 320  # pixels of a tile's longer side
@@ -29,10 +29,10 @@ class _Sheet:
         self.size = (pixels.shape[0], pixels.shape[1])
         self.draw = ImageDraw.Draw(self.image)
 
-    def object(self, each: dict[str, Any], color: str, words: str) -> None:
+    def object(self, each: Located, color: str, words: str) -> None:
         left, top, width, height = (value * self.scale for value in each["bbox"])
-        if each.get("segmentation"):
-            self._outline(draw_mask(read_outline(each["segmentation"], self.size), self.size), color)
+        if mask := each.get("segmentation"):
+            self._outline(draw_mask(read_outline(mask, self.size), self.size), color)
         self.draw.rectangle((left, top, left + width, top + height), outline=color, width=2)
         font = ImageFont.load_default(12)
         text = words.encode("latin-1", "replace").decode("latin-1")  # what Pillow's own font has
@@ -54,11 +54,12 @@ class _Sheet:
         return Tile(data_uri(np.asarray(self.image) / 255, SIDE), words)
 
 
-def example_tiles(pixels: np.ndarray, truth: Sequence[Any], found: Sequence[Any], names: dict[int, str]) -> list[Tile]:
+def example_tiles(
+    pixels: np.ndarray, truth: Sequence[Annotation], found: Sequence[Detected], names: dict[int, str]
+) -> list[Tile]:
     """Three tiles of an image `(H, W, 3)`: the objects, the detections, and what is wrong with them.
 
-    Args:
-        truth, found: as in COCO's files; `names` are those of the categories.
+    `names` are those of the categories.
     """
     size = (pixels.shape[0], pixels.shape[1])
     objects = [each for each in truth if not each.get("iscrowd")]
@@ -82,10 +83,12 @@ def example_tiles(pixels: np.ndarray, truth: Sequence[Any], found: Sequence[Any]
     ]
 
 
-def _judged(found: Sequence[Any], objects: Sequence[Any], size: tuple[int, int]) -> tuple[list[bool], list[Any]]:
+def _judged(
+    found: Sequence[Detected], objects: Sequence[Annotation], size: tuple[int, int]
+) -> tuple[list[bool], list[Annotation]]:
     """Which detections are right by their boxes, and the objects that none found."""
     right = [False] * len(found)
-    missed: list[Any] = []
+    missed: list[Annotation] = []
     for category in dict.fromkeys(each["category_id"] for each in (*objects, *found)):
         rows = [row for row, each in enumerate(found) if each["category_id"] == category]
         mine = [each for each in objects if each["category_id"] == category]

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from vitmix.lab.dense.task import Mixing
 
+from .records import TrainingTarget
+
 COPY_PASTE = re.compile(r"copy_paste(?:\(\s*(?:probability\s*=\s*)?(\d*\.?\d+)?\s*\))?")
 PROBABILITY = 0.5  # of each object of the partner to be pasted
-OURS = ("boxes", "labels", "masks")
 
 
 def pasting(method: str) -> float | None:
@@ -34,18 +34,19 @@ class FittedMixing:
     def step(self, value: int) -> None:
         self.inner.step = value
 
-    def __call__(self, images: Tensor, targets: Sequence[dict[str, Any]]) -> tuple[Tensor, list[dict[str, Any]]]:
-        images, mixed = self.inner(images, fitted(targets, images))
-        return images, [{key: each[key] for key in OURS if key in each} for each in mixed]
+    def __call__(self, images: Tensor, targets: Sequence[TrainingTarget]) -> tuple[Tensor, list[TrainingTarget]]:
+        images, mixed = self.inner(images, [_padded(each, images) for each in targets])
+        return images, [_learned(each) for each in mixed]
 
 
-def fitted(targets: Sequence[dict[str, Any]], images: Tensor) -> list[dict[str, Any]]:
-    """Targets whose masks are padded as the images of the batch are."""
-    height, width = images.shape[-2:]
-    return [
-        {
-            key: pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) if key == "masks" else each
-            for key, each in target.items()
-        }
-        for target in targets
-    ]
+def _learned(target: TrainingTarget) -> TrainingTarget:
+    found: TrainingTarget = {"boxes": target["boxes"], "labels": target["labels"]}
+    return {**found, "masks": target["masks"]} if "masks" in target else found
+
+
+def _padded(target: TrainingTarget, images: Tensor) -> TrainingTarget:
+    """With masks of the size of the batch's images."""
+    if "masks" not in target:
+        return target
+    height, width = (whole - own for whole, own in zip(images.shape[-2:], target["masks"].shape[1:], strict=True))
+    return {**target, "masks": pad(target["masks"], (0, width, 0, height))}

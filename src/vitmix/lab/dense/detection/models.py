@@ -1,6 +1,6 @@
 """torchvision's detectors on a timm backbone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from vitmix._checks import check_count, check_fraction, unknown_name
+from vitmix.lab.settings import SettingValues
 
 from .pyramid import STRIDES, WIDTH, Backbone
 
@@ -47,7 +48,7 @@ class HeadArguments:
         check_fraction("score_threshold", self.score_threshold)
 
 
-def read_arguments(given: Mapping[str, Any]) -> HeadArguments:
+def read_arguments(given: SettingValues) -> HeadArguments:
     """Settings from `--head-args`."""
     known = [each.name for each in fields(HeadArguments)]
     for name in given:

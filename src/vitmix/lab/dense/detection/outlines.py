@@ -83,7 +83,7 @@ def unpack_runs(text: str) -> list[int]:
     for character in text:
         bits = ord(character) - 48
         if not 0 <= bits < 64 or shift > 60:
-            raise ValueError("packed run lengths hold characters that are none")
+            raise ValueError("packed run lengths contain invalid characters")
         value |= (bits & 0x1F) << shift
         shift += 5
         if not bits & 0x20:

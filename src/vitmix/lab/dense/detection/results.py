@@ -3,23 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from vitmix.lab.dense.extras import need
-from vitmix.lab.reading import is_count, is_number, parse_json, read_bytes
+from vitmix.lab.reading import is_count, is_number
 from vitmix.lab.runs import Estimate
 from vitmix.lab.runs.dense import ClassScores, DenseScores
 
-from .coco import MOST_BYTES
+from .coco import are_objects, read_json, read_parts
 from .outlines import read_outline
+from .records import Annotation, Detected, Truth
 from .scoring import INTERVAL, Averages, Kind, average_precision, installed
 
 DETECTIONS = "detections.json"
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_"}
-NO_PACKAGE = "faster-coco-eval is not installed: AP is that of our own code, without AP by object size"
+NO_PACKAGE = "faster-coco-eval is not installed: AP is computed by vitmix, without AP by object size"
 
 
-def encode_detections(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def encode_detections(rows: Sequence[Detected]) -> bytes:
     """Detections as the content of a file."""
     return json.dumps(rows, separators=(",", ":")).encode()
 
@@ -27,51 +28,65 @@ def encode_detections(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -> DenseScores:
     """The scores of a file of detections; needs faster-coco-eval, so that they are COCO's."""
     need("faster_coco_eval")
-    truth, rows = (_read(path) for path in (annotations, detections))
-    if not isinstance(truth, dict) or not all(_are_dicts(truth.get(key)) for key in ("images", "annotations")):
-        raise ValueError(f"{annotations} is not a COCO file: it needs lists of images, annotations and categories")
-    if not _are_dicts(rows):
+    truth, rows = _read_truth(annotations), read_json(detections, "detections")
+    if not are_objects(rows):
         raise ValueError(f"{detections} is not a list of detections; vitmix transfer writes one, {DETECTIONS}")
-    sizes = {each.get("id"): (each.get("height"), each.get("width")) for each in truth["images"]}
-    categories = {each.get("id") for each in truth.get("categories", ())}
+    known = _Known.of(truth)
     for number, row in enumerate(rows):
-        problem = _problem(row, sizes, categories)
+        problem = known.problem(row) or ("" if is_number(row.get("score")) else "needs a score")
         if problem:
             raise ValueError(f"detection {number} of {detections} {problem}; was it made for {annotations.name}?")
     return score_rows(truth, rows, intervals=intervals)
 
 
-def _read(path: Path) -> Any:
-    try:
-        return parse_json(read_bytes(path, MOST_BYTES))
-    except OSError as problem:
-        raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:
-        raise ValueError(f"{path} is not a JSON file: {problem}") from None
+def _read_truth(path: Path) -> Truth:
+    images, annotations, categories = cast(Any, read_parts(path))  # checked below
+    truth: Truth = {"images": images, "annotations": annotations, "categories": categories}
+    for each in truth["images"]:
+        if not all(is_count(each.get(key)) for key in ("id", "height", "width")):
+            raise ValueError(f"{path} has an image without id, height and width: {str(each)[:80]}")
+    for each in truth["categories"]:
+        if not is_count(each.get("id")) or not isinstance(each.get("name"), str):
+            raise ValueError(f"{path} has a category without id and name: {str(each)[:80]}")
+    known = _Known.of(truth)
+    for number, each in enumerate(truth["annotations"]):
+        numbers = is_number(each.get("area", 0)) and is_count(each.get("iscrowd", 0))
+        problem = known.problem(each) or ("" if numbers else "has an area or iscrowd that is not a number")
+        if problem:
+            raise ValueError(f"annotation {number} of {path} {problem}; correct the file")
+    return truth
 
 
-def _are_dicts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+class _Known(NamedTuple):
+    """The images and categories of an annotation file."""
+
+    sizes: dict[int, tuple[int, int]]
+    categories: set[int]
+
+    @classmethod
+    def of(cls, truth: Truth) -> "_Known":
+        sizes = {each["id"]: (each["height"], each["width"]) for each in truth["images"]}
+        return cls(sizes, {each["id"] for each in truth["categories"]})
+
+    def problem(self, row: Annotation | Detected) -> str:
+        """What is wrong with an object or a detection; empty if nothing is."""
+        image, category, box = row.get("image_id"), row.get("category_id"), row.get("bbox")
+        if not is_count(image) or image not in self.sizes:
+            return "is of an image that is not annotated"
+        if not is_count(category) or category not in self.categories:
+            return "has an unknown category"
+        if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+            return "needs a bbox of four numbers"
+        outline = row.get("segmentation")
+        if outline is not None or {"score", "segmentation"} <= row.keys():  # objects may have null instead of a mask
+            try:
+                read_outline(outline, self.sizes[image])
+            except ValueError as problem:
+                return f"has an invalid mask ({problem})"
+        return ""
 
 
-def _problem(row: Mapping[str, Any], sizes: Mapping[Any, Any], categories: set[Any]) -> str:
-    """What is wrong with a detection; empty if nothing is."""
-    image, category, box = row.get("image_id"), row.get("category_id"), row.get("bbox")
-    if not is_count(image) or image not in sizes:
-        return "is of an image that is not annotated"
-    if not is_count(category) or category not in categories:
-        return "has an unknown category"
-    if not is_number(row.get("score")) or not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
-        return "needs a score and a bbox of four numbers"
-    if "segmentation" in row:
-        try:
-            read_outline(row["segmentation"], sizes[image])
-        except ValueError as problem:
-            return f"has a mask that is none ({problem})"
-    return ""
-
-
-def score_rows(truth: Mapping[str, Any], rows: Sequence[dict[str, Any]], *, intervals: bool) -> DenseScores:
+def score_rows(truth: Truth, rows: Sequence[Detected], *, intervals: bool) -> DenseScores:
     """Box AP and, if detections have masks, mask AP, by the names of their columns."""
     notes = [] if installed() else [NO_PACKAGE]
     kinds: list[Kind] = ["bbox"]

@@ -11,8 +11,8 @@ import contextlib
 import io
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from vitmix.lab.runs.estimates import RESAMPLES, Estimate
 
 from .outlines import draw_mask, read_outline
 from .precision import MOST, THRESHOLDS, Matched, Ranking, match, resampled
+from .records import Annotation, Detected, Located, Truth
 
 Kind = Literal["bbox", "segm"]
-Annotation = dict[str, Any]  # as in COCO's files
+Row = TypeVar("Row", bound=Located)
 SIZES = ("small", "medium", "large")
 EVERY, HALF, STRICT = slice(None), slice(0, 1), slice(5, 6)  # thresholds of AP, AP50 and AP75
 INTERVAL = f"95 % percentile interval of {RESAMPLES} bootstrap draws over images"
@@ -44,7 +45,7 @@ class Averages(NamedTuple):
 
 
 def average_precision(
-    truth: Mapping[str, Any], detections: Sequence[Annotation], kind: Kind = "bbox", *, intervals: bool = True
+    truth: Truth, detections: Sequence[Detected], kind: Kind = "bbox", *, intervals: bool = True
 ) -> Averages:
     """Scores detections against COCO annotations.
 
@@ -94,9 +95,7 @@ def _estimate(precisions: np.ndarray, draws: np.ndarray | None, rows: slice, col
     return Estimate(value, None, n, float(low), float(high))
 
 
-def _by_package(
-    truth: Mapping[str, Any], detections: Sequence[Annotation], kind: Kind
-) -> tuple[np.ndarray, dict[str, float]]:
+def _by_package(truth: Truth, detections: Sequence[Detected], kind: Kind) -> tuple[np.ndarray, dict[str, float]]:
     """`(thresholds, classes)` precision, NaN without objects, and that by object size."""
     package = need("faster_coco_eval")
     given = [{**each, "id": number} for number, each in enumerate(truth["annotations"], start=1)]  # 0 would be no match
@@ -114,7 +113,7 @@ def _by_package(
     return table[..., 0].mean(1), sizes
 
 
-def rank(truth: Mapping[str, Any], detections: Sequence[Annotation], kind: Kind) -> list[Ranking]:
+def rank(truth: Truth, detections: Sequence[Detected], kind: Kind) -> list[Ranking]:
     """The matched detections of each class."""
     sizes = {each["id"]: (each["height"], each["width"]) for each in truth["images"]}
     objects, found = _grouped(truth["annotations"]), _grouped(detections)
@@ -124,23 +123,21 @@ def rank(truth: Mapping[str, Any], detections: Sequence[Annotation], kind: Kind)
     ]
 
 
-def _grouped(annotations: Sequence[Annotation]) -> dict[tuple[int, int], list[Annotation]]:
-    groups: dict[tuple[int, int], list[Annotation]] = defaultdict(list)
+def _grouped(annotations: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
+    groups: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for each in annotations:
         groups[each["image_id"], each["category_id"]].append(each)
     return groups
 
 
-def _matched(found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> Matched:
+def _matched(found: Sequence[Detected], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> Matched:
     best = sorted(found, key=lambda each: -each["score"])[:MOST]
     scores = np.array([each["score"] for each in best], dtype=np.float64)
     crowd = np.array([bool(each.get("iscrowd")) for each in objects], dtype=bool)
     return match(overlaps(best, objects, size, kind), scores, crowd, THRESHOLDS)
 
 
-def overlaps(
-    found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind
-) -> np.ndarray:
+def overlaps(found: Sequence[Detected], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> np.ndarray:
     """`(d, g)` IoU of boxes or masks; with a crowd region, the part of the detection that is in it."""
     if not found or not objects:
         return np.zeros((len(found), len(objects)))
@@ -154,7 +151,7 @@ Overlaps = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Common pixels `(d, g)`, and those of the detections and the objects."""
 
 
-def _box_overlaps(found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int]) -> Overlaps:
+def _box_overlaps(found: Sequence[Located], objects: Sequence[Located], size: tuple[int, int]) -> Overlaps:
     one, other = (np.array([each["bbox"] for each in group], dtype=np.float64) for group in (found, objects))
     corners = [np.concatenate([each[:, :2], each[:, :2] + each[:, 2:]], axis=1) for each in (one, other)]
     low = np.maximum(corners[0][:, None, :2], corners[1][None, :, :2])
@@ -162,9 +159,9 @@ def _box_overlaps(found: Sequence[Annotation], objects: Sequence[Annotation], si
     return np.maximum(high - low, 0).prod(-1), one[:, 2:].prod(1), other[:, 2:].prod(1)
 
 
-def _mask_overlaps(found: Sequence[Annotation], objects: Sequence[Annotation], size: tuple[int, int]) -> Overlaps:
+def _mask_overlaps(found: Sequence[Located], objects: Sequence[Located], size: tuple[int, int]) -> Overlaps:
     one, other = (
-        np.stack([draw_mask(read_outline(each["segmentation"], size), size).reshape(-1) for each in group]).astype(
+        np.stack([draw_mask(read_outline(each.get("segmentation"), size), size).reshape(-1) for each in group]).astype(
             np.float32
         )
         for group in (found, objects)

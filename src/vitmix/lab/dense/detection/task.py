@@ -12,7 +12,8 @@ from vitmix.dense import CopyPaste
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
-from vitmix.lab.dense.task import DenseSet, Mixing, Sides, Target, Task
+from vitmix.lab.dense.loader import shown
+from vitmix.lab.dense.task import DenseBatch, DenseSet, Mixing, Sides, Task
 from vitmix.lab.runs.dense import DenseScores
 from vitmix.lab.runs.examples import Tile
 
@@ -22,6 +23,7 @@ from .drawing import example_tiles
 from .mixing import FittedMixing, pasting
 from .models import build_detector, read_arguments
 from .outlines import encode_runs, pack_runs
+from .records import Detected, ImageTruth, Outcome, Target, TrainingTarget, Truth
 from .results import DETECTIONS, encode_detections, score_rows
 
 PARTS = {
@@ -30,7 +32,6 @@ PARTS = {
     "proposal": ("loss_objectness", "loss_rpn_box_reg"),
     "mask": ("loss_mask",),
 }
-KEPT = ("image", "size", "truth", "categories")
 SOLID = 0.5  # of a mask's probability
 
 
@@ -43,13 +44,13 @@ def longest(side: int, config: TransferConfig) -> int:
     return config.long_side or round(side * 1333 / 800)
 
 
-class Detection(Task):
+class Detection(Task[Target, Outcome]):
     """Boxes, and masks with Mask R-CNN, of the objects in COCO's files."""
 
     name: ClassVar[str] = "detect"
     parts: ClassVar[tuple[str, ...]] = tuple(PARTS)
 
-    def open_data(self, spec: str, split: Split) -> DenseSet:
+    def open_data(self, spec: str, split: Split) -> DenseSet[Target]:
         return open_coco(spec, split)
 
     def build(self, backbone: Backbone, classes: Sequence[str], config: TransferConfig) -> nn.Module:
@@ -74,8 +75,9 @@ class Detection(Task):
         masks = head_of(config) == "maskrcnn" or pasting(config.method) is not None
         return Augment(config, sides, longest(max(config.short_sides, default=0), config), masks=masks)
 
-    def collate(self, targets: list[Target]) -> Any:
-        return [{key: torch.as_tensor(value).as_subclass(Tensor) for key, value in each.items()} for each in targets]
+    def collate(self, targets: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """`TrainingTarget`s without torchvision's classes."""
+        return [{key: value.as_subclass(Tensor) for key, value in each.items()} for each in targets]
 
     def check_method(self, method: str) -> None:
         if pasting(method) is None:
@@ -87,55 +89,37 @@ class Detection(Task):
             return FittedMixing(CopyPaste(probability, seed=config.seed, rank=rank, step=0))
         return FittedMixing(super().mixing(self.encoder_of(model), classes, config, rank))
 
-    def losses(self, model: nn.Module, images: Tensor, targets: Any) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, images: Tensor, targets: list[TrainingTarget]) -> dict[str, Tensor]:
         found = model(list(images), targets)
         zero = images.new_zeros(())
         return {name: sum((found[key] for key in keys if key in found), zero) for name, keys in PARTS.items()}
 
-    def outcomes(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        config: TransferConfig,
-        sides: Sides,
-    ) -> list[Any]:
-        found = model(list(images))
-        return [
-            {**{key: target[key] for key in KEPT}, "found": detections(each, target)}
-            for each, target in zip(found, targets, strict=True)
-        ]
+    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Outcome]:
+        found, truths = model(batch.images), [each.truth for each in batch.targets]
+        return [Outcome(truth, detections(each, truth)) for each, truth in zip(found, truths, strict=True)]
 
-    def score(self, outcomes: Sequence[Any], classes: Sequence[str], *, intervals: bool) -> DenseScores:
+    def score(self, outcomes: Sequence[Outcome], classes: Sequence[str], *, intervals: bool) -> DenseScores:
         return score_rows(truth_of(outcomes, classes), rows_of(outcomes), intervals=intervals)
 
-    def files(self, outcomes: Sequence[Any]) -> dict[str, bytes]:
+    def files(self, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
         return {DETECTIONS: encode_detections(rows_of(outcomes))}
 
     def examples(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        classes: Sequence[str],
-        config: TransferConfig,
-        sides: Sides,
+        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
     ) -> Iterator[tuple[Tile, ...]]:
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (sides.mean, sides.std))
-        for image, each in zip(images, self.outcomes(model, images, targets, config, sides), strict=True):
-            pixels = ((image.cpu() * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-            names = dict(zip(each["categories"], classes, strict=True))
-            yield tuple(example_tiles(pixels, each["truth"], each["found"], names))
+        for image, each in zip(batch.images, self.outcomes(model, batch, sides), strict=True):
+            names = dict(zip(each.truth.categories, classes, strict=True))
+            yield tuple(example_tiles(shown(image, sides), each.truth.objects, each.found, names))
 
 
-def detections(found: dict[str, Tensor], target: Target) -> list[dict[str, Any]]:
+def detections(found: dict[str, Tensor], truth: ImageTruth) -> list[Detected]:
     """What a detector found in an image, as in COCO's files of results."""
     boxes, scores, labels = (found[key].float().cpu().numpy() for key in ("boxes", "scores", "labels"))
     corners = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1).round(2).tolist()
-    rows: list[dict[str, Any]] = [
+    rows: list[Detected] = [
         {
-            "image_id": target["image"],
-            "category_id": target["categories"][int(label) - 1],
+            "image_id": truth.image,
+            "category_id": truth.categories[int(label) - 1],
             "bbox": box,
             "score": round(float(score), 5),
         }
@@ -147,20 +131,19 @@ def detections(found: dict[str, Tensor], target: Target) -> list[dict[str, Any]]
     return rows
 
 
-def rows_of(outcomes: Sequence[Any]) -> list[dict[str, Any]]:
+def rows_of(outcomes: Sequence[Outcome]) -> list[Detected]:
     """The detections in evaluated images."""
-    return [each for outcome in outcomes for each in outcome["found"]]
+    return [each for outcome in outcomes for each in outcome.found]
 
 
-def truth_of(outcomes: Sequence[Any], classes: Sequence[str]) -> dict[str, Any]:
+def truth_of(outcomes: Sequence[Outcome], classes: Sequence[str]) -> Truth:
     """The objects of evaluated images, as in COCO's files."""
-    sizes = [(each["image"], each["size"]) for each in outcomes]
+    truths = [each.truth for each in outcomes]
+    numbered = zip(truths[0].categories, classes, strict=True)
     return {
-        "images": [{"id": number, "height": size[0], "width": size[1]} for number, size in sizes],
-        "annotations": [each for outcome in outcomes for each in outcome["truth"]],
-        "categories": [
-            {"id": number, "name": name} for number, name in zip(outcomes[0]["categories"], classes, strict=True)
-        ],
+        "images": [{"id": each.image, "height": each.size[0], "width": each.size[1]} for each in truths],
+        "annotations": [each for truth in truths for each in truth.objects],
+        "categories": [{"id": number, "name": name} for number, name in numbered],
     }
 
 

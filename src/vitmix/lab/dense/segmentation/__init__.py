@@ -11,23 +11,23 @@ from vitmix.dense import mask_cross_entropy
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
-from vitmix.lab.dense.segmentation import scores
 from vitmix.lab.dense.segmentation.data import open_masks
 from vitmix.lab.dense.segmentation.heads import Segmenter, build_segmenter
+from vitmix.lab.dense.segmentation.scores import Counts, count, score
 from vitmix.lab.dense.segmentation.tiles import tiles
 from vitmix.lab.dense.segmentation.windows import predict
-from vitmix.lab.dense.task import IGNORED, DenseSet, Outcome, Sides, Target, Task
+from vitmix.lab.dense.task import IGNORED, DenseBatch, DenseSet, Sides, Task
 from vitmix.lab.dense.transforms import joint_transform
 from vitmix.lab.runs.dense import DenseScores
 from vitmix.lab.runs.examples import Tile
 
 
-class Segmentation(Task):
-    """Label maps, scored by mean intersection over union. A target has a `mask`."""
+class Segmentation(Task[Tensor, Counts]):
+    """Label maps, scored by mean intersection over union."""
 
     name = "segment"
 
-    def open_data(self, spec: str, split: Split) -> DenseSet:
+    def open_data(self, spec: str, split: Split) -> DenseSet[Tensor]:
         return open_masks(spec, split)
 
     def build(self, backbone: Backbone, classes: Sequence[str], config: TransferConfig) -> nn.Module:
@@ -43,43 +43,33 @@ class Segmentation(Task):
     def transform(self, config: TransferConfig, sides: Sides) -> Any:
         return joint_transform(config, sides)
 
-    def collate(self, targets: list[Target]) -> Tensor:
+    def collate(self, targets: list[Tensor]) -> Tensor:
         """`(B, H, W)`"""
-        return torch.stack([each["mask"].as_subclass(Tensor) for each in targets])
+        return torch.stack([each.as_subclass(Tensor) for each in targets])
 
     def losses(self, model: nn.Module, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         found = cast(Segmenter, model).weighted_logits(images)
         parts = [weight * mask_cross_entropy(logits.float(), targets, ignore_index=IGNORED) for logits, weight in found]
         return {"loss": torch.stack(parts).sum()}
 
-    def outcomes(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        config: TransferConfig,
-        sides: Sides,
-    ) -> list[Outcome]:
-        masks = [each["mask"].as_subclass(Tensor) for each in targets]
-        logits = predict(model, images, sides.size, [tuple(each.shape) for each in masks])
-        return [scores.count(one, mask) for one, mask in zip(logits, masks, strict=True)]
+    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Counts]:
+        return [count(logits, mask) for mask, logits in _predicted(model, batch, sides)]
 
-    def score(self, outcomes: Sequence[Outcome], classes: Sequence[str], *, intervals: bool) -> DenseScores:
-        return scores.score(outcomes, classes, intervals=intervals)
+    def score(self, outcomes: Sequence[Counts], classes: Sequence[str], *, intervals: bool) -> DenseScores:
+        return score(outcomes, classes, intervals=intervals)
 
     def examples(
-        self,
-        model: nn.Module,
-        images: Sequence[Tensor],
-        targets: Sequence[Target],
-        classes: Sequence[str],
-        config: TransferConfig,
-        sides: Sides,
+        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
     ) -> Iterator[tuple[Tile, ...]]:
-        masks = [each["mask"].as_subclass(Tensor) for each in targets]
-        logits = predict(model, images, sides.size, [tuple(each.shape) for each in masks])
-        for image, mask, one in zip(images, masks, logits, strict=True):
-            yield tiles(image, mask, one.argmax(0), classes, sides)
+        for image, (mask, logits) in zip(batch.images, _predicted(model, batch, sides), strict=True):
+            yield tiles(image, mask, logits.argmax(0), classes, sides)
+
+
+def _predicted(model: nn.Module, batch: DenseBatch, sides: Sides) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each image its label map `(H, W)` and the logits `(K, H, W)`."""
+    masks = [each.as_subclass(Tensor) for each in batch.targets]
+    logits = predict(model, batch.images, sides.size, [tuple(each.shape) for each in masks])
+    return zip(masks, logits, strict=True)
 
 
 @torch.no_grad()

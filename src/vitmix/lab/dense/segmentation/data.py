@@ -27,7 +27,7 @@ from vitmix.lab.data.folders import image_files
 from vitmix.lab.data.images import BrokenImage, as_bytes
 from vitmix.lab.data.sources import Source, open_from
 from vitmix.lab.data.splits import SPLIT_NAMES, Openers, Split, by_split, parse_settings
-from vitmix.lab.dense.task import IGNORED, DenseSet, Target
+from vitmix.lab.dense.task import IGNORED, DenseSet
 from vitmix.lab.reading import read_bytes
 
 MASKS = ("masks", "labels", "annotations")  # usual names of the folder
@@ -41,7 +41,7 @@ LOOKED_AT = 16  # masks in which there must be a class
 MOST_TEXT = 2**24  # bytes of a list of images
 
 
-class MaskSet(DenseSet):
+class MaskSet(DenseSet[torch.Tensor]):
     """Images with a PNG of class numbers each."""
 
     def __init__(
@@ -50,13 +50,13 @@ class MaskSet(DenseSet):
         super().__init__(os.fspath(root), [image for image, _ in pairs], classes, description)
         self.masks, self.offset = as_bytes(mask for _, mask in pairs), offset
 
-    def target(self, index: int, image: Image.Image) -> Target:
-        """`mask`: the classes `(H, W)`, `IGNORED` where there is none."""
+    def target(self, index: int, image: Image.Image) -> tv_tensors.Mask:
+        """The classes `(H, W)`, `IGNORED` where there is none."""
         labels = read_labels(Path(self.root) / os.fsdecode(bytes(self.masks[self.rows[index]])))
         if labels.shape != (image.height, image.width):
             size = f"{labels.shape[1]} x {labels.shape[0]}"
             raise ValueError(f"its mask is {size} pixels, the image is {image.width} x {image.height}")
-        return {"mask": tv_tensors.Mask(torch.from_numpy(from_offset(labels, self.offset, len(self.classes))))}
+        return tv_tensors.Mask(torch.from_numpy(from_offset(labels, self.offset, len(self.classes))))
 
 
 def read_labels(path: Path) -> np.ndarray:
@@ -172,7 +172,7 @@ def _check_labels(images: MaskSet) -> None:
     found = 0
     for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
         try:
-            labels = images.sample(index)[1]["mask"]
+            labels = images.sample(index)[1]
         except BrokenImage:  # said in the training
             continue
         if (labels != IGNORED).any():
@@ -180,7 +180,7 @@ def _check_labels(images: MaskSet) -> None:
         found += 1
     if found:
         below = f" and below offset={images.offset}" if images.offset else ""
-        raise ValueError(f"{images.description}: no mask that was looked at has a class; {IGNORED}{below} is ignored")
+        raise ValueError(f"{images.description}: none of the checked masks has a class; {IGNORED}{below} is ignored")
 
 
 def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], description: str) -> None:

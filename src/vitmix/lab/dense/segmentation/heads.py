@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from vitmix.lab.dense.backbone import Encoder
 from vitmix.lab.dense.extras import need
+from vitmix.lab.settings import SettingValues
 
 AUXILIARY = 0.4  # weight of UPerNet's second loss, on the third map
 
@@ -147,7 +148,7 @@ def fitting_head(encoder: Encoder) -> str:
     return "dpt" if encoder.is_plain else "fpn"
 
 
-def build_segmenter(encoder: Encoder, head: str, classes: int, settings: dict[str, Any]) -> Segmenter:
+def build_segmenter(encoder: Encoder, head: str, classes: int, settings: SettingValues) -> Segmenter:
     """The model with a new head."""
     name = fitting_head(encoder) if head == "auto" else head
     if name in ("dpt", "setr") and not encoder.is_plain:

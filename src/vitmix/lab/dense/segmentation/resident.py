@@ -12,6 +12,7 @@ from torch import Tensor
 from vitmix._sampling import generator_for
 from vitmix.lab.data.loader import Epochs
 from vitmix.lab.data.plan import EpochPlan, rows_of_rank
+from vitmix.lab.data.resident import filled, move
 from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.dense.batch_augment import UNIFORM, augment_dense, draw_numbers
 from vitmix.lab.dense.config import TransferConfig
@@ -31,7 +32,7 @@ class ResidentMasks(Epochs):
 
     def __init__(
         self,
-        images: DenseSet,
+        images: DenseSet[Tensor],
         config: TransferConfig,
         sides: Sides,
         *,
@@ -51,7 +52,7 @@ class ResidentMasks(Epochs):
 
     def _epoch(self, number: int, start: int) -> Iterator[DenseBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         size = self.plan.size
-        order = _move(torch.from_numpy(self.plan.order(number)[0]), self.device)
+        order = move(torch.from_numpy(self.plan.order(number)[0]), self.device)
         per_chunk = max(1, CHUNK // size) if self.device.type != "cpu" else 1
         for first in range(start // per_chunk * per_chunk, self.plan.batches, per_chunk):
             batches = range(first, min(first + per_chunk, self.plan.batches))
@@ -67,13 +68,11 @@ class ResidentMasks(Epochs):
             return torch.rand(self.plan.size, UNIFORM, dtype=torch.float64, generator=own)
 
         drawn = draw_numbers(torch.cat([uniform(batch) for batch in batches]), self.config, self.source, self.sides)
-        return _move(drawn, self.device)
+        return move(drawn, self.device)
 
     def _augmented(self, rows: Tensor, numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Of one length, to compile once."""
-        missing = length - len(rows)
-        if missing:
-            rows, numbers = (torch.cat([each, each[:1].expand(missing, *each.shape[1:])]) for each in (rows, numbers))
+        rows, numbers = filled(rows, length), filled(numbers, length)
         with torch.no_grad():
             images, maps = self._augment(self._pixels[rows], self._maps[rows], numbers, self.sides, IGNORED)
         return images, maps.long()
@@ -83,7 +82,15 @@ class ResidentEvalMasks:
     """The batches of a `DenseEvalLoader`, read once and kept in device memory."""
 
     def __init__(
-        self, images: DenseSet, sides: Sides, *, batch: int, workers: int, device: torch.device, rank: int, world: int
+        self,
+        images: DenseSet[Tensor],
+        sides: Sides,
+        *,
+        batch: int,
+        workers: int,
+        device: torch.device,
+        rank: int,
+        world: int,
     ) -> None:
         self.sides = sides
         found = _read(images, rows_of_rank(len(images), batch, rank, world), workers)
@@ -97,7 +104,7 @@ class ResidentEvalMasks:
             yield DenseBatch([normalized(each, self.sides) for each in batch.images], batch.targets, batch.indices)
 
 
-def _read(images: DenseSet, rows: list[list[int]], workers: int) -> Iterator[DenseBatch]:
+def _read(images: DenseSet[Tensor], rows: list[list[int]], workers: int) -> Iterator[DenseBatch]:
     fetcher = Fetcher(partial(whole_batch, images), workers)
     for batch in fetcher.fetched(rows.__iter__):
         images.note_broken(batch.broken)
@@ -105,7 +112,7 @@ def _read(images: DenseSet, rows: list[list[int]], workers: int) -> Iterator[Den
     fetcher.close()
 
 
-def _stacked(images: DenseSet, workers: int) -> tuple[Tensor, Tensor]:
+def _stacked(images: DenseSet[Tensor], workers: int) -> tuple[Tensor, Tensor]:
     """All images `(N, 3, h, w)` uint8 and label maps `(N, h, w)`; zeros where one could not be used."""
     pixels = maps = None
     first = ""
@@ -121,7 +128,7 @@ def _stacked(images: DenseSet, workers: int) -> tuple[Tensor, Tensor]:
                     f"images kept in memory must have one size, got {sizes[0]} ({first}) and {sizes[1]} "
                     f"({images.name(index)}); leave --resident out"
                 )
-            pixels[index], maps[index] = image.as_subclass(Tensor), target["mask"].as_subclass(Tensor)
+            pixels[index], maps[index] = image.as_subclass(Tensor), target.as_subclass(Tensor)
     if pixels is None or maps is None:
         raise images.nothing_readable()
     return pixels, maps
@@ -134,7 +141,3 @@ def _next_usable(images: DenseSet) -> Tensor:
         others = ((row + step) % len(images) for step in range(len(images)))
         index[row] = next(other for other in others if other not in images.broken)
     return index
-
-
-def _move(values: Tensor, device: torch.device) -> Tensor:
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

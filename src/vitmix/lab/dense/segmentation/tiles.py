@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitmix.lab.dense.colors import palette
+from vitmix.lab.dense.loader import shown
 from vitmix.lab.dense.task import IGNORED, Sides
 from vitmix.lab.evaluation.examples import data_uri
 from vitmix.lab.runs.examples import Tile
@@ -36,12 +36,6 @@ def tiles(
 
 def _uri(pixels: np.ndarray) -> str:
     return data_uri(pixels / 255, SIDE)
-
-
-def shown(image: Tensor, sides: Sides) -> np.ndarray:
-    """A normalized image `(3, H, W)` as pixels `(H, W, 3)` uint8."""
-    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (sides.mean, sides.std))
-    return ((image.cpu() * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
 
 
 def painted(pixels: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
