@@ -166,9 +166,10 @@ def test_npz_folder_problems(tmp_path):
     (tmp_path / "classes.json").write_text('["one", "two"]')
     with pytest.raises(ValueError, match="no name for label 2"):
         open_images(f"npz:{tmp_path}", "train")
-    (tmp_path / "classes.json").write_text("{oops")
-    with pytest.raises(ValueError, match="must be a JSON list"):
-        open_images(f"npz:{tmp_path}", "train")
+    for damaged in ("{oops", '[{"label": Infinity, "name": "one"}]'):
+        (tmp_path / "classes.json").write_text(damaged)
+        with pytest.raises(ValueError, match="must be a JSON list"):
+            open_images(f"npz:{tmp_path}", "train")
 
 
 @needs_shared

@@ -44,7 +44,7 @@ def names_in(read: Callable[[], Any], place: str, count: int) -> list[str]:
             named = {int(row["label"]): str(row["name"]) for row in stored}
         else:
             named = dict(enumerate(map(str, stored)))
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise ValueError(
             f"{place!r} must be a JSON list of class names, got {problem!r}; write one name per label"
         ) from None
