@@ -168,7 +168,7 @@ def _check_maps(config: TrainConfig, method: AnyMixer) -> None:
     if activation and (all_classes or config.labels == "teacher"):
         raise ValueError(
             f"{config.method!r} has activation labels, which cannot be combined with the teacher's labels of all "
-            "classes; use one of the two"
+            "classes; use one of them"
         )
 
 

@@ -19,6 +19,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
+    LoggerType,
     ProjectConfiguration,
     broadcast,
     broadcast_object_list,
@@ -47,7 +48,9 @@ def make_accelerator(config: TrainConfig, folder: Path) -> Accelerator:
     for name in trackers:
         if name not in LOGGER_TYPE_TO_CLASS:
             raise unknown_name("tracker", name, LOGGER_TYPE_TO_CLASS)
-    if missing := set(trackers) - {str(each) for each in get_available_trackers()}:
+    # Those that a program registered itself are not among Accelerate's available ones.
+    own = set(LOGGER_TYPE_TO_CLASS) - set(LoggerType.list())
+    if missing := set(trackers) - own - {str(each) for each in get_available_trackers()}:
         raise ValueError(f"track {', '.join(sorted(missing))!r} is not installed; install it, or leave it out")
     try:
         accelerator = Accelerator(
