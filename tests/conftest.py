@@ -12,14 +12,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+# Kernels run in Triton's interpreter where there is no GPU; timm imports Triton, which must know of it by then.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
 from hypothesis import settings
 
 from support import OWN_PARTS
 from vitmix._registry import KINDS, METHODS
 from vitmix._registry import parts as registered
-
-if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, which must be known before it is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("tests", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("tests")
