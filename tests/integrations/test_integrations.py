@@ -2,10 +2,17 @@
 
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from support import ROOT
 
@@ -18,31 +25,40 @@ SHORT = {
     "torchvision_loop": ["--epochs", "1", "--images", "192"],
 }
 NEEDS = {"lightning_module": "lightning", "hf_trainer": "transformers"}
-# Runs a script and counts its updates. A few of them teach a model nothing that could be measured, so what is looked at
-# is whether every parameter got a gradient and moved.
-WATCHED = r"""
-import runpy, sys, warnings
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-warnings.filterwarnings("error", category=DeprecationWarning, module=r"vitmix(\.|$)")
-updates, starts, learning = 0, {}, set()
 
-def watch(optimizer, args, kwargs):
-    global updates
-    updates += 1
-    for group in optimizer.param_groups:
-        for each in group["params"]:
-            starts.setdefault(each, each.detach().clone())
-            if each.grad is not None and each.grad.any():  # behind a head of zeros only after the first update
-                learning.add(each)
+@dataclass
+class Updates:
+    """What the optimizers of a script do.
 
-register_optimizer_step_pre_hook(watch)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-idle = [tuple(each.shape) for each, start in starts.items() if each not in learning or torch.equal(each, start)]
-print(f"updates {updates}, parameters {len(starts)}, idle {idle}")
-"""
+    A few updates teach a model nothing that could be measured, so what is looked at is whether every parameter got a
+    gradient and moved.
+    """
+
+    count: int = 0
+    starts: dict[Tensor, Tensor] = field(default_factory=dict)
+    learning: set[Tensor] = field(default_factory=set)
+
+    def see(self, optimizer: Optimizer, *_: object) -> None:
+        self.count += 1
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                self.starts.setdefault(each, each.detach().clone())
+                if each.grad is not None and each.grad.any():  # behind a head of zeros only after the first update
+                    self.learning.add(each)
+
+    def idle(self) -> list[torch.Size]:
+        return [
+            each.shape for each, start in self.starts.items() if each not in self.learning or torch.equal(each, start)
+        ]
+
+
+@pytest.fixture
+def updates() -> Iterator[Updates]:
+    found = Updates()
+    handle = register_optimizer_step_pre_hook(found.see)
+    yield found
+    handle.remove()
 
 
 def test_all_are_here_and_short() -> None:
@@ -52,15 +68,18 @@ def test_all_are_here_and_short() -> None:
         assert len(path.read_text().splitlines()) < 60, path.name
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings(r"error::DeprecationWarning:vitmix(\.|$)")
 @pytest.mark.parametrize("name", SHORT)
-def test_integration_runs(name: str) -> None:
+def test_integration_runs(
+    name: str, updates: Updates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed (extra dev)")
-    command = [sys.executable, "-c", WATCHED, str(FOLDER / f"{name}.py"), *SHORT[name]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"accuracy.*?([\d.]+) ?%", done.stdout)
-    assert found and 0 <= float(found[-1]) <= 100, done.stdout
-    watched = re.search(r"updates (\d+), parameters (\d+), idle \[\]", done.stdout)
-    assert watched, done.stdout
-    assert int(watched[1]) == 3 and int(watched[2]) > 40
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *SHORT[name]])
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    found = re.findall(r"accuracy.*?([\d.]+) ?%", out)
+    assert found and 0 <= float(found[-1]) <= 100, out
+    assert updates.count == 3 and len(updates.starts) > 40 and updates.idle() == []

@@ -38,26 +38,31 @@ def fresh(code: str, *given: object) -> str:
     return done.stdout
 
 
-# The model is loaded by transformers alone: no vitmix in that process.
+# The models are loaded by transformers alone: no vitmix in that process.
 LOAD = """
 import sys, torch
 from transformers import AutoModelForImageClassification
-model = AutoModelForImageClassification.from_pretrained(sys.argv[1]).eval()
-images, expected = torch.load(sys.argv[2])
+for folder, file in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    images, expected = torch.load(file)
+    with torch.no_grad():
+        assert torch.equal(model(images).logits, expected), (model(images).logits - expected).abs().max()
+    assert model.config._attn_implementation == "sdpa" or model.config.model_type == "timm_wrapper"
+    print("equal")
+assert "vitmix" not in sys.modules
+"""
+LOAD_LORA = """
+import sys, torch
+from peft import PeftModel
+from transformers import ViTForImageClassification
+base = ViTForImageClassification.from_pretrained(sys.argv[1])
+model = PeftModel.from_pretrained(base, sys.argv[2]).eval()
+images, expected = torch.load(sys.argv[3])
 with torch.no_grad():
     assert torch.equal(model(images).logits, expected), (model(images).logits - expected).abs().max()
-assert "vitmix" not in sys.modules and model.config._attn_implementation == "sdpa"
+assert "vitmix" not in sys.modules and base.config._attn_implementation == "sdpa"
 print("equal")
 """
-LOAD_LORA = LOAD.replace(
-    "model = AutoModelForImageClassification.from_pretrained(sys.argv[1]).eval()",
-    """
-from peft import PeftModel
-from transformers import ViTConfig, ViTForImageClassification
-base = ViTForImageClassification.from_pretrained(sys.argv[3])
-model = PeftModel.from_pretrained(base, sys.argv[1]).eval()
-""",
-)
 
 
 def same_names(folder: Path) -> bool:
@@ -72,20 +77,31 @@ def stored(model: Any, folder: Path) -> Path:
     return folder / "expected.pt"
 
 
-@pytest.mark.parametrize(
-    "method", ["mixup | cutmix", "tl_align", "smmix", HTM, "mix(mask=box) + region(head=separate)"]
-)
-def test_a_fresh_process_loads_what_was_trained(method: str, tmp_path: Path) -> None:
-    mixed = trainer(tmp_path, method)
-    before = logits(mixed.model)
-    mixed.train()
-    mixed.save_model(str(tmp_path / "saved"))
-    assert type(mixed.model) is transformers.ViTForImageClassification
-    assert not torch.allclose(logits(mixed.model), before)
-    assert same_names(tmp_path)
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config["architectures"] == ["ViTForImageClassification"] and "vitmix" not in json.dumps(config)
-    assert "equal" in fresh(LOAD, tmp_path / "saved", stored(mixed.model, tmp_path))
+def test_a_fresh_process_loads_what_was_trained(tmp_path: Path) -> None:
+    saved: list[Path] = []
+    for number, method in enumerate(
+        ["mixup | cutmix", "tl_align", "smmix", HTM, "mix(mask=box) + region(head=separate)", "a timm model"]
+    ):
+        folder = tmp_path / str(number)
+        of_timm = method == "a timm model"
+        mixed = trainer(folder, "smmix", model=timm_vit()) if of_timm else trainer(folder, method)
+        before = logits(mixed.model)
+        mixed.train()
+        mixed.save_model(str(folder / "saved"))
+        assert not torch.allclose(logits(mixed.model), before), method
+        if not of_timm:
+            assert type(mixed.model) is transformers.ViTForImageClassification
+            assert same_names(folder)
+            config = json.loads((folder / "saved" / "config.json").read_text())
+            assert config["architectures"] == ["ViTForImageClassification"] and "vitmix" not in json.dumps(config)
+        saved += [folder / "saved", stored(mixed.model, folder)]
+    assert fresh(LOAD, *saved).split() == ["equal"] * 6
+
+
+def timm_vit() -> transformers.TimmWrapperForImageClassification:
+    small = dict(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3)
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=small, num_labels=CLASSES)
+    return transformers.TimmWrapperForImageClassification(config)
 
 
 def test_adapters_with_smmix_load_in_a_fresh_process(tmp_path: Path) -> None:
@@ -98,19 +114,7 @@ def test_adapters_with_smmix_load_in_a_fresh_process(tmp_path: Path) -> None:
     mixed.save_model(str(tmp_path / "saved"))
     assert not torch.allclose(logits(mixed.model), before)
     assert (tmp_path / "saved" / "adapter_model.safetensors").exists()
-    expected = stored(mixed.model, tmp_path)
-    assert "equal" in fresh(LOAD_LORA, tmp_path / "saved", expected, tmp_path / "base")
-
-
-def test_a_timm_model_in_transformers_is_saved_as_one(tmp_path: Path) -> None:
-    small = dict(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3)
-    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=small, num_labels=CLASSES)
-    mixed = trainer(tmp_path, "smmix", model=transformers.TimmWrapperForImageClassification(config))
-    mixed.train()
-    mixed.save_model(str(tmp_path / "saved"))
-    expected = stored(mixed.model, tmp_path)
-    load = LOAD.replace(' and model.config._attn_implementation == "sdpa"', "")
-    assert "equal" in fresh(load, tmp_path / "saved", expected)
+    assert "equal" in fresh(LOAD_LORA, tmp_path / "base", tmp_path / "saved", stored(mixed.model, tmp_path))
 
 
 # The same numbers as a loop of one's own
