@@ -627,9 +627,16 @@ ONE_GRAPH_CASES += [
 ONE_GRAPH_CASES += [(name, "vtm(block=1, tokens=2)") for name in ("BEiT", "PVT v2", "EVA-02", "Hugging Face BEiT")]
 ONE_GRAPH_CASES += [(name, "cutmix + htm(block=1, tau=1)") for name in ("MaxViT", "Hiera", "MViT v2", "CoAtNet")]
 ONE_GRAPH_CASES += [("Swin", "smmix"), ("CaiT", "smmix"), ("PVT v2", "cutmix + htm(block=1, tau=1)")]
+# One case of each way to read attention and to mix tokens; the others take more than a minute together.
+ALWAYS = [("Swin", "tl_align"), ("CaiT", "smmix"), ("PVT v2", "tl_align"), ("BEiT", "vtm(block=1, tokens=2)")]
+ALWAYS += [(name, "tl_align") for name in ("NaFlexViT", "PiT", "Hiera", "VOLO", "torchvision ViT", "Hugging Face ViT")]
+ALWAYS += [("CoAtNet", "cutmix + htm(block=1, tau=1)"), ("Hugging Face PVT v2", "tl_align")]
 
 
-@pytest.mark.parametrize("name, text", ONE_GRAPH_CASES)
+@pytest.mark.parametrize(
+    "name, text",
+    [pytest.param(*case, marks=[] if case in ALWAYS else pytest.mark.slow) for case in ONE_GRAPH_CASES],
+)
 def test_compiled_in_one_graph(name: str, text: str) -> None:
     family = FAMILIES[name]
     if not family.available:
