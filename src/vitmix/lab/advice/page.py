@@ -30,8 +30,8 @@ def page(evidence: Evidence) -> str:
         markdown_table(
             ["training", "updates", "attention can be read", "use", "gain over no mixing"], *_short(evidence)
         ),
-        "A model whose attention cannot be read takes MixUp and CutMix only; `vitmix models NAME` says what a model "
-        "takes.",
+        "For a model whose attention cannot be read, this table considers MixUp and CutMix only; `vitmix models NAME` says "
+        "which methods a model supports.",
         *_reasons(evidence),
         "## What was measured",
         *(text for series in evidence.series for text in _series(series)),
@@ -68,21 +68,21 @@ def _needs(method: str) -> str | None:
 def _reasons(evidence: Evidence) -> list[str]:
     plans = [PlannedTraining(0, LENGTHS[0], start) for start in (SCRATCH, WEIGHTS)]
     return [
-        f"Few updates, {STARTS[plan.start]}: " + " ".join(reasons(choose(evidence, plan), plan, evidence))
+        f"{plan.updates:,} updates, {STARTS[plan.start]}: " + " ".join(reasons(choose(evidence, plan), plan, evidence))
         for plan in plans
     ]
 
 
 def _series(series: Series) -> list[str]:
-    kind = "computed images" if series.built_in else "photographs"
+    kind = "computer-generated images" if series.built_in else "photographs"
     rows = [
         [each.name, f"`{each.method}`", str(each.n), f"{each.top1:.2f}", gain_text(each)]
         for each in sorted(series.methods, key=lambda each: -each.top1)
     ]
     return [
         f"[results/{series.name}](../results/{series.name}/README.md), {STARTS[series.start]}: {series.model}, "
-        f"{series.images:,} {kind} an epoch of {series.size} pixels, {series.updates:,} updates.",
-        markdown_table(["", "method", "seeds", "top-1, %", "to no mixing"], *rows),
+        f"{series.images:,} {kind} of {series.size} pixels per epoch, {series.updates:,} updates.",
+        markdown_table(["", "method", "seeds", "top-1, %", "gain over no mixing"], *rows),
     ]
 
 
@@ -114,7 +114,7 @@ def card_section(evidence: Evidence, card: str) -> str:
     for series in evidence.series:
         for each in series.methods:
             if each.gain is not None and _is_about(each, card):
-                kind = " (computed images)" if series.built_in else ""
+                kind = " (computer-generated images)" if series.built_in else ""
                 lines.append(f"- `{each.method}`: {gain_text(each)}; {place_text(series)}{kind}.")
     if not lines:
         return f"{SECTION}\n\nNo training run with this method is stored yet."

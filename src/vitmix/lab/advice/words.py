@@ -19,7 +19,7 @@ def gain_text(measured: Measured) -> str:
 def place_text(series: Series) -> str:
     """Where a series was measured."""
     return (
-        f"results/{series.name}: {series.model}, {series.images:,} images an epoch of {series.size} pixels, "
+        f"results/{series.name}: {series.model}, {series.images:,} images of {series.size} pixels per epoch, "
         f"{series.updates:,} updates"
     )
 
@@ -38,7 +38,7 @@ def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[s
     series = advice.series
     if advice.short:
         return [
-            f"The shortest training measured has {series.updates:,} updates, more than {SHORT} times as many as this.",
+            f"The shortest training measured has {series.updates:,} updates, more than {SHORT} times as many as planned.",
             *_course(series, plan.updates),
         ]
     if advice.chosen is None:
