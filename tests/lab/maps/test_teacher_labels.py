@@ -150,7 +150,7 @@ def test_what_cannot_teach_is_refused_in_one_sentence(tmp_path: Path) -> None:
     run, maps = tmp_path / "run", str(tmp_path / "maps")
     assert "give --maps FOLDER" in refusal(run, method="token_labeling")
     assert "give --maps FOLDER" in refusal(run, labels="teacher")
-    assert "knows no classes" in refusal(run, method="token_labeling", maps=str(tmp_path / "saliency"))
+    assert "has no classes" in refusal(run, method="token_labeling", maps=str(tmp_path / "saliency"))
     assert "several classes" in refusal(run, method="token_labeling", maps=str(tmp_path / "shared"))
     assert "does not use them" in refusal(run, maps=maps)
     both = "token_labeling(loss=bce) | tokenmix(label=activation)"

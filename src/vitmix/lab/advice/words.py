@@ -38,7 +38,8 @@ def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[s
     series = advice.series
     if advice.short:
         return [
-            f"The shortest training measured has {series.updates:,} updates, more than {SHORT} times as many as planned.",
+            f"The shortest training measured has {series.updates:,} updates, more than {SHORT} times as many as "
+            "planned.",
             *_course(series, plan.updates),
         ]
     if advice.chosen is None:

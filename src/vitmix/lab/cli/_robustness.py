@@ -44,7 +44,7 @@ class SuiteSettings(SuiteOptions):
         "stylized= and v2=DIR of ImageNet",
     )
     cells: Folder | None = option(
-        None, "folder for predictions, to resume (default: RUN/robustness, or robustness here)"
+        None, "where predictions are stored, so that the suite can resume (default: RUN/robustness, or ./robustness)"
     )
 
 

@@ -9,9 +9,9 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,7 @@ from .decoding import MAX_BYTES, as_rgb, check_pixels, decode, reason_of
 from .plan import Window
 
 log = logging.getLogger("vitmix.lab.data")
+Sample = TypeVar("Sample")
 
 
 class BrokenImage(Exception):
@@ -35,6 +36,9 @@ class DataLost(ValueError):
 
 class NothingReadable(ValueError):
     """No image of a set could be read."""
+
+    def __init__(self, text: str = "none of the images to evaluate on could be read; get the files again") -> None:
+        super().__init__(text)
 
 
 class ImageSet(Dataset, ABC):
@@ -113,15 +117,28 @@ class ImageSet(Dataset, ABC):
 
     def readable(self, index: int) -> tuple[Image.Image, int, int]:
         """Image, label and index of the first readable sample from `index` on, wrapping around at the end."""
+        (image, label), found = self.first_readable(index, self.__getitem__)
+        return image, label, found
+
+    def first_readable(self, index: int, read: Callable[[int], Sample]) -> tuple[Sample, int]:
+        """What `read` returns for the first sample from `index` on that it can read, and the index of that sample."""
         for step in range(len(self)):
             found = (index + step) % len(self)
             if found in self.broken:
                 continue
             try:
-                return *self[found], found
+                return read(found), found
             except BrokenImage as problem:
                 self.note_broken({found: str(problem)})
         raise self.nothing_readable()
+
+    def unbroken(self) -> np.ndarray:
+        """The index of each sample, or of the next one that is not known to be broken."""
+        rows = np.arange(len(self))
+        good = np.setdiff1d(rows, list(self.broken))
+        if not len(good):
+            raise self.nothing_readable()
+        return good[np.searchsorted(good, rows) % len(good)]
 
     def readable_ones(self, indices: Iterable[int], broken: dict[int, str]) -> Iterator[tuple[int, Image.Image, int]]:
         """Index, image and label of each sample that can be read; the others enter `broken` with the reason."""

@@ -7,7 +7,6 @@ several batches at once and copied asynchronously; the device does the rest.
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,9 +59,7 @@ class ResidentLoader(Epochs):
         labels = images.labels if balance else None
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         arrays = in_memory(images)
-        self._readable = np.arange(len(arrays))  # the index of each sample, or of the next readable one
-        for row in arrays.broken:
-            self._readable[row] = arrays.readable(row)[2]
+        self._readable = arrays.unbroken()
         pixels = torch.from_numpy(arrays.pixels)
         size = (pixels.shape[1], pixels.shape[2])
         places = places_of(size)

@@ -96,7 +96,7 @@ class DenseAugmentation(Settings):
     short_sides: tuple[Count, ...] = option(
         (), "detect: draw the shorter side from these lengths, without a crop, such as 800 (default: jitter)"
     )
-    long_side: Count | None = option(None, "detect: most pixels of the longer side (default: 5/3 of the shorter one)")
+    long_side: Count | None = option(None, "detect: largest longer side in pixels (default: 5/3 of the shorter one)")
     hflip: Fraction = option(0.5, "probability of a horizontal flip")
     distortion: bool = option(True, "random brightness, contrast, saturation and hue")
 

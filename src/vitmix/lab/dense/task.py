@@ -73,15 +73,8 @@ class DenseSet(FileImages, Generic[Target]):
 
     def usable(self, index: int) -> tuple[Image.Image, Target, int]:
         """Image, target and index of the first usable sample from `index` on, wrapping around at the end."""
-        for step in range(len(self)):
-            found = (index + step) % len(self)
-            if found in self.broken:
-                continue
-            try:
-                return *self.sample(found), found
-            except BrokenImage as problem:
-                self.note_broken({found: str(problem)})
-        raise self.nothing_readable()
+        (image, target), found = self.first_readable(index, self.sample)
+        return image, target, found
 
 
 class Sides(NamedTuple):

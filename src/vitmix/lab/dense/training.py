@@ -145,7 +145,7 @@ class TransferTrainer(Trainer):
         )
         outcomes = [each for found in processes.gather(self.accelerator, own) for each in found]
         if not outcomes:
-            raise NothingReadable("none of the images to evaluate on could be read; get the files again")
+            raise NothingReadable
         values = self.task.score(outcomes, self.images.classes, intervals=False).values
         return Scored({name: values[name].mean for name in self.scores}, outcomes)
 

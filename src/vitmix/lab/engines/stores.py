@@ -1,10 +1,10 @@
 """Where the files of runs lie between nodes that share no folder: a folder, or any place that fsspec knows by URL."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from vitmix.lab.extras import need
 from vitmix.lab.writing import make_folder, write_file
 
 
@@ -115,15 +115,6 @@ def open_store(url: str) -> Store:
     if "://" not in url:
         raise ValueError(f"--store needs a URL such as s3://bucket/folder or file:///folder, got {url!r}")
     return UrlStore(url)
-
-
-def need(module: str) -> Any:
-    """A module of the `cluster` extra, or an error message that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        how = 'pip install "vitmix[cluster]"'
-        raise ValueError(f"this needs the package {module} ({error}); get it with: {how}") from None
 
 
 def checked(path: str) -> str:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from vitmix._checks import check_choice, check_count, check_not_negative
 from vitmix._sampling import generator_for
 from vitmix.lab.data.augment import global_generators_kept
+from vitmix.lab.extras import need
 from vitmix.lab.runs import NORMS
 
-from .extras import NotPossible, need
+from .subject import NotPossible
 
 TINY = 1e-12  # lengths below it count as zero
 START = 0x50474453  # separates these random numbers from others made from the same seed

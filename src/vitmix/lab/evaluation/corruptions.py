@@ -20,10 +20,11 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from vitmix import __version__
 from vitmix.lab.data.augment import Augmentation, eval_pixels, global_generators_kept, seed_global_generators
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.extras import need, version_of
 from vitmix.lab.reading import read_json
 from vitmix.lab.suite import COMMON, SEVERITIES, check_corruption, check_severity
 
-from .extras import NotPossible, need, version_of
+from .subject import NotPossible
 
 DETERMINISTIC = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
 DETERMINISTIC += ("gaussian_blur", "saturate")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitmix._sampling import generator_for
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.extras import version_of
 from vitmix.lab.runs import Facts, Measurement
 from vitmix.lab.suite import COMMON, ORDERS, SEVERITIES, SHIFTS, Robustness
 
@@ -21,7 +22,6 @@ from .attacks import auto_attack, check_auto_attack, fgsm, pgd
 from .conditions import Change, Condition, Examiner
 from .corruptions import CorruptedImages, Errors, corruption, divisors, read_reference
 from .describe import pixels_text
-from .extras import version_of
 from .occlusion import PatchOrder, gaussian_noise, grid_of, saliency_of
 from .shifts import is_cifar_c, stored_corruptions
 from .summaries import Answered, Summarize, accuracies, calibrated, corruption_errors, worst_so_far

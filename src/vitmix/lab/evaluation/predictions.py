@@ -66,7 +66,7 @@ class Outcomes:
     def joined(cls, parts: Sequence["Outcomes"]) -> "Outcomes":
         """The outcomes of all batches, on the host; this waits for the device."""
         if not parts:
-            raise NothingReadable("none of the images to evaluate on could be read; get the files again")
+            raise NothingReadable
         found = cls(*(torch.cat(each).cpu() for each in zip(*(vars(part).values() for part in parts), strict=True)))
         check_finite(found.confidence.numpy())
         return found

@@ -9,14 +9,14 @@ import numpy as np
 
 from vitmix import __version__
 from vitmix.lab.data.images import ImageSet
+from vitmix.lab.extras import NotInstalled
 from vitmix.lab.runs import Measurement, Protocol, RobustnessResults
 from vitmix.lab.suite import Robustness
 from vitmix.lab.writing import make_folder
 
 from .conditions import Condition, Examiner, Progress
-from .extras import NotPossible
 from .parts import Builder, chosen
-from .subject import Running, Subject
+from .subject import NotPossible, Running, Subject
 
 
 class Suite:
@@ -51,7 +51,7 @@ class Suite:
         for name in settings.measured:
             try:
                 self.series += getattr(builder, name)()
-            except NotPossible as problem:
+            except (NotPossible, NotInstalled) as problem:
                 if name in settings.parts:
                     raise
                 self.remarks.append(f"Note: the suite {name} is left out: {problem}.")

@@ -28,6 +28,10 @@ ONNX = "{} is an ONNX export, which only vitmix eval reads; name the run, or its
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class NotPossible(ValueError):
+    """Raised if the model or its images do not allow a measurement."""
+
+
 @dataclass(frozen=True)
 class Running:
     """Where and how to compute."""

@@ -10,20 +10,16 @@ from torch import Tensor, nn
 from vitmix._guide import Evaluating
 from vitmix._mix import Grid
 from vitmix.attention.readers import logits_of, read_model
+from vitmix.lab.extras import need
 
 
 def grad_cam(model: nn.Module, images: Tensor, labels: Sequence[int]) -> Tensor:
     """Grad-CAM `(B, H, W)` for the label of each image, scaled to 0..1 per image."""
-    try:
-        from pytorch_grad_cam import GradCAM
-        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-    except ImportError:
-        raise ValueError("Grad-CAM needs the grad-cam package: pip install 'vitmix[eval]'") from None
+    package, explained = need("pytorch_grad_cam"), need("pytorch_grad_cam.utils.model_targets")
     layer, grid = target_layer(model, images)
     with torch.enable_grad(), Evaluating(model):
-        with GradCAM(_Logits(model), [layer], partial(to_channels_first, grid=grid)) as cam:
-            targets: list[Any] = [ClassifierOutputTarget(label) for label in labels]
-            found = cam(images, targets)
+        with package.GradCAM(_Logits(model), [layer], partial(to_channels_first, grid=grid)) as cam:
+            found = cam(images, [explained.ClassifierOutputTarget(label) for label in labels])
     model.zero_grad()
     return torch.from_numpy(found)
 

@@ -168,7 +168,7 @@ def read_top_maps(folder: str | Path, images: ImageSet) -> tuple[Tensor, Tensor]
     index, _ = _whole_index(folder, images)
     if index.teacher.any_class:
         raise ValueError(
-            f"the maps in {str(folder)!r} are of {index.teacher.name}, which knows no classes; labels of tokens need a "
+            f"the maps in {str(folder)!r} are of {index.teacher.name}, which has no classes; labels of tokens need a "
             "classifier's, made with 'vitmix maps --model RUN|FILE|NAME'"
         )
     if len(set(index.classes)) < len(index.classes):

@@ -81,7 +81,7 @@ def check_folder(run: Run, config: AnyConfig) -> None:
         further = f"; '{begin}' trains its weights further"
         raise ValueError(
             f"{path} holds a run with another configuration ({', '.join(different)}); "
-            f"give another --output, or these settings as they were{further if longer else ''}"
+            f"give another --output, or the run's own settings{further if longer else ''}"
         )
 
 

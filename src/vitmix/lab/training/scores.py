@@ -58,5 +58,5 @@ def score(
     total: Any = accelerator.reduce(torch.cat([sums, sums.new_tensor([count])]), "sum")
     *values, count = total.tolist()
     if not count:
-        raise NothingReadable("none of the images to evaluate on could be read; get the files again")
+        raise NothingReadable
     return Scored({name: value / count for name, value in zip(SCORES, values, strict=True)}, outcomes)

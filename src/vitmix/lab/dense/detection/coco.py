@@ -125,14 +125,14 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
 
 def read_parts(path: Path) -> list[list[JsonObject]]:
     """The images, annotations and categories of a file."""
-    content = read_json(path, "COCO annotations")
+    content = read_content(path, "COCO annotations")
     parts: list[Any] = [content.get(key) for key in PARTS] if isinstance(content, dict) else []
     if not parts or not all(map(are_objects, parts)):
         raise ValueError(f"{path} is not a COCO file: it needs lists of {', '.join(PARTS)}")
     return parts
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_content(path: Path, what: str) -> Any:
     """The content of a file; `what` it should be, for error messages."""
     try:
         return parse_json(read_bytes(path, MOST_BYTES))

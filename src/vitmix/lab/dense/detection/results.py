@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from vitmix.lab.dense.extras import need
+from vitmix.lab.extras import need
 from vitmix.lab.reading import is_count, is_number
 from vitmix.lab.runs import Estimate
 from vitmix.lab.runs.dense import ClassScores, DenseScores
 
-from .coco import are_objects, read_json, read_parts
+from .coco import are_objects, read_content, read_parts
 from .outlines import read_outline
 from .records import Annotation, Detected, Truth
 from .scoring import INTERVAL, Averages, Kind, average_precision, installed
@@ -28,7 +28,7 @@ def encode_detections(rows: Sequence[Detected]) -> bytes:
 def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -> DenseScores:
     """The scores of a file of detections; needs faster-coco-eval, so that they are COCO's."""
     need("faster_coco_eval")
-    truth, rows = _read_truth(annotations), read_json(detections, "detections")
+    truth, rows = _read_truth(annotations), read_content(detections, "detections")
     if not are_objects(rows):
         raise ValueError(f"{detections} is not a list of detections; vitmix transfer writes one, {DETECTIONS}")
     known = _Known.of(truth)

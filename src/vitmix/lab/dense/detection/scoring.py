@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from vitmix.lab.dense.extras import need
+from vitmix.lab.extras import need
 from vitmix.lab.runs.estimates import RESAMPLES, Estimate
 
 from .outlines import draw_mask, read_outline

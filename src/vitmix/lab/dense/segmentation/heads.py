@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vitmix.lab.dense.backbone import Encoder
-from vitmix.lab.dense.extras import need
+from vitmix.lab.extras import need
 from vitmix.lab.settings import SettingValues
 
 AUXILIARY = 0.4  # weight of UPerNet's second loss, on the third map

@@ -46,7 +46,7 @@ class ResidentMasks(Epochs):
         self.plan = EpochPlan(len(images), batch, config.seed, rank, world, extra=extra)
         pixels, maps = _stacked(images, config.workers)
         self._pixels, self._maps = pixels.to(device), maps.to(device)
-        self._readable = _next_usable(images).to(device)
+        self._readable = torch.from_numpy(images.unbroken()).to(device)
         self.source = (pixels.shape[2], pixels.shape[3])
         self._augment = torch.compile(augment_dense, dynamic=False) if config.compile else augment_dense
 
@@ -132,12 +132,3 @@ def _stacked(images: DenseSet[Tensor], workers: int) -> tuple[Tensor, Tensor]:
     if pixels is None or maps is None:
         raise images.nothing_readable()
     return pixels, maps
-
-
-def _next_usable(images: DenseSet) -> Tensor:
-    """The index of each sample, or of the next one that can be used."""
-    index = torch.arange(len(images))
-    for row in sorted(images.broken):
-        others = ((row + step) % len(images) for step in range(len(images)))
-        index[row] = next(other for other in others if other not in images.broken)
-    return index

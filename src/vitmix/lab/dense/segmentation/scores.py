@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vitmix.lab.dense.extras import need
 from vitmix.lab.dense.task import IGNORED
+from vitmix.lab.extras import need
 from vitmix.lab.runs.dense import ClassScores, DenseScores
 from vitmix.lab.runs.estimates import Estimate, bootstrap
 

@@ -79,7 +79,7 @@ def recipe_for(command: str, name: str) -> Recipe:
     """A recipe, if it is one of this command."""
     recipe = read_recipe(name)
     if recipe.command != command:
-        raise ValueError(f"recipe {name} is one of 'vitmix {recipe.command}'; use that, or another recipe")
+        raise ValueError(f"recipe {name} is for 'vitmix {recipe.command}'; use that command, or another recipe")
     return recipe
 
 
