@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from vitmix.lab.comparison.matrix import Matrix, changed, read_matrix
+from vitmix.lab.comparison.matrix import RunMatrix, changed, read_matrix
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.engine import Trainer
 
@@ -128,7 +128,7 @@ def measure_rows(configs: list[TrainConfig]) -> Iterator[list[tuple[list[float],
             process.kill()
 
 
-def compare_rows(matrix: Matrix, folder: Path) -> None:
+def compare_rows(matrix: RunMatrix, folder: Path) -> None:
     """Prints each round, then images per second, time relative to the baseline, and memory of each row."""
     order = [matrix.reference, *(row for row in matrix.rows if row != matrix.reference), matrix.reference]
     cells = [matrix.only([row]).trainings(folder / str(number))[0] for number, row in enumerate(order)]

@@ -29,7 +29,7 @@ from training import TINY
 from vitmix._grammar import spelled
 from vitmix._registry import KINDS as PART_KINDS
 from vitmix._registry import METHODS, parts
-from vitmix.lab.cli import COMMANDS, Group
+from vitmix.lab.cli import COMMANDS, CommandGroup
 from vitmix.lab.cli._parser import flag
 from vitmix.lab.comparison.matrix import read_matrix
 from vitmix.lab.data.augment import Augmentation
@@ -418,7 +418,7 @@ FRACTIONS = (0, 1, 0.5, 1e-9, 1e-320, 1e9, 1e38, 1e308, -1, "nan", "inf", 2, 0.9
 def _flags() -> tuple[str, ...]:
     found = {"--plugin", "--help", "-h", "--no-compile", "--no-resume"}
     for each in COMMANDS.values():
-        for command in each.kinds.values() if isinstance(each, Group) else (each,):
+        for command in each.kinds.values() if isinstance(each, CommandGroup) else (each,):
             found |= {flag(option.name) for option in dataclasses.fields(command.settings)}
     return tuple(sorted(found))
 

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 import pytest
 
-from vitmix.lab.cli import COMMANDS, Command, Group
+from vitmix.lab.cli import COMMANDS, Command, CommandGroup
 from vitmix.lab.cli._parser import Parser, add_arguments, flag, parse, settings_from
 from vitmix.lab.settings import Count, Fraction, Kind, Settings, fitted, kinds_of, option, section_of, usual
 
 EVERY = {
     f"{name} {kind}".strip(): command
     for name, each in COMMANDS.items()
-    for kind, command in (each.kinds.items() if isinstance(each, Group) else (("", each),))
+    for kind, command in (each.kinds.items() if isinstance(each, CommandGroup) else (("", each),))
 }
 
 

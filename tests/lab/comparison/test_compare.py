@@ -24,7 +24,7 @@ from support import ROOT
 from vitmix._text import create
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import compare, list_matrices, matrix, read_matrix
-from vitmix.lab.comparison.matrix import Matrix, Training, changed, parse_matrix
+from vitmix.lab.comparison.matrix import RunMatrix, Training, changed, parse_matrix
 from vitmix.lab.comparison.rows import text, verdict
 from vitmix.lab.comparison.runner import is_busy, is_done
 from vitmix.lab.comparison.stored import StoredDifference, StoredRow, csv_cell, csv_text
@@ -399,7 +399,7 @@ def test_list_and_wrong_arguments(
     ):
         assert cli.main(["compare", *arguments]) == 2
         assert sentence in capsys.readouterr().err
-    assert isinstance(matrix.list_matrices()["example"], Matrix)
+    assert isinstance(matrix.list_matrices()["example"], RunMatrix)
 
 
 def test_every_ready_matrix_is_documented() -> None:

@@ -51,7 +51,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Group:
+class CommandGroup:
     """A subcommand with kinds, each a command."""
 
     about: str
@@ -66,12 +66,12 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; '{self.prog} --help' shows how it is used")
 
 
-def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command | Group], kind: str) -> None:
+def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command | CommandGroup], kind: str) -> None:
     """Adds commands or, within a group, their kinds."""
     choices = parser.add_subparsers(title=f"{kind.lower()}s", metavar=kind, required=True, parser_class=Parser)
     for name, command in commands.items():
         below = choices.add_parser(name, help=command.about, description=command.about, allow_abbrev=False)
-        if isinstance(command, Group):
+        if isinstance(command, CommandGroup):
             below.epilog = command.epilog
             add_commands(below, command.kinds, "KIND")
         else:

@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
 
 ON_GPU = Sizes(1024, (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 1024, 2048))
 ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
-Part = Literal["steps", "kernels", "growth"]
+BenchPart = Literal["steps", "kernels", "growth"]
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
 
@@ -54,7 +54,7 @@ class Bench(Architecture):
     repeats: Count = option(5, "repeats whose median is taken")
     steps: Count = option(6, "steps per repeat, or whole rounds of a | b")
     warmup: Count = option(8, "warm-up steps")
-    parts: tuple[Part, ...] = option((), "what to measure (default: all that apply)")
+    parts: tuple[BenchPart, ...] = option((), "what to measure (default: all that apply)")
     tokens: tuple[Count, ...] = option(
         (), "numbers of tokens in the growth table (default: 64 to 4096; on a CPU, up to 256)"
     )
@@ -110,7 +110,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
     image = steps.batch_for(model, replace(work, batch=1))[0]
     steps.check_size(model, image)
     print(", ".join(f"{key} {value}" for key, value in place.items()))
-    parts, shape = settings.parts or get_args(Part), None
+    parts, shape = settings.parts or get_args(BenchPart), None
     if {"kernels", "growth"} & {*parts}:
         try:
             shape = growth.attention_shape(model, image)

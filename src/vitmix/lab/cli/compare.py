@@ -9,7 +9,7 @@ from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Count, Folder, Method, Name, NotNegative, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
-    from vitmix.lab.comparison.matrix import Matrix, Training
+    from vitmix.lab.comparison.matrix import RunMatrix, Training
 
 UNFINISHED = 75  # what shells know as "try again later"
 
@@ -160,7 +160,7 @@ def run(settings: Compare) -> int:
     return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
-def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "Matrix":
+def _only(matrix: "RunMatrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "RunMatrix":
     """These rows of the matrix, after its baseline if that is finished; `asked` is the baseline given as a flag."""
     from vitmix.lab.comparison.runner import is_done
 
@@ -176,7 +176,9 @@ def _only(matrix: "Matrix", rows: tuple[str, ...], output: Path, *, asked: str |
     return chosen
 
 
-def _conclude(matrix: "Matrix", trainings: "list[Training]", output: Path, measure: str, publish: str | None) -> None:
+def _conclude(
+    matrix: "RunMatrix", trainings: "list[Training]", output: Path, measure: str, publish: str | None
+) -> None:
     from vitmix.lab.comparison import compare, publishing, rows
 
     found = compare(matrix, trainings, measure=measure)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vitmix.lab.cli import _common
 from vitmix.lab.cli._common import UNTRAINED, Figure, Image, ModelChoice, Place
-from vitmix.lab.cli._parser import Command, Group
+from vitmix.lab.cli._parser import Command, CommandGroup
 from vitmix.lab.settings import Count, Name, option
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ KINDS = {  # and the settings that a kind takes besides those of all
     "gallery": ("The same pairs, mixed by each method", ("method",)),
 }
 OWN = ("method", "blocks", "block", "only_right")
-Mixing = Annotated[str, "METHOD", lambda name, text: text == "manifold" or _common.check_method(name, text)]
+MixingMethod = Annotated[str, "METHOD", lambda name, text: text == "manifold" or _common.check_method(name, text)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class FigureSettings(ModelChoice):
         (), "files, or shapes:N for built-in ones (default: two held-out images of the first run, or built-in ones)"
     )
     names: tuple[Name, ...] = option((), "names of the images; a class name of the model is used as the label")
-    method: tuple[Mixing, ...] = option(
+    method: tuple[MixingMethod, ...] = option(
         (),
         "mix pairs of neighboring images (default: heads: none manifold htm, labels: tl_align, gallery: all)",
     )
@@ -143,7 +143,7 @@ def _read(texts: tuple[str, ...], side: int, models: list["NamedModel"]) -> list
     ]
 
 
-COMMAND = Group(
+COMMAND = CommandGroup(
     "Plot where models look: attention, Grad-CAM, label maps, galleries.",
     {
         kind: Command(

@@ -86,7 +86,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RunMatrix:
     """What to compare. `models` and `data` map labels to settings; empty, they are those of the settings."""
 
     rows: Mapping[str, SettingValues]
@@ -125,7 +125,7 @@ class Matrix:
         named = [row for row in self.rows if row.lower() == "cutmix"]
         return self.baseline or (named or list(self.rows))[0]
 
-    def only(self, rows: Sequence[str]) -> "Matrix":
+    def only(self, rows: Sequence[str]) -> "RunMatrix":
         """The matrix of these rows, in the given order, with the same baseline if it is among them."""
         for row in rows:
             check_choice("row", row, self.rows)
@@ -192,7 +192,7 @@ def check_task(value: Any, source: str) -> str:
     return str(value)
 
 
-def parse_matrix(content: JsonObject, source: str) -> Matrix:
+def parse_matrix(content: JsonObject, source: str) -> RunMatrix:
     """A matrix from YAML data."""
     known, task = (*KEYS, "sweep"), None
     if isinstance(content.get("settings"), dict) and "task" in content["settings"]:
@@ -217,7 +217,7 @@ def parse_matrix(content: JsonObject, source: str) -> Matrix:
     if baseline is not None and baseline not in axes["rows"] and spelled(baseline) in axes["rows"]:
         baseline = spelled(baseline)
     about, note = (str(content.get(name, "")) for name in ("about", "note"))
-    return Matrix(**axes, seeds=tuple(seeds), settings=settings, baseline=baseline, about=about, note=note)
+    return RunMatrix(**axes, seeds=tuple(seeds), settings=settings, baseline=baseline, about=about, note=note)
 
 
 def _swept(rows: dict[Any, Any] | list[Any], sweep: Any, source: str) -> dict[Any, Any]:
@@ -258,7 +258,7 @@ def _check_settings(settings: SettingValues, source: str, task: str | None) -> N
         checked_setting(name, value, source, TrainConfig if task is None else TransferConfig)
 
 
-def list_matrices() -> dict[str, Matrix]:
+def list_matrices() -> dict[str, RunMatrix]:
     """The built-in matrices by name."""
     return {name: read_matrix(name) for name in _ready()}
 
@@ -267,7 +267,7 @@ def _ready() -> list[str]:
     return sorted(each.name.removesuffix(".yaml") for each in _FOLDER.iterdir() if each.name.endswith(".yaml"))
 
 
-def read_matrix(what: str) -> Matrix:
+def read_matrix(what: str) -> RunMatrix:
     """The matrix in a YAML file or a published comparison, or a built-in one by name."""
     ready, published = _FOLDER / f"{what}.yaml", Path(what) / FILE
     if published.is_file() or Path(what).name == FILE:
@@ -288,7 +288,7 @@ def usual_output(what: str) -> Path:
 
 
 def changed(
-    matrix: Matrix | None,
+    matrix: RunMatrix | None,
     *,
     methods: Sequence[str] = (),
     models: Sequence[str] = (),
@@ -296,7 +296,7 @@ def changed(
     seeds: Sequence[int] = (),
     settings: SettingValues | None = None,
     baseline: str | None = None,
-) -> Matrix:
+) -> RunMatrix:
     """A matrix with the values that the command line replaces; without a matrix, made of those alone.
 
     Settings are for every run, so one that a row, model or dataset sets itself is refused: otherwise a row would

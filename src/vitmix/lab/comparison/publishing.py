@@ -15,7 +15,7 @@ import yaml
 from vitmix.lab.columns import markdown_table
 from vitmix.lab.report.groups import every_run, legend
 from vitmix.lab.report.html import Html, html
-from vitmix.lab.report.page import Section, render
+from vitmix.lab.report.page import PageSection, render
 from vitmix.lab.report.quantities import MEMORY, SECONDS, SPEED, WHOLE_TIME, titled
 from vitmix.lab.report.svg import Line, line_chart
 from vitmix.lab.runs import Run
@@ -27,7 +27,7 @@ from vitmix.lab.writing import make_folder, write_file
 
 from .evaluations import Evaluations, usual_parts
 from .markdown import sections
-from .matrix import Matrix
+from .matrix import RunMatrix
 from .rows import CLASSIFIER, Comparison, Row, heads, notes, numbers, table
 from .stored import csv_text, stored, stored_tables
 from .tables import read_tables
@@ -36,7 +36,7 @@ SHARED = "Parallel runs slow each other down; times and images/s of such runs ca
 COST = ("", "epochs", "images/s", "memory, GiB", "time of a run")
 
 
-def write_results(matrix: Matrix, comparison: Comparison, output: Path) -> list[str]:
+def write_results(matrix: RunMatrix, comparison: Comparison, output: Path) -> list[str]:
     """Writes table and page beside the runs; returns a message for each study that cannot be shown."""
     tables, notes = read_tables(every_run(comparison.rows))
     measured = {"measured": stored_tables(comparison, tables).to_json()} if tables else {}
@@ -59,8 +59,8 @@ def comparison_page(comparison: Comparison, about: str) -> str:
     """The whole page; rows without a finished run are named and otherwise left out."""
     shown = [row for row in comparison.rows if row.runs]
     sections = [
-        Section("comparison", "Comparison", _comparison(comparison)),
-        Section("time", f"{_score(comparison)} against training time", _time(comparison)),
+        PageSection("comparison", "Comparison", _comparison(comparison)),
+        PageSection("time", f"{_score(comparison)} against training time", _time(comparison)),
     ]
     return render(shown, heading=about or "Comparison", first=sections)
 
@@ -108,7 +108,7 @@ def _time(comparison: Comparison) -> list[Html]:
 # The folder for a repository
 
 
-def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
+def publish(matrix: RunMatrix, comparison: Comparison, folder: Path) -> None:
     """Writes the folder. README.md is made of the file beside it, whose numbers are rounded."""
     make_folder(folder)
     matrix = with_fitted_settings(matrix, every_run(comparison.rows))
@@ -119,7 +119,7 @@ def publish(matrix: Matrix, comparison: Comparison, folder: Path) -> None:
     write_file(folder / "README.md", readme(matrix, replace(comparison, rows=tuple(rows))).encode())
 
 
-def with_fitted_settings(matrix: Matrix, runs: Sequence[Run]) -> Matrix:
+def with_fitted_settings(matrix: RunMatrix, runs: Sequence[Run]) -> RunMatrix:
     """The matrix with the settings that follow from the size of the data, if all runs share them.
 
     So it can be read where the data is not, and repeats the runs on data of another size.
@@ -132,7 +132,7 @@ def with_fitted_settings(matrix: Matrix, runs: Sequence[Run]) -> Matrix:
     return replace(matrix, settings={**shared, **matrix.settings})
 
 
-def readme(matrix: Matrix, comparison: Comparison) -> str:
+def readme(matrix: RunMatrix, comparison: Comparison) -> str:
     """The tables as Markdown, with what a reader needs to check and repeat them."""
     runs = every_run(comparison.rows)
     places = {json.dumps(run.summary.environment, sort_keys=True) for run in runs if run.summary}

@@ -11,7 +11,7 @@ from vitmix.lab.report.html import NONE, Html, joined
 from vitmix.lab.report.quantities import COUNT, POINTS, SECONDS, Quantity, Read, best, cell, evaluated, last, titled
 from vitmix.lab.runs import Estimate, Run
 
-from .matrix import Matrix, Training
+from .matrix import RunMatrix, Training
 from .runner import is_done
 
 Alike = Callable[[Run, Run], bool]
@@ -118,7 +118,7 @@ def verdict(difference: Estimate) -> str:
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "no difference shown"
 
 
-def compare(matrix: Matrix, trainings: Sequence[Training], *, measure: str = "last") -> Comparison:
+def compare(matrix: RunMatrix, trainings: Sequence[Training], *, measure: str = "last") -> Comparison:
     """The comparison of the runs that are finished."""
     check_choice("measure", measure, MEASURES)
     axes = tuple(axis for axis in ("model", "data") if len({getattr(each, axis) for each in trainings}) > 1)

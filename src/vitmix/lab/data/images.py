@@ -23,7 +23,7 @@ from .decoding import MAX_BYTES, as_rgb, check_pixels, decode, reason_of
 from .plan import Window
 
 log = logging.getLogger("vitmix.lab.data")
-Sample = TypeVar("Sample")
+Loaded = TypeVar("Loaded")
 
 
 class BrokenImage(Exception):
@@ -120,7 +120,7 @@ class ImageSet(Dataset, ABC):
         (image, label), found = self.first_readable(index, self.__getitem__)
         return image, label, found
 
-    def first_readable(self, index: int, read: Callable[[int], Sample]) -> tuple[Sample, int]:
+    def first_readable(self, index: int, read: Callable[[int], Loaded]) -> tuple[Loaded, int]:
         """What `read` returns for the first sample from `index` on that it can read, and the index of that sample."""
         for step in range(len(self)):
             found = (index + step) % len(self)

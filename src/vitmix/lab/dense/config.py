@@ -26,7 +26,7 @@ from vitmix.lab.settings import (
     option,
 )
 from vitmix.lab.training.config import check_loop, checked_setting, read_yaml
-from vitmix.lab.training.options import Evaluation, Hardware, Schedule
+from vitmix.lab.training.options import EvaluationOptions, Hardware, Schedule
 from vitmix.lab.training.recipes import laid_over, recipe_for
 
 
@@ -102,8 +102,8 @@ class DenseAugmentation(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferEvaluation(Evaluation):
-    section = Evaluation.section
+class TransferEvaluation(EvaluationOptions):
+    section = EvaluationOptions.section
 
     best: str = option("", "metric on eval_split that selects the best weights (default: the task's first)")  # pyright: ignore[reportIncompatibleVariableOverride]
 

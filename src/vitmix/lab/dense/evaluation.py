@@ -15,7 +15,7 @@ from vitmix.lab.data.images import NothingReadable
 from vitmix.lab.dense.backbone import Backbone, rebuilt
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import DenseEvalLoader
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Outcome, Sides, Task
+from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import unusable
 from vitmix.lab.environment import available_cores, describe_environment
@@ -83,7 +83,7 @@ def open_transferred(folder: str | Path, weights: str = "best") -> Transferred:
 def outcomes_of(
     task: Task[Any, Outcome],
     model: nn.Module,
-    batches: Iterable[DenseBatch],
+    batches: Iterable[TaskBatch],
     sides: Sides,
     device: torch.device,
     *,

@@ -22,7 +22,7 @@ from vitmix.lab.data.images import BrokenImage, NothingReadable
 from vitmix.lab.data.loader import Epochs
 from vitmix.lab.data.plan import EpochPlan, Key, rows_of_rank
 from vitmix.lab.data.workers import Fetcher
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides
+from vitmix.lab.dense.task import DenseSet, Sides, TaskBatch
 
 Transform = Callable[..., Any]
 Collate = Callable[[list[Any]], Any]
@@ -47,20 +47,20 @@ def shown(image: Tensor, sides: Sides) -> np.ndarray:
 
 def _train_batch(
     images: DenseSet, transform: Transform, collate: Collate, sides: Sides, seed: int, keys: list[Key]
-) -> DenseBatch:
+) -> TaskBatch:
     known, found = len(images.broken), []
     with global_generators_kept():
         for epoch, index, repeat in keys:
             try:
                 image, target, place = images.usable(index)
             except NothingReadable:  # raised in the main process: from a worker it would come with its traceback
-                return DenseBatch([], [], torch.zeros(0), dict(images.broken))
+                return TaskBatch([], [], torch.zeros(0), dict(images.broken))
             seed_global_generators(seed, epoch, index, repeat)
             found.append((*transform(as_tensor(image), target), place))
     pixels, targets, indices = zip(*found, strict=True)
     broken = dict(itertools.islice(images.broken.items(), known, None))
     stacked = padded([normalized(each, sides) for each in pixels])
-    return DenseBatch(stacked, collate(list(targets)), torch.tensor(indices), broken)
+    return TaskBatch(stacked, collate(list(targets)), torch.tensor(indices), broken)
 
 
 def padded(images: Sequence[Tensor]) -> Tensor:
@@ -70,7 +70,7 @@ def padded(images: Sequence[Tensor]) -> Tensor:
     return torch.stack([pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in images])
 
 
-def whole_batch(images: DenseSet, rows: list[int]) -> DenseBatch:
+def whole_batch(images: DenseSet, rows: list[int]) -> TaskBatch:
     """The usable ones of these samples, whole and of their own sizes, as uint8."""
     broken: dict[int, str] = {}
     found = []
@@ -82,17 +82,17 @@ def whole_batch(images: DenseSet, rows: list[int]) -> DenseBatch:
             continue
         found.append((as_tensor(image), target, index))
     pixels, targets, indices = zip(*found, strict=True) if found else ((), (), ())
-    return DenseBatch(list(pixels), list(targets), torch.tensor(indices), broken)
+    return TaskBatch(list(pixels), list(targets), torch.tensor(indices), broken)
 
 
-def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> DenseBatch:
+def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> TaskBatch:
     """The same, normalized."""
     batch = whole_batch(images, rows)
     batch.images = [normalized(each, sides) for each in batch.images]
     return batch
 
 
-class DenseLoader(Fetcher[DenseBatch], Epochs):
+class DenseLoader(Fetcher[TaskBatch], Epochs):
     """Augmented batches, in another random order each epoch. One epoch can be iterated at a time."""
 
     def __init__(
@@ -113,7 +113,7 @@ class DenseLoader(Fetcher[DenseBatch], Epochs):
         self.plan = EpochPlan(len(images), batch, seed, rank, world, extra=extra)
         super().__init__(partial(_train_batch, images, transform, collate, sides, seed), workers, persistent=True)
 
-    def _epoch(self, number: int, start: int) -> Iterator[DenseBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _epoch(self, number: int, start: int) -> Iterator[TaskBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         for batch in self.fetched(partial(self.plan.keys, number, start)):
             self.images.note_broken(batch.broken)
             if not len(batch):
@@ -121,7 +121,7 @@ class DenseLoader(Fetcher[DenseBatch], Epochs):
             yield batch
 
 
-class DenseEvalLoader(Fetcher[DenseBatch]):
+class DenseEvalLoader(Fetcher[TaskBatch]):
     """Batches of whole images that show every usable sample exactly once over all ranks."""
 
     def __init__(
@@ -133,7 +133,7 @@ class DenseEvalLoader(Fetcher[DenseBatch]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[DenseBatch]:
+    def __iter__(self) -> Iterator[TaskBatch]:
         for batch in self.fetched(self._rows.__iter__):
             self.images.note_broken(batch.broken)
             if len(batch):

@@ -18,7 +18,7 @@ from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.tasks import TASKS
 from vitmix.lab.runs.dense import DenseScores
-from vitmix.lab.runs.examples import Tile
+from vitmix.lab.runs.examples import StoredTile
 
 Target = TypeVar("Target")
 """What belongs to an image."""
@@ -27,7 +27,7 @@ Outcome = TypeVar("Outcome")
 IGNORED = 255  # the label of pixels that belong to no class
 
 
-class Mixing(Protocol):
+class BatchMixing(Protocol):
     """Mixes the images and targets of a batch; its draws are a function of (seed, step, rank)."""
 
     @property
@@ -86,7 +86,7 @@ class Sides(NamedTuple):
 
 
 @dataclass
-class DenseBatch:
+class TaskBatch:
     """Images `(B, 3, H, W)`, normalized, and what the task's `collate` made of their targets.
 
     In evaluation, images and targets are lists: the images are whole and differ in size.
@@ -100,11 +100,11 @@ class DenseBatch:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def to(self, device: torch.device | str) -> "DenseBatch":
-        return DenseBatch(moved(self.images, device), moved(self.targets, device), self.indices, self.broken)
+    def to(self, device: torch.device | str) -> "TaskBatch":
+        return TaskBatch(moved(self.images, device), moved(self.targets, device), self.indices, self.broken)
 
-    def pin_memory(self) -> "DenseBatch":
-        return DenseBatch(pinned(self.images), pinned(self.targets), self.indices, self.broken)
+    def pin_memory(self) -> "TaskBatch":
+        return TaskBatch(pinned(self.images), pinned(self.targets), self.indices, self.broken)
 
 
 def moved(tree: Any, device: torch.device | str) -> Any:
@@ -171,7 +171,7 @@ class Task(ABC, Generic[Target, Outcome]):
         """Refuses a method that dense targets cannot follow."""
         dense_mixer(method, 2)
 
-    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
+    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> BatchMixing:
         """What `--method` does to a batch; refuses methods that dense targets cannot follow."""
         return DenseMix(
             config.method,
@@ -188,7 +188,7 @@ class Task(ABC, Generic[Target, Outcome]):
         """The parts of the loss by name, to be added up; the model is in training mode."""
 
     @abstractmethod
-    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Outcome]:
+    def outcomes(self, model: nn.Module, batch: TaskBatch, sides: Sides) -> list[Outcome]:
         """What the scores need of each image of a batch for evaluation."""
 
     @abstractmethod
@@ -201,6 +201,6 @@ class Task(ABC, Generic[Target, Outcome]):
 
     @abstractmethod
     def examples(
-        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
-    ) -> Iterator[tuple[Tile, ...]]:
+        self, model: nn.Module, batch: TaskBatch, classes: Sequence[str], sides: Sides
+    ) -> Iterator[tuple[StoredTile, ...]]:
         """A row of tiles for each image, for the report: image, truth, prediction, errors."""

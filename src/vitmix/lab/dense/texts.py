@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vitmix.lab.training.progress import duration
-from vitmix.lab.training.texts import place_of, size_of
+from vitmix.lab.training.texts import place_of, score_text, size_of
 
 if TYPE_CHECKING:
     from vitmix.lab.dense.training import TransferTrainer
@@ -36,9 +36,9 @@ def closing(trainer: "TransferTrainer") -> str:
     lines = [f"Finished after {duration(position.wall)}."]
     score = None if position.best is None else position.best.get(config.best)
     if position.best is not None and score is not None:
-        shown = f"{score:.4f}" if config.best.endswith("loss") else f"{100 * score:.2f} %"
         lines.append(
-            f"Best {config.best} {shown} in epoch {position.best.number}, on {trainer.eval_images.description}."
+            f"Best {config.best} {score_text(config.best, score)} in epoch {position.best.number}, "
+            f"on {trainer.eval_images.description}."
         )
     if position.broken:
         more = f" and {len(position.broken) - NAMED:,} more" if len(position.broken) > NAMED else ""

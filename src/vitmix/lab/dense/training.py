@@ -16,7 +16,7 @@ from vitmix.lab.dense.config import TransferConfig, updates_per_epoch
 from vitmix.lab.dense.evaluation import evaluate, open_transferred, outcomes_of
 from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Sides, Task
+from vitmix.lab.dense.task import DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
 from vitmix.lab.dense.texts import closing, opening
 from vitmix.lab.settings import ModelArgs
@@ -87,7 +87,7 @@ class TransferTrainer(Trainer):
         self.optimizer = self._make_optimizer(encoder, model)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
-    def _dense_loaders(self) -> tuple[Epochs, Iterable[DenseBatch]]:
+    def _dense_loaders(self) -> tuple[Epochs, Iterable[TaskBatch]]:
         """Batches to train and to evaluate on: read one by one, or from device memory."""
         config, part = self.settings, self.part
         train, held_out = cast(DenseSet, self.images), cast(DenseSet, self.eval_images)

@@ -25,7 +25,7 @@ from vitmix.lab.figures.layout import FigureInputs
 from vitmix.lab.figures.models import named_model
 from vitmix.lab.figures.samples import demonstrated, in_pixels
 from vitmix.lab.plotting.grid import ImageGrid, as_pixels
-from vitmix.lab.runs.examples import Example, Examples, Strips, TargetPart, Tile
+from vitmix.lab.runs.examples import Example, Examples, StoredTile, Strips, TargetPart
 from vitmix.lab.training import prepare
 from vitmix.parts.base import Normalization
 
@@ -192,10 +192,10 @@ def _strips(subject: Subject, problems: list[str]) -> list[Strips]:
     return found
 
 
-def _rows(grid: ImageGrid) -> list[tuple[Tile, ...]]:
+def _rows(grid: ImageGrid) -> list[tuple[StoredTile, ...]]:
     return [
         tuple(
-            Tile(data_uri(tile.pixels, TILE_SIDE), (head, *tile.caption.splitlines()))
+            StoredTile(data_uri(tile.pixels, TILE_SIDE), (head, *tile.caption.splitlines()))
             for head, tile in zip(section.heads, row.tiles, strict=True)
         )
         for section in grid.sections

@@ -21,7 +21,7 @@ from .studies import studies
 from .summaries import cost, results, runs, settings
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A section of the page; without content it is left out."""
 
     anchor: str
@@ -52,7 +52,7 @@ def render(
     groups: Sequence[Group],
     *,
     heading: str = "",
-    first: Sequence[Section] = (),
+    first: Sequence[PageSection] = (),
     notes: Sequence[str] = (),
     examples: int = 0,
 ) -> str:
@@ -75,34 +75,34 @@ def render(
     )
 
 
-def _sections(groups: Sequence[Group], examples: int) -> list[Section]:
+def _sections(groups: Sequence[Group], examples: int) -> list[PageSection]:
     return [
-        Section("results", "Results", results(groups)),
-        Section("curves", "Curves", curves(groups)),
-        Section("examples", "What the model saw", images.examples(groups, examples)),
-        Section("gallery", "Where the model looks", images.gallery(groups, examples)),
-        Section("drawn", "Figures", images.figures(groups)),
-        Section("classes", "Accuracy of each class", classes(groups)),
-        Section("calibration", "Calibration", calibration(groups)),
-        Section("confusions", "Most frequent mistakes", confusions(groups)),
-        Section("robustness", "Robustness", robustness(groups)),
-        Section("analyses", "Studies of mixing", studies(groups)),
-        Section("cost", "Speed and cost", cost(groups)),
-        Section("runs", "Runs", runs(groups)),
-        Section("settings", "Configuration", settings(groups)),
+        PageSection("results", "Results", results(groups)),
+        PageSection("curves", "Curves", curves(groups)),
+        PageSection("examples", "What the model saw", images.examples(groups, examples)),
+        PageSection("gallery", "Where the model looks", images.gallery(groups, examples)),
+        PageSection("drawn", "Figures", images.figures(groups)),
+        PageSection("classes", "Accuracy of each class", classes(groups)),
+        PageSection("calibration", "Calibration", calibration(groups)),
+        PageSection("confusions", "Most frequent mistakes", confusions(groups)),
+        PageSection("robustness", "Robustness", robustness(groups)),
+        PageSection("analyses", "Studies of mixing", studies(groups)),
+        PageSection("cost", "Speed and cost", cost(groups)),
+        PageSection("runs", "Runs", runs(groups)),
+        PageSection("settings", "Configuration", settings(groups)),
     ]
 
 
-def _dense_sections(groups: Sequence[Group], examples: int) -> list[Section]:
+def _dense_sections(groups: Sequence[Group], examples: int) -> list[PageSection]:
     """Those of transfers."""
     return [
-        Section("results", "Results", dense.results(groups)),
-        Section("curves", "Curves", curves(groups)),
-        Section("predictions", "Predictions", dense.predictions(groups, examples)),
-        Section("classes", "Scores of each class", dense.classes(groups)),
-        Section("cost", "Speed and cost", cost(groups, {"parameters": dense.PARAMETERS})),
-        Section("runs", "Runs", runs(groups)),
-        Section("settings", "Configuration", settings(groups)),
+        PageSection("results", "Results", dense.results(groups)),
+        PageSection("curves", "Curves", curves(groups)),
+        PageSection("predictions", "Predictions", dense.predictions(groups, examples)),
+        PageSection("classes", "Scores of each class", dense.classes(groups)),
+        PageSection("cost", "Speed and cost", cost(groups, {"parameters": dense.PARAMETERS})),
+        PageSection("runs", "Runs", runs(groups)),
+        PageSection("settings", "Configuration", settings(groups)),
     ]
 
 

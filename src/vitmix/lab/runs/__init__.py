@@ -19,7 +19,7 @@ read by `from_json`, which accepts version 0.1 and refuses the rest with an erro
 `Estimate`s. `FolderLock`, `check_folder` and `run_for` are for those who train in a folder.
 """
 
-from .analysis import Analysis, LeftOut, Row, Table
+from .analysis import Analysis, LeftOut, Table, TableRow
 from .dense import ClassScores, DenseEvaluation, DenseScores
 from .estimates import Estimate
 from .evaluation import Bin, Evaluation

@@ -10,7 +10,7 @@ from vitmix.lab.reading import JsonObject
 from .estimates import Estimate
 from .records import Record, absent, parse
 
-Row = tuple[tuple[str, ...], Mapping[str, Estimate]]
+TableRow = tuple[tuple[str, ...], Mapping[str, Estimate]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Table(Record):
 
     title: str
     keys: tuple[str, ...]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     notes: tuple[str, ...] = ()
     percent: tuple[str, ...] = ()
     example: Mapping[str, Sequence[float]] = field(default_factory=dict)

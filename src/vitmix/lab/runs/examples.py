@@ -34,7 +34,7 @@ class Example(Record):
 
 
 @dataclass(frozen=True)
-class Tile(Record):
+class StoredTile(Record):
     image: str
     words: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class Strips(Record):
     """Rows of tiles about one thing, such as attention by block."""
 
     what: str
-    rows: tuple[tuple[Tile, ...], ...]
+    rows: tuple[tuple[StoredTile, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitmix._guide import Evaluating
 from vitmix._mix import Mix, expand_mask, mix_images
 from vitmix._mixer import AnyMixer
-from vitmix.lab.runs import Estimate, Row, Table
+from vitmix.lab.runs import Estimate, Table, TableRow
 from vitmix.parts.shares import AreaShare, Weights
 
 from .estimates import Gathered, spread
@@ -199,7 +199,7 @@ def label_error_study(
     model: nn.Module, rules: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
 ) -> list[Table]:
     """The errors over all pairs, and by how much is hidden, by the partner's area and by the size of the objects."""
-    overall, cuts, areas, sizes = (list[Row]() for _ in range(4))
+    overall, cuts, areas, sizes = (list[TableRow]() for _ in range(4))
     for name, found in label_error(model, rules, batches, seed=seed).items():
         columns = {"error": found.differences.abs(), "bias": found.differences, "to area": found.to_area}
         values = {column: spread(each, found.couples) for column, each in columns.items() if each is not None}

@@ -14,7 +14,7 @@ from vitmix._mixer import AnyMixer, Mixer
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix.attention.readers import Reader
 from vitmix.attention.tap import Plan, Recorder, Tape
-from vitmix.lab.runs import Row, Table
+from vitmix.lab.runs import Table, TableRow
 from vitmix.parts.shares import AreaShare, Share
 
 from .estimates import Gathered
@@ -58,7 +58,7 @@ class PairStudy:
     def __call__(
         self, model: nn.Module, methods: Mapping[str, AnyMixer], batches: Iterable[ImageBatch], *, seed: int = 0
     ) -> Table:
-        batches, rows = repeatable(batches), list[Row]()
+        batches, rows = repeatable(batches), list[TableRow]()
         for name, method in methods.items():
             masks = masks_alone(method, study=self.study)
             if self.regions and any(mixer.mask.name == "constant" for mixer in method.mixers):

@@ -11,7 +11,7 @@ import yaml
 from vitmix._grammar import spelled
 from vitmix.lab.reading import MOST_YAML, parse_yaml, read_bytes
 from vitmix.lab.settings import ModelArgs, Settings, SettingValues, check_rate, fitted, kinds_of, section_of, unknown
-from vitmix.lab.training.options import Evaluation, Hardware, Preprocessing, Regularization, Schedule, What
+from vitmix.lab.training.options import EvaluationOptions, Hardware, Preprocessing, Regularization, Schedule, What
 from vitmix.lab.training.recipes import laid_over, recipe_for
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ MODEL = ("model", "model_args", "size")  # in the header of a weights file
 DEFAULT_RECIPE = "shapes"  # the default run, if neither data nor model is named
 
 
+# Fields come in the order of the bases, the last base first.
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Hardware, Evaluation, Preprocessing, Regularization, Schedule, What):  # fields: last base first
+class TrainConfig(Hardware, EvaluationOptions, Preprocessing, Regularization, Schedule, What):
     """Everything that determines a training run. Field names are the flags' names and the keys of YAML files."""
 
     command: ClassVar[str] = "train"

@@ -124,7 +124,7 @@ Measure = Literal["accuracy", "accuracy5", "eval_loss", "ema_accuracy", "ema_acc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Settings):
+class EvaluationOptions(Settings):
     section = "Evaluation and checkpoints"
 
     eval_every: Count = option(1, "epochs between evaluations; the last epoch is always evaluated")

@@ -58,6 +58,11 @@ def size_of(model: nn.Module) -> str:
     return f"{parameters:,} parameters" + ("" if trained == parameters else f" ({trained:,} trained)")
 
 
+def score_text(name: str, value: float) -> str:
+    """A score as a person reads it: in percent, unless it is a loss."""
+    return f"{value:.4f}" if name.endswith("loss") else f"{100 * value:.2f} %"
+
+
 def place_of(device: torch.device, world: int) -> str:
     """Where a training runs."""
     name = describe_environment(device)["device"]
@@ -127,9 +132,7 @@ def closing(config: TrainConfig, run: Run, position: Position, settings: ModelAr
     best, last, broken = position.best, position.history[-1], position.broken
     shown, weights, named = "", run.last, f"{run.last} (final)"
     if best is not None:
-        value = best.values[config.best]
-        number = f"{value:.4f}" if config.best.endswith("loss") else f"{100 * value:.2f} %"
-        shown = f"; best {config.best} {number} (epoch {best.number})"
+        shown = f"; best {config.best} {score_text(config.best, best.values[config.best])} (epoch {best.number})"
         weights, named = run.best, f"{run.best} (best), {run.last.name} (final)"
     arguments = ", ".join(f"{key}={value!r}" for key, value in {**settings, "checkpoint_path": str(weights)}.items())
     lines = [

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitmix.lab.evaluation.examples import data_uri
 from vitmix.lab.plotting.canvas import OWN, PARTNER
-from vitmix.lab.runs.examples import Tile
+from vitmix.lab.runs.examples import StoredTile
 
 from .outlines import draw_mask, read_outline
 from .records import Annotation, Detected, Located
@@ -50,13 +50,13 @@ class _Sheet:
         self.image.paste(Image.new("RGB", self.image.size, color), (0, 0), edge)
         self.draw = ImageDraw.Draw(self.image)
 
-    def tile(self, *words: str) -> Tile:
-        return Tile(data_uri(np.asarray(self.image) / 255, SIDE), words)
+    def tile(self, *words: str) -> StoredTile:
+        return StoredTile(data_uri(np.asarray(self.image) / 255, SIDE), words)
 
 
 def example_tiles(
     pixels: np.ndarray, truth: Sequence[Annotation], found: Sequence[Detected], names: dict[int, str]
-) -> list[Tile]:
+) -> list[StoredTile]:
     """Three tiles of an image `(H, W, 3)`: the objects, the detections, and what is wrong with them.
 
     `names` are those of the categories.

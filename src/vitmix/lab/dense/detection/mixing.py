@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vitmix.lab.dense.task import Mixing
+from vitmix.lab.dense.task import BatchMixing
 
 from .records import TrainingTarget
 
@@ -23,7 +23,7 @@ def pasting(method: str) -> float | None:
 class FittedMixing:
     """A mixing of images that were padded to one size: masks are padded alike, and only what is learned is kept."""
 
-    def __init__(self, inner: Mixing) -> None:
+    def __init__(self, inner: BatchMixing) -> None:
         self.inner = inner
 
     @property

@@ -24,7 +24,7 @@ from .precision import MOST, THRESHOLDS, Matched, Ranking, match, resampled
 from .records import Annotation, Detected, Located, Truth
 
 Kind = Literal["bbox", "segm"]
-Row = TypeVar("Row", bound=Located)
+SomeLocated = TypeVar("SomeLocated", bound=Located)
 SIZES = ("small", "medium", "large")
 EVERY, HALF, STRICT = slice(None), slice(0, 1), slice(5, 6)  # thresholds of AP, AP50 and AP75
 INTERVAL = f"95 % percentile interval of {RESAMPLES} bootstrap draws over images"
@@ -123,8 +123,8 @@ def rank(truth: Truth, detections: Sequence[Detected], kind: Kind) -> list[Ranki
     ]
 
 
-def _grouped(annotations: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
-    groups: dict[tuple[int, int], list[Row]] = defaultdict(list)
+def _grouped(annotations: Sequence[SomeLocated]) -> dict[tuple[int, int], list[SomeLocated]]:
+    groups: dict[tuple[int, int], list[SomeLocated]] = defaultdict(list)
     for each in annotations:
         groups[each["image_id"], each["category_id"]].append(each)
     return groups

@@ -13,9 +13,9 @@ from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import shown
-from vitmix.lab.dense.task import DenseBatch, DenseSet, Mixing, Sides, Task
+from vitmix.lab.dense.task import BatchMixing, DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.runs.dense import DenseScores
-from vitmix.lab.runs.examples import Tile
+from vitmix.lab.runs.examples import StoredTile
 
 from .augment import Augment
 from .data import open_coco
@@ -83,7 +83,7 @@ class Detection(Task[Target, Outcome]):
         if pasting(method) is None:
             super().check_method(method)
 
-    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> Mixing:
+    def mixing(self, model: nn.Module, classes: int, config: TransferConfig, rank: int) -> BatchMixing:
         probability = pasting(config.method)
         if probability is not None:
             return FittedMixing(CopyPaste(probability, seed=config.seed, rank=rank, step=0))
@@ -94,7 +94,7 @@ class Detection(Task[Target, Outcome]):
         zero = images.new_zeros(())
         return {name: sum((found[key] for key in keys if key in found), zero) for name, keys in PARTS.items()}
 
-    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Outcome]:
+    def outcomes(self, model: nn.Module, batch: TaskBatch, sides: Sides) -> list[Outcome]:
         found, truths = model(batch.images), [each.truth for each in batch.targets]
         return [Outcome(truth, detections(each, truth)) for each, truth in zip(found, truths, strict=True)]
 
@@ -105,8 +105,8 @@ class Detection(Task[Target, Outcome]):
         return {DETECTIONS: encode_detections(rows_of(outcomes))}
 
     def examples(
-        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
-    ) -> Iterator[tuple[Tile, ...]]:
+        self, model: nn.Module, batch: TaskBatch, classes: Sequence[str], sides: Sides
+    ) -> Iterator[tuple[StoredTile, ...]]:
         for image, each in zip(batch.images, self.outcomes(model, batch, sides), strict=True):
             names = dict(zip(each.truth.categories, classes, strict=True))
             yield tuple(example_tiles(shown(image, sides), each.truth.objects, each.found, names))

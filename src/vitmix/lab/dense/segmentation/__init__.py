@@ -16,10 +16,10 @@ from vitmix.lab.dense.segmentation.heads import Segmenter, build_segmenter
 from vitmix.lab.dense.segmentation.scores import Counts, count, score
 from vitmix.lab.dense.segmentation.tiles import tiles
 from vitmix.lab.dense.segmentation.windows import predict
-from vitmix.lab.dense.task import IGNORED, DenseBatch, DenseSet, Sides, Task
+from vitmix.lab.dense.task import IGNORED, DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.transforms import joint_transform
 from vitmix.lab.runs.dense import DenseScores
-from vitmix.lab.runs.examples import Tile
+from vitmix.lab.runs.examples import StoredTile
 
 
 class Segmentation(Task[Tensor, Counts]):
@@ -52,20 +52,20 @@ class Segmentation(Task[Tensor, Counts]):
         parts = [weight * mask_cross_entropy(logits.float(), targets, ignore_index=IGNORED) for logits, weight in found]
         return {"loss": torch.stack(parts).sum()}
 
-    def outcomes(self, model: nn.Module, batch: DenseBatch, sides: Sides) -> list[Counts]:
+    def outcomes(self, model: nn.Module, batch: TaskBatch, sides: Sides) -> list[Counts]:
         return [count(logits, mask) for mask, logits in _predicted(model, batch, sides)]
 
     def score(self, outcomes: Sequence[Counts], classes: Sequence[str], *, intervals: bool) -> DenseScores:
         return score(outcomes, classes, intervals=intervals)
 
     def examples(
-        self, model: nn.Module, batch: DenseBatch, classes: Sequence[str], sides: Sides
-    ) -> Iterator[tuple[Tile, ...]]:
+        self, model: nn.Module, batch: TaskBatch, classes: Sequence[str], sides: Sides
+    ) -> Iterator[tuple[StoredTile, ...]]:
         for image, (mask, logits) in zip(batch.images, _predicted(model, batch, sides), strict=True):
             yield tiles(image, mask, logits.argmax(0), classes, sides)
 
 
-def _predicted(model: nn.Module, batch: DenseBatch, sides: Sides) -> Iterator[tuple[Tensor, Tensor]]:
+def _predicted(model: nn.Module, batch: TaskBatch, sides: Sides) -> Iterator[tuple[Tensor, Tensor]]:
     """For each image its label map `(H, W)` and the logits `(K, H, W)`."""
     masks = [each.as_subclass(Tensor) for each in batch.targets]
     logits = predict(model, batch.images, sides.size, [tuple(each.shape) for each in masks])

@@ -17,7 +17,7 @@ from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.dense.batch_augment import UNIFORM, augment_dense, draw_numbers
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import normalized, whole_batch
-from vitmix.lab.dense.task import IGNORED, DenseBatch, DenseSet, Sides
+from vitmix.lab.dense.task import IGNORED, DenseSet, Sides, TaskBatch
 
 RESIDENT = 0x44454E53  # separates these random numbers from others made from the same seed
 CHUNK = 1024  # samples augmented at once, because a call costs the host more than the GPU
@@ -50,7 +50,7 @@ class ResidentMasks(Epochs):
         self.source = (pixels.shape[2], pixels.shape[3])
         self._augment = torch.compile(augment_dense, dynamic=False) if config.compile else augment_dense
 
-    def _epoch(self, number: int, start: int) -> Iterator[DenseBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _epoch(self, number: int, start: int) -> Iterator[TaskBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         size = self.plan.size
         order = move(torch.from_numpy(self.plan.order(number)[0]), self.device)
         per_chunk = max(1, CHUNK // size) if self.device.type != "cpu" else 1
@@ -60,7 +60,7 @@ class ResidentMasks(Epochs):
             images, maps = self._augmented(rows, self._numbers(number, batches), per_chunk * size)
             for batch in range(max(start, first), batches.stop):
                 part = slice((batch - first) * size, (batch - first + 1) * size)
-                yield DenseBatch(images[part], maps[part], rows[part])
+                yield TaskBatch(images[part], maps[part], rows[part])
 
     def _numbers(self, epoch: int, batches: range) -> Tensor:
         def uniform(batch: int) -> Tensor:
@@ -99,12 +99,12 @@ class ResidentEvalMasks:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[DenseBatch]:
+    def __iter__(self) -> Iterator[TaskBatch]:
         for batch in self._batches:
-            yield DenseBatch([normalized(each, self.sides) for each in batch.images], batch.targets, batch.indices)
+            yield TaskBatch([normalized(each, self.sides) for each in batch.images], batch.targets, batch.indices)
 
 
-def _read(images: DenseSet[Tensor], rows: list[list[int]], workers: int) -> Iterator[DenseBatch]:
+def _read(images: DenseSet[Tensor], rows: list[list[int]], workers: int) -> Iterator[TaskBatch]:
     fetcher = Fetcher(partial(whole_batch, images), workers)
     for batch in fetcher.fetched(rows.__iter__):
         images.note_broken(batch.broken)

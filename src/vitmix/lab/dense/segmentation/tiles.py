@@ -9,7 +9,7 @@ from vitmix.lab.dense.colors import palette
 from vitmix.lab.dense.loader import shown
 from vitmix.lab.dense.task import IGNORED, Sides
 from vitmix.lab.evaluation.examples import data_uri
-from vitmix.lab.runs.examples import Tile
+from vitmix.lab.runs.examples import StoredTile
 
 SIDE = 160  # pixels of a tile, at most
 OPACITY = 0.65  # of a label map over its image
@@ -19,7 +19,7 @@ NAMED = 3  # classes in a caption
 
 def tiles(
     image: Tensor, truth: Tensor, predicted: Tensor, classes: Sequence[str], sides: Sides
-) -> tuple[Tile, Tile, Tile, Tile]:
+) -> tuple[StoredTile, StoredTile, StoredTile, StoredTile]:
     """Image, truth, prediction and errors; the image is normalized, of any size, and the maps have another."""
     labels, guesses = truth.cpu().numpy(), predicted.cpu().numpy()
     pixels = shown(image, sides)
@@ -27,10 +27,10 @@ def tiles(
     wrong = known & (labels != guesses)
     share = wrong.sum() / max(1, known.sum())
     return (
-        Tile(_uri(pixels), ("image",)),
-        Tile(_uri(painted(pixels, labels, len(classes))), ("truth", _largest(labels, classes))),
-        Tile(_uri(painted(pixels, guesses, len(classes))), ("prediction", _largest(guesses, classes))),
-        Tile(_uri(marked(pixels, wrong, ~known)), ("errors", f"{100 * share:.1f} % of the pixels")),
+        StoredTile(_uri(pixels), ("image",)),
+        StoredTile(_uri(painted(pixels, labels, len(classes))), ("truth", _largest(labels, classes))),
+        StoredTile(_uri(painted(pixels, guesses, len(classes))), ("prediction", _largest(guesses, classes))),
+        StoredTile(_uri(marked(pixels, wrong, ~known)), ("errors", f"{100 * share:.1f} % of the pixels")),
     )
 
 
