@@ -1,10 +1,21 @@
 """Single images as a model sees them: slow twins of the loaders' batches."""
 
+import random
+
+import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from vitmix.lab.data.augment import augment, erase, eval_pixels, global_generators_kept, normalize
 from vitmix.lab.data.augmentation import Augmentation
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the global generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def train_sample(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:

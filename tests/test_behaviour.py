@@ -24,11 +24,13 @@ from torch import Tensor, nn
 import pinned
 import vitmix
 import vitmix.models  # whose names timm then knows
+from training import one_thread  # noqa: F401
 
 FILE = "fingerprints.json"
 STEPS, BATCH, CLASSES, RATE = 3, 4, 4, 0.1
 TOLERANCE = 1e-7
 PROJECTIONS = 3
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Family(NamedTuple):
@@ -167,14 +169,6 @@ CASES = [(family, text) for family in FAMILIES for text in EVERYWHERE] + [("vit"
 @pytest.fixture(scope="module")
 def stored() -> dict[str, Any]:
     return pinned.read(FILE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("family", "text"), CASES)

@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 
-from samples import eval_sample, train_sample
+from samples import eval_sample, seed_all, train_sample
 from vitmix.lab.data import augment as augment_module
 from vitmix.lab.data.augment import augment, global_generators_kept, seed_global_generators
 from vitmix.lab.data.augmentation import Augmentation
@@ -22,12 +22,6 @@ PLAIN = Augmentation(32, scale=None, hflip=0, auto_augment=None, erasing=0)
 def noise_image(width: int = 40, height: int = 36, mode: str = "RGB") -> Image.Image:
     pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels).convert(mode)
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def timm_sample(image: Image.Image, numbers: tuple[int, ...], **settings) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from samples import eval_sample, train_sample
+from samples import eval_sample, seed_all, train_sample
 from training import look_often, one_thread  # noqa: F401
 from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
@@ -45,12 +45,6 @@ def damaged_images(root: Path, count: int = 12, damaged: tuple[int, ...] = (3, 4
         if number in damaged:
             file.write_bytes(b"damaged")
     return FileImages(root, [f"{number}.png" for number in range(count)], [0] * count, ["one"], "files")
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def same(first: Batch, second: Batch) -> bool:

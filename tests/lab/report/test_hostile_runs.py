@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fuzz_values import places
 from support import ROOT
 from test_report import Page, without_script
 from training import one_thread, train  # noqa: F401
@@ -49,12 +50,6 @@ def whole(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  
             if path.is_file() and path.suffix in (".svg", ".csv", ".txt"):
                 path.unlink()
     return folder
-
-
-def places(value: Any) -> list[list[Any]]:
-    """The ways to every value within a value."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [[], *([key, *rest] for key, each in inside for rest in places(each))]
 
 
 def with_change(value: Any, chance: random.Random) -> Any:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 
 from command import done
 from pinned import FOLDER
+from training import one_thread  # noqa: F401
 
 RUN = FOLDER / "run_0.1"
 SUITE = ("--suite", "clean,noise,occlusion", "--orders", "random", "salient-first")
@@ -28,13 +28,7 @@ SUITE = ("--suite", "clean,noise,occlusion", "--orders", "random", "salient-firs
 # Of the studies: elsewhere the built-in images may differ in a few last bits.
 TOLERANCE = 1e-2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else 0.1
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitmix.lab.runs import Estimate
 
+SECONDS = 0.5  # for which passes are timed
+
 
 def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
@@ -30,9 +32,7 @@ def count_flops(model: nn.Module, size: tuple[int, int]) -> int:
 
 
 @torch.no_grad()
-def throughput(
-    model: nn.Module, size: tuple[int, int], *, batch: int, autocast: torch.dtype | None = None, seconds: float = 0.5
-) -> Estimate:
+def throughput(model: nn.Module, size: tuple[int, int], *, batch: int, autocast: torch.dtype | None = None) -> Estimate:
     """Images per second of forward passes alone, on one batch on the device: the median, after two to warm up."""
     like = next(model.parameters(), torch.empty(0))
     images = torch.zeros(batch, 3, *size, device=like.device)
@@ -46,6 +46,6 @@ def throughput(
                 torch.cuda.synchronize(like.device)
             if number >= 2:
                 times.append(time.perf_counter() - start)
-            if len(times) >= 3 and sum(times) > seconds:
+            if len(times) >= 3 and sum(times) > SECONDS:
                 break
     return Estimate(batch / sorted(times)[len(times) // 2], None, len(times))

@@ -78,9 +78,9 @@ def _percent(found: Estimate) -> str:
     return f"{100 * found.mean:.2f} %{interval}"
 
 
-def _mistakes(evaluation: Evaluation, most: int = 5) -> list[str]:
+def _mistakes(evaluation: Evaluation) -> list[str]:
     known = dict(enumerate(evaluation.classes))
-    rows = [f"  {known.get(a, a)} taken for {known.get(b, b)}: {count}" for a, b, count in evaluation.mistakes(most)]
+    rows = [f"  {known.get(a, a)} taken for {known.get(b, b)}: {count}" for a, b, count in evaluation.mistakes(5)]
     return ["Most frequent mistakes:", *rows] if rows else ["No mistakes."]
 
 

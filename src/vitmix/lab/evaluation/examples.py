@@ -37,6 +37,7 @@ TRIES = 64  # batches to try until every method of a switch is drawn
 MIXED_SIDE, SOURCE_SIDE, TILE_SIDE = 256, 96, 112  # pixels, at most: a page of many configurations must stay small
 EXACT_SIDE = 64  # pixels up to which an image is stored exactly
 MOST_CLASSES = 4  # of a target
+LEAST_PART = 0.02  # of a class that is neither image's
 HELD_OUT = 4  # images, which make two pairs
 MOST_BLOCKS = 6
 SEED = 0  # for mixing held-out images: the same for every run
@@ -141,15 +142,13 @@ def _sources(batch: MixedBatch, images: Tensor) -> tuple[Tensor, list[dict[str, 
     return looks, sources
 
 
-def _parts(
-    target: Tensor, labels: list[tuple[str, int]], names: list[str], least: float = 0.02
-) -> tuple[TargetPart, ...]:
+def _parts(target: Tensor, labels: list[tuple[str, int]], names: list[str]) -> tuple[TargetPart, ...]:
     """The classes of the sources in order, then other classes by size, then the rest (mostly smoothing)."""
     roles: dict[int, str] = {}
     for role, label in labels:
         roles.setdefault(label, role)
     values = target.double()
-    floor = max(least, 2.0 * float(values.min()))
+    floor = max(LEAST_PART, 2.0 * float(values.min()))
     largest = [int(place) for place in values.argsort(descending=True) if values[place] > floor]
     places = [*roles, *(place for place in largest if place not in roles)][:MOST_CLASSES]
     parts = [TargetPart(roles.get(place, "other"), names[place], float(values[place])) for place in places]

@@ -99,14 +99,14 @@ def wilson(right: float, n: float) -> Interval:
     return (0.0 if right == 0 else middle - half), (1.0 if right == n else middle + half)
 
 
-def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int, *, seed: int = 0) -> Interval:
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], n: int) -> Interval:
     """The percentile interval of a statistic over images.
 
     Args:
         statistic: from the counts `(resamples, n)` of each image in each resample to values `(resamples,)`. All
             conditions use the same resampled images, so correlations between them are kept.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     found: list[np.ndarray] = []
     for _ in range(RESAMPLES // CHUNK):
         counts = np.stack([np.bincount(generator.integers(0, n, n), minlength=n) for _ in range(CHUNK)])

@@ -25,7 +25,7 @@ def encode_detections(rows: Sequence[Detected]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
-def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -> DenseScores:
+def score_file(annotations: Path, detections: Path) -> DenseScores:
     """The scores of a file of detections; needs faster-coco-eval, so that they are COCO's."""
     need("faster_coco_eval")
     truth, rows = _read_truth(annotations), read_content(detections, "detections")
@@ -36,7 +36,7 @@ def score_file(annotations: Path, detections: Path, *, intervals: bool = True) -
         problem = known.problem(row) or ("" if is_number(row.get("score")) else "needs a score")
         if problem:
             raise ValueError(f"detection {number} of {detections} {problem}; was it made for {annotations.name}?")
-    return score_rows(truth, rows, intervals=intervals)
+    return score_rows(truth, rows, intervals=True)
 
 
 def _read_truth(path: Path) -> Truth:
