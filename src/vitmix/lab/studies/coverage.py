@@ -43,8 +43,8 @@ coverage_study = PairStudy(
     ("method",),
     _look,
     (
-        "area: of the pasted region; pasted: the fraction of the partner's object in it; "
-        "at least: how often it is that much; own hidden: the fraction of the original object under it.",
+        "area: of the pasted region; pasted: the fraction of the partner's object in it; at least: how often this "
+        "fraction is so large; own hidden: the fraction of the original object under it.",
     ),
     nothing="found no pair of objects; give images with object masks",
     regions=True,

@@ -28,7 +28,7 @@ from vitmix.lab.data.images import BrokenImage, as_bytes
 from vitmix.lab.data.sources import Source, open_from
 from vitmix.lab.data.splits import SPLIT_NAMES, Openers, Split, by_split, parse_settings
 from vitmix.lab.dense.task import IGNORED, DenseSet
-from vitmix.lab.reading import read_bytes
+from vitmix.lab.reading import read_bytes, read_json
 
 MASKS = ("masks", "labels", "annotations")  # usual names of the folder
 IMAGES = ("images", "imgs")
@@ -162,8 +162,8 @@ def _mask_set(
     images = MaskSet(root, pairs, classes, description, offset=offset)
     _check_labels(images)
     if alone:
-        count = "1 image has" if len(alone) == 1 else f"{len(alone):,} images have"
-        images.notes = (f"{count} no mask in {description} and count neither way; the first: {alone[0]}",)
+        has, is_ = ("1 image has", "is") if len(alone) == 1 else (f"{len(alone):,} images have", "are")
+        images.notes = (f"{has} no mask in {description} and {is_} left out; the first: {alone[0]}",)
     return images
 
 
@@ -193,8 +193,6 @@ def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], descrip
 def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -> list[str]:
     """Names from classes.json; without it numbers, as many as the training masks have."""
     if (root / "classes.json").is_file():
-        from vitmix.lab.reading import read_json
-
         return class_names(root, len(read_json(root / "classes.json")))
     pairs, alone = listed(*place)
     _check_pairs(pairs, alone, f"masks:{root}")
