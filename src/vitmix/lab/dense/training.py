@@ -24,6 +24,7 @@ from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
 from vitmix.lab.training.scores import Scored
+from vitmix.lab.training.texts import place_of
 
 
 class DenseLearner(nn.Module):
@@ -156,10 +157,16 @@ class TransferTrainer(Trainer):
         return {"vitmix": json.dumps({**facts, "classes": list(self.images.classes), "task": self.task.name})}
 
     def _opening(self) -> list[str]:
-        return opening(self)
+        return opening(
+            *(self.settings, self.images, self.eval_images, self.core.model),
+            backbone=self.backbone.name,
+            size=self.sides.size,
+            place=place_of(self.device, self.world),
+            updates=self.total_updates,
+        )
 
     def _closing(self) -> str:
-        return closing(self)
+        return closing(self.settings, self.folder.path, self.position, self.eval_images.description)
 
     def _evaluate_best(self) -> None:
         """Stores scores with intervals, and examples."""

@@ -38,8 +38,7 @@ def opening(
     divided = "held out" in held_out.description and "holdout=" not in config.data
     why = ", as the data has no other split" if divided else ""
     lines = [
-        f"Training on {len(images):,} images of {len(images.classes):,} classes: {images.description}; "
-        f"evaluating on {len(held_out):,}: {held_out.description}{why}.",
+        data_text(images, held_out, why),
         f"Model {config.model} with {size_of(model)}, on {place_of(device, world)} in {config.precision}; "
         f"method {config.method}.",
     ]
@@ -50,6 +49,14 @@ def opening(
     unseen = np.setdiff1d(np.arange(len(images.classes)), images.labels)
     lines += _note("training", unseen, images)
     return lines + _note("evaluation", np.setdiff1d(images.labels, held_out.labels), images)
+
+
+def data_text(images: ImageSet, held_out: ImageSet, why: str = "") -> str:
+    """What a training learns from and is evaluated on, and `why` on that."""
+    return (
+        f"Training on {len(images):,} images of {len(images.classes):,} classes: {images.description}; "
+        f"evaluating on {len(held_out):,}: {held_out.description}{why}."
+    )
 
 
 def size_of(model: nn.Module) -> str:
