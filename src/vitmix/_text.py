@@ -68,10 +68,10 @@ def to_text(mixer: AnyMixer) -> str:
         text = _method_text(base)
         if text is not None:
             additions = (*(() if kept else mixer.extra), *mixer.inner)
-            return " + ".join([text, *map(_value_text, additions)])
+            return " + ".join([text, *map(value_text, additions)])
     fields = {f.name: getattr(bare, f.name) for f in dataclasses.fields(bare) if f.name != "num_classes"}
     given = {name: value for name, value in fields.items() if value != _default(Mixer, name)}
-    return " + ".join([_call_text("mix", given), *map(_value_text, (*mixer.extra, *mixer.inner))])
+    return " + ".join([_call_text("mix", given), *map(value_text, (*mixer.extra, *mixer.inner))])
 
 
 def _method_text(mixer: Mixer) -> str | None:
@@ -106,17 +106,20 @@ def _default(kind: type, name: str) -> Any:
 
 
 def _call_text(name: str, settings: Mapping[str, Any]) -> str:
-    inside = ", ".join(f"{key}={_value_text(value)}" for key, value in settings.items())
+    inside = ", ".join(f"{key}={value_text(value)}" for key, value in settings.items())
     return f"{name}({inside})" if inside else name
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A setting as method strings have it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         given = {key: each for key, each in fields.items() if each != _default(type(value), key)}
         return _call_text(value.name, given)  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_value_text, value)) + "]"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(value_text, value)) + "]"
+    if value is None:
+        return "none"
     return value if isinstance(value, str) else repr(value)
 
 

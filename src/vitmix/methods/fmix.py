@@ -23,7 +23,7 @@ def fmix(
     per: Per = "batch",
     **common: Unpack[CommonWithLoss],
 ) -> Mixer:
-    """FMix: pastes irregular regions, a threshold of low-frequency noise; labels by area.
+    """FMix: pastes irregular regions, by a threshold on low-frequency noise; labels by area.
 
     Args:
         alpha: parameter of the Beta distribution of the area; 1 is uniform.

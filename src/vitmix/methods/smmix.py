@@ -33,7 +33,7 @@ def smmix(
         destination: where it is pasted: "max", "min", "random", or "same", the position of the source.
         low, high: range of the window's sides, as fractions of the grid's sides.
         sizes: "paper" draws the side from the range, "discrete" draws one of its integer heights.
-        blocks: blocks whose attention scores the patches, numbers or "all"; an empty tuple draws random scores.
+        blocks: blocks whose attention scores the patches, numbers or "all"; `[]` draws random scores.
         per: "batch" draws once per batch, "sample" once per image.
         common: `smoothing`, `pairing` and `loss` of `Mixer`.
     """

@@ -338,7 +338,7 @@ class SalientMask(Mask):
         destination: where it is pasted: "max", "min", "random", or "same", the position of the source.
         low, high: the window has `(floor(d * rows), floor(d * columns))` tokens with d uniform in [low, high].
         sizes: "paper" for that rule, "discrete" for one of the integer heights in that range, uniformly.
-        blocks: whose attention scores are averaged, numbers or "all"; an empty tuple draws random scores.
+        blocks: whose attention scores are averaged, numbers or "all"; `[]` draws random scores.
         per: "batch" draws the size once per batch, "sample" once per image.
     """
 

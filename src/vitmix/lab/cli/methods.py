@@ -10,6 +10,8 @@ from vitmix._registry import KINDS, METHODS, parts
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.settings import Name, Settings, option
 
+COMMON = ", as of every method: label smoothing, which image is the partner, and the main loss (ce or bce)."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Methods(Settings):
@@ -47,20 +49,23 @@ def _explain(name: str) -> int:
     if not found:
         raise unknown_name("method or part", name, [*METHODS, *(each for kind in KINDS for each in parts(kind))])
     for number, (title, thing) in enumerate(found.items()):
-        print(f"{'' if not number else chr(10)}{title}: {inspect.getdoc(thing)}")
+        said = (inspect.getdoc(thing) or "").replace("Args:\n", "Settings:\n").replace(" of `Mixer`.", COMMON)
+        print(f"{'' if not number else chr(10)}{title}: {said}")
         if _settings(thing):
             print(f"Defaults: {_settings(thing)}")
     return 0
 
 
 def _settings(thing: Any) -> str:
-    """The settings of a method or a part, with their defaults."""
+    """The settings of a method or a part, with their defaults as method strings have them."""
+    from vitmix._text import value_text  # not at the top: it imports torch
+
     if isinstance(thing, type):
         defaults = {field.name: field.default for field in dataclasses.fields(thing)}
     else:
         parameters = inspect.signature(thing).parameters.items()
         defaults = {key: each.default for key, each in parameters if each.kind is each.KEYWORD_ONLY}
-    return ", ".join(f"{key}={default}" for key, default in defaults.items())
+    return ", ".join(f"{key}={value_text(default)}" for key, default in defaults.items())
 
 
 COMMAND = Command(Methods, run)

@@ -8,9 +8,10 @@ from vitmix._checks import unknown_name
 from vitmix._grammar import Call, Plus, parse
 from vitmix._mixer import Mixer
 from vitmix._registry import METHODS, additions, parts
+from vitmix._text import value_text
 from vitmix.lab.settings import SettingValues
 
-from .controls import Control, changed, controls_of, unwrapped, written
+from .controls import Control, changed, controls_of, unwrapped
 
 COMPOSED = "mix"  # the base of a composition
 USUAL = {"mask": "none", "share": "area", "pairing": "reversed"}  # what `mix()` is made of
@@ -66,7 +67,7 @@ class Composition:
         found: dict[str, list[str]] = {}
         for key, _, control in self.controls():
             if key in self.values and changed(control, self.values[key]):
-                found.setdefault(key.partition(".")[0], []).append(f"{control.name}={written(self.values[key])}")
+                found.setdefault(key.partition(".")[0], []).append(f"{control.name}={value_text(self.values[key])}")
         return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitmix._grammar import Call, parse
 from vitmix._mixer import Mixer
 from vitmix._registry import KINDS
-from vitmix._text import COMMON
+from vitmix._text import COMMON, value_text
 from vitmix.lab.settings import SettingValues
 
 Kind = Literal["fraction", "number", "whole", "switch", "choice", "text"]
@@ -37,7 +37,7 @@ class Control:
 
     def to_widget(self, value: Any) -> Any:
         """A setting as the value of a widget: numbers and switches as they are, the rest as text."""
-        return value if self.kind in ("fraction", "number", "whole", "switch") else written(value)
+        return value if self.kind in ("fraction", "number", "whole", "switch") else value_text(value)
 
     def read(self, value: Any) -> Any:
         """The value of a widget as a setting. Raises ValueError for values that the setting cannot have."""
@@ -66,15 +66,6 @@ def controls_of(thing: Callable[..., Any]) -> tuple[Control, ...]:
         or typing.get_origin(hints.get(name)) is typing.Literal
         or _is_number(hints.get(name))  # a mask's own `share`
     )
-
-
-def written(value: Any) -> str:
-    """A setting in the grammar of methods."""
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(written, value)) + "]"
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else repr(value)
 
 
 def changed(control: Control, value: Any) -> bool:
@@ -134,7 +125,7 @@ def _control(name: str, default: Any, hint: Any, said: str, thing: Any) -> Contr
 def _options(hint: Any) -> tuple[str, ...]:
     """The words of a `Literal`, and `none` if it is optional."""
     if typing.get_origin(hint) is typing.Literal:
-        return tuple(map(written, typing.get_args(hint)))
+        return tuple(map(value_text, typing.get_args(hint)))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inside = [each for each in typing.get_args(hint) if each is not types.NoneType]
         if len(inside) == 1 and typing.get_origin(inside[0]) is typing.Literal:
