@@ -30,8 +30,8 @@ def page(evidence: Evidence) -> str:
         markdown_table(
             ["training", "updates", "attention can be read", "use", "gain over no mixing"], *_short(evidence)
         ),
-        "For a model whose attention cannot be read, this table considers MixUp and CutMix only; `vitmix models NAME` "
-        "says which methods a model supports.",
+        "If attention cannot be read, the table considers MixUp and CutMix; `vitmix models NAME` says what else a model "
+        "takes.",
         *_reasons(evidence),
         "## What was measured",
         *(text for series in evidence.series for text in _series(series)),
