@@ -30,8 +30,8 @@ def page(evidence: Evidence) -> str:
         markdown_table(
             ["training", "updates", "attention can be read", "use", "gain over no mixing"], *_short(evidence)
         ),
-        "If attention cannot be read, the table considers MixUp and CutMix; `vitmix models NAME` says what else a model "
-        "takes.",
+        "If attention cannot be read, the table considers MixUp and CutMix; `vitmix models NAME` says what else a "
+        "model takes.",
         *_reasons(evidence),
         "## What was measured",
         *(text for series in evidence.series for text in _series(series)),
