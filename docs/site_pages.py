@@ -221,9 +221,10 @@ def _settings_page() -> str:
 
 
 def _settings(name: str, thing: Any) -> str:
-    from vitmix.lab.explore.controls import controls_of, written
+    from vitmix._text import value_text
+    from vitmix.lab.explore.controls import controls_of
 
-    rows = [f"| `{each.name}` | `{written(each.default)}` | {each.help} |" for each in controls_of(thing)]
+    rows = [f"| `{each.name}` | `{value_text(each.default)}` | {each.help} |" for each in controls_of(thing)]
     table = ["| setting | default | |", "|---|---|---|", *rows] if rows else ["No settings."]
     said = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
     return "\n".join([f"### {name}", "", said, "", *table])

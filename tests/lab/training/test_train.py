@@ -197,7 +197,7 @@ def test_a_way_on_from_a_finished_run(tmp_path: Path) -> None:
     way = f"""'vitmix train --checkpoint {output} --data "{TINY["data"]}" --output OTHER' trains its weights further"""
     assert way in str(refusal.value)
     assert Trainer(tiny(tmp_path / "other", epochs=3, checkpoint=str(output))).remarks
-    with pytest.raises(ValueError, match="lr: .*as they were$"):
+    with pytest.raises(ValueError, match="lr: .*the run's own settings$"):
         Trainer(tiny(output, epochs=1, lr=0.1))
 
 
