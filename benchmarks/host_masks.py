@@ -7,6 +7,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from vitmix._mix import Frame
 from vitmix.parts.cuts import batch_labels, grid_labels
 from vitmix.parts.joint import JointMask, joint_mix
 from vitmix.parts.peak import PeakMask, saliency_peak
-from vitmix.parts.puzzle import block_saliency, puzzle_costs, puzzle_labels, transport_plan
+from vitmix.parts.puzzle import PuzzleMask, block_saliency, puzzle_costs, puzzle_labels, transport_plan
 
 
 def milliseconds(call: Callable[[], object], images: int, repeats: int = 3) -> float:
@@ -41,20 +42,24 @@ def main() -> None:
     count = options.batch
     images = smooth(count, 3, 14, 14, size=options.size)
     saliency = smooth(count, 1, 28, 28, size=options.size)[:, 0]
-    partner, mask = torch.arange(count).flip(0), PeakMask()
+    partner, mask, puzzle = torch.arange(count).flip(0), PeakMask(), PuzzleMask()
+    names = ("labels", "beta", "gamma", "eta", "neighborhood")
+    make_costs = partial(
+        puzzle_costs, saliency, images, partner, 0.4, **{name: getattr(puzzle, name) for name in names}
+    )
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {count}x3x{options.size}x{options.size}")
     peak = milliseconds(lambda: saliency_peak(mask.saliency(images)), count)
     print(f"SaliencyMix's peak {peak:.2f} ms per image")
     print(f"{'Puzzle Mix, blocks':20s}{'costs':>8s}{'cut':>8s}{'one by one':>12s}{'transport':>11s}")
-    for blocks in (2, 4, 8, 16):
-        costs = puzzle_costs(saliency, images, partner, 0.4, blocks=blocks)
+    for blocks in puzzle.blocks:
+        costs = make_costs(blocks=blocks)
         arrays, labels = [each.numpy() for each in costs], puzzle_labels(costs)
         shares = block_saliency(saliency, (blocks, blocks))
         calls: list[Callable[[], object]] = [
-            lambda n=blocks: puzzle_costs(saliency, images, partner, 0.4, blocks=n),
+            lambda n=blocks: make_costs(blocks=n),
             lambda given=arrays: batch_labels(*given),
             lambda given=arrays: [grid_labels(*rows) for rows in zip(*given, strict=True)],
-            lambda given=shares, shown=labels < 2: transport_plan(given, shown),
+            lambda given=shares, shown=labels < puzzle.labels - 1: transport_plan(given, shown, cost=puzzle.cost),
         ]
         row = [milliseconds(call, count) for call in calls]
         print(f"{blocks:<20d}{row[0]:8.2f}{row[1]:8.2f}{row[2]:12.2f}{row[3]:11.2f}")
