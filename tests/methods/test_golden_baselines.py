@@ -22,7 +22,7 @@ from vitmix.parts.history import History, HistoryMask, history_loss, pooled_box
 from vitmix.parts.joint import Weighing, given_up, inner_cut, joint_cost, joint_parts, likeness, mix_blocks
 from vitmix.parts.labelings import labeling, labeling_energy
 from vitmix.parts.lattice import lattice_mask
-from vitmix.parts.manifold import Manifold
+from vitmix.parts.manifold import Manifold, blended
 from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, saliency_peak
@@ -56,7 +56,7 @@ def one_hot(labels: np.ndarray, classes: int, smoothing: float = 0.0) -> Tensor:
 def test_golden_files_are_all_here() -> None:
     names = {"fmix", "resizemix", "gridmix", "saliencymix", "attentive_cutmix", "manifold_vit", "mixpro", "decouplemix"}
     names |= {"oa_cutmix", "tokenlabel_targets", "tokenlabel_loss", "mixtoken_boxes", "mixtoken_vit", "relabel"}
-    names |= {"puzzlemix", "comixup", "recursivemix", "tdattenmix", "tdattenmix_gaze", "mergemix"}
+    names |= {"manifold_resnet", "puzzlemix", "comixup", "recursivemix", "tdattenmix", "tdattenmix_gaze", "mergemix"}
     assert names <= set(golden_cases("*"))
 
 
@@ -466,6 +466,50 @@ def test_golden_manifold_vit(case: str) -> None:
         names = [key.removeprefix("param/") for key in data if key.startswith("param/")]
         norms = torch.stack([model.get_parameter(name).grad.norm() for name in names])
         close(norms, case_of["grad_norm"], EXACT)
+
+
+def resnet_logits(weights: dict[str, Tensor], images: Tensor, layer: int, partner: Tensor, share: Tensor) -> Tensor:
+    """A pre-activation ResNet in training mode, whose input (layer 0) or state after a stage is blended."""
+
+    def norm(states: Tensor, name: str) -> Tensor:
+        scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return nn.functional.relu(nn.functional.batch_norm(states, None, None, scale, shift, training=True))
+
+    states = blended(images, partner, share) if layer == 0 else images
+    states = nn.functional.conv2d(states, weights["conv1.weight"], padding=1)
+    for stage in range(1, 5):
+        name, stride = f"layer{stage}.0", 1 if stage == 1 else 2
+        active, shortcut = norm(states, f"{name}.bn1"), weights.get(f"{name}.shortcut.0.weight")
+        skipped = states if shortcut is None else nn.functional.conv2d(active, shortcut, stride=stride)
+        inner = nn.functional.conv2d(active, weights[f"{name}.conv1.weight"], stride=stride, padding=1)
+        inner = nn.functional.conv2d(norm(inner, f"{name}.bn2"), weights[f"{name}.conv2.weight"], padding=1)
+        states = inner + skipped
+        if layer == stage:
+            states = blended(states, partner, share)
+    return nn.functional.linear(states.mean((2, 3)), weights["linear.weight"], weights["linear.bias"])
+
+
+@pytest.mark.parametrize("case", golden_cases("manifold_resnet"))
+def test_golden_manifold_resnet(case: str) -> None:
+    """The authors' network and loss; numbers that they draw and their targets are float32."""
+    data = load(case)
+    first, last = map(int, data["layer_draw_inclusive"])
+    rows = one_hot(data["labels"], int(data["num_classes"]))
+    for layer in range(first, last + 1):
+        case_of = {key.removeprefix(f"l{layer}_"): value for key, value in data.items() if key.startswith(f"l{layer}_")}
+        weights = {key.removeprefix("param/"): tensor(data[key]) for key in data if key.startswith("param/")}
+        for weight in weights.values():
+            weight.requires_grad_()
+        partner, share = tensor(case_of["partner"]), 1 - tensor(case_of["own"]).double()
+        logits = resnet_logits(weights, tensor(data["images"]), layer, partner, share)
+        close(logits, case_of["logits"], 1e-7)
+        targets = F.mix_targets(rows, partner, share.expand(len(rows)))
+        close(targets, case_of["target"], 1e-7)
+        loss = nn.functional.binary_cross_entropy(logits.softmax(1), targets)
+        close(loss, case_of["loss"], 1e-7)
+        loss.backward()
+        for name in ("linear", "conv1"):
+            close(weights[f"{name}.weight"].grad, case_of[f"grad_{name}"], 1e-7)
 
 
 # Puzzle Mix

@@ -17,7 +17,12 @@ from vitmix.parts.masks import beta_share
 if TYPE_CHECKING:
     from vitmix.attention.readers.base import Reader
 
-__all__ = ["Manifold", "ManifoldOnce"]
+__all__ = ["Manifold", "ManifoldOnce", "blended"]
+
+
+def blended(states: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+    """The hidden states `(B, ...)` of a batch, `share` (a scalar) of each from its partner."""
+    return torch.lerp(states, states[partner], share.to(states.dtype))
 
 
 @register
@@ -114,7 +119,7 @@ class ManifoldOnce(Actor):
         return self._blended(tokens, 1 + index) if index in self.places else tokens
 
     def _blended(self, states: Tensor, place: int) -> Tensor:
-        return torch.lerp(states, states[self.values["partner"]], self.values["shares"][place].to(states.dtype))
+        return blended(states, self.values["partner"], self.values["shares"][place])
 
 
 def _first(settings: Manifold, reader: "Reader") -> int:
