@@ -64,6 +64,7 @@ class Needs:
         guide_observer: the part's own pass of the guide, see `Mask.observer`.
         preview: the final tokens of a pass without hidden mixing, before the pass with it.
         one_label: label rows that sum to one, because the formula is undefined for several labels per image.
+        one_class: one class per image, not a soft label.
     """
 
     model: bool = False
@@ -76,6 +77,7 @@ class Needs:
     guide_observer: bool = False
     preview: bool = False
     one_label: bool = False
+    one_class: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
         asked = [each.guide_blocks for each in (self, other) if each.guide_blocks is not None]

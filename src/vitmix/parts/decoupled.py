@@ -67,7 +67,7 @@ class DecoupledLoss(ExtraLoss):
 
     @property
     def needs(self) -> Needs:
-        return Needs(one_label=True)
+        return Needs(one_label=True, one_class=True)
 
     def conflict(self, mixer: "Mixer") -> str | None:
         movers = [part.name for part in mixer.inner if part.sets_targets]

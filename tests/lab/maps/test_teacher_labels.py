@@ -155,5 +155,8 @@ def test_what_cannot_teach_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "does not use them" in refusal(run, maps=maps)
     both = "token_labeling(loss=bce) | tokenmix(label=activation)"
     assert "use one of them" in refusal(run, method=both, maps=maps)
+    for method in ("decouplemix", "token_labeling + decoupled", "mixup | decouplemix"):
+        assert "needs one class per image" in refusal(run, method=method, maps=maps, labels="teacher")
+    assert "needs one class per image" in refusal(run, method="token_labeling + decoupled", maps=maps)
     assert "no single activation map" in refusal(run, method="token_labeling", maps=maps, auto_augment="augmix-m3-w2")
     assert not run.exists()

@@ -170,6 +170,10 @@ def _check_maps(config: TrainConfig, method: AnyMixer) -> None:
             f"{config.method!r} has activation labels, which cannot be combined with the teacher's labels of all "
             "classes; use one of them"
         )
+    if teaches(config, method) and config.labels != "data" and any(each.needs.one_class for each in method.mixers):
+        raise ValueError(
+            f"{config.method!r} needs one class per image, but the teacher's labels are soft; use labels=data"
+        )
 
 
 def teaches(config: TrainConfig, method: AnyMixer) -> bool:
