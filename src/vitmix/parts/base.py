@@ -56,6 +56,7 @@ class Needs:
     Attributes:
         model: a model whose tokens or attention can be read.
         maps: an activation map `(B, h, w)` of each image's label, given with the batch.
+        objects: a mask of each image's object as `maps`, and not an activation map.
         label_maps: a teacher's probabilities `(B, K, h, w)` for each final token, given with the batch as `maps`.
         guide_blocks: blocks of the guide whose attention on the unmixed images is averaged; None for no attention.
         guide_logits: the guide's logits of the unmixed images.
@@ -69,6 +70,7 @@ class Needs:
 
     model: bool = False
     maps: bool = False
+    objects: bool = False
     label_maps: bool = False
     guide_blocks: Blocks | None = None
     guide_logits: bool = False

@@ -63,7 +63,7 @@ class ObjectShare(Share):
 
     @property
     def needs(self) -> Needs:
-        return Needs(maps=True)
+        return Needs(maps=True, objects=True)
 
     def weights(self, evidence: Evidence) -> Weights:
         maps, batch = evidence.maps, evidence.frame.batch

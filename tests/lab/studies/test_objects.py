@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,9 @@ from PIL import Image
 from support import SHARED
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.images import FileImages
 from vitmix.lab.data.npz import npz_splits
+from vitmix.lab.data.object_masks import MaskFolder
 from vitmix.lab.data.sources import open_images
 from vitmix.lab.studies import objects
 from vitmix.lab.studies.batches import Batches
@@ -81,15 +82,16 @@ def test_a_folder_of_masks(tmp_path: Path) -> None:
     found = finder(range(len(images)))
     places = [int("abc".index(Path(images.name(index)).stem)) for index in range(len(images))]
     assert found.sum((1, 2)).tolist() == [16 * 4 * (place + 1) for place in places]
-    read = partial(objects.read_mask, tmp_path / "masks", tmp_path / "images")
+    cats = FileImages(tmp_path / "images", ["cat/a.jpg", "cat/b.jpg", "cat/z.jpg"], [0, 0, 0], ["cat"], "cats")
+    read = MaskFolder(tmp_path / "masks", cats).read
     with pytest.raises(ValueError, match="there is no mask .*for the image"):
-        read("cat/z.jpg")
+        read(2)
     Image.fromarray(np.zeros((20, 40), dtype=np.uint8)).save(tmp_path / "masks" / "cat" / "a.png")
     with pytest.raises(ValueError, match="a.png is 40x20 pixels and its image 32x32"):
-        read("cat/a.jpg")
+        read(0)
     (tmp_path / "masks" / "cat" / "b.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match="b.png cannot be read: not an image"):
-        read("cat/b.jpg")
+        read(1)
     with pytest.raises(ValueError, match="no mask folder"):
         objects.object_finder(images, AUGMENTATION, masks=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="needs image files"):

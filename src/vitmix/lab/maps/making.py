@@ -50,7 +50,7 @@ def make_maps(
     """
     check_count("top", top)
     check_count("batch", batch)
-    folder = Path(folder)
+    folder, shown = Path(folder), teacher.shown(images)
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
     make_folder(folder)
@@ -58,7 +58,7 @@ def make_maps(
     done = {shard.rows for shard in index.shards}
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
     batches = [[range(*span) for span in _spans(*each, batch)] for each in todo]
-    fetcher = Fetcher(partial(_whole_images, images, teacher.size), workers)
+    fetcher = Fetcher(partial(_whole_images, shown, teacher.size), workers)
     fetched = fetcher.fetched(lambda: map(list, itertools.chain(*batches)))
     progress(sum(map(len, index.shards)), len(images))
     for span, parts in zip(todo, batches, strict=True):

@@ -57,6 +57,7 @@ class TeacherFacts(Record):
     size: tuple[int, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    objects: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,19 @@ def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
     return values, classes
 
 
-def read_label_maps(folder: str | Path, images: ImageSet) -> Tensor:
-    """The map `(N, h, w)` float16 of each image's label, never negative, checked against data and checksums."""
+def read_label_maps(folder: str | Path, images: ImageSet, *, objects: bool = False) -> Tensor:
+    """The map `(N, h, w)` float16 of each image's label, never negative, checked against data and checksums.
+
+    Args:
+        objects: refuses maps that are not masks of objects.
+    """
     folder = Path(folder)
     index, grid = _whole_index(folder, images)
+    if objects and not index.teacher.objects:
+        raise ValueError(
+            f"labels by visible objects need object masks, and {str(folder)!r} has activations of "
+            f"{index.teacher.name}; make maps with 'vitmix maps --masks FOLDER', or use label=activation"
+        )
     wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
     maps = torch.zeros(len(images), *grid, dtype=torch.float16)
     for rows, values, classes in _shards(folder, index):

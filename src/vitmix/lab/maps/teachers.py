@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from vitmix.attention.readers import unwrap
+from vitmix.lab.data.images import ImageSet
 
 from .stored import TeacherFacts
 
@@ -30,6 +32,8 @@ class Teacher:
         size: height and width that images are scaled to, without cropping.
         any_class: the module computes a single map, which is taken for the image's label.
         classes: the names of its outputs, where they are known.
+        objects: the map is a mask of the image's object, in 0..1.
+        shown: what the module sees in place of the images.
     """
 
     name: str
@@ -39,11 +43,14 @@ class Teacher:
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     any_class: bool = False
     classes: tuple[str, ...] | None = None
+    objects: bool = False
+    shown: Callable[[ImageSet], ImageSet] = lambda images: images
 
     def facts(self) -> TeacherFacts:
         """What decides the maps; they differ for different teachers."""
         weights = weights_checksum(self.module)
-        return TeacherFacts(self.name, weights, self.any_class, self.size, tuple(self.mean), tuple(self.std))
+        norm = tuple(self.mean), tuple(self.std)
+        return TeacherFacts(self.name, weights, self.any_class, self.size, *norm, objects=self.objects)
 
     @torch.inference_mode()
     def maps(self, pixels: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ class What(Settings):
     model_args: ModelArgs = option({}, "settings of the model; reset if a later source changes the model")
     method: str = option("mixup(alpha=0.8) | cutmix", "mixing method, such as 'mixup(alpha=0.8) | tl_align'")
     maps: str | None = option(
-        None, "a teacher's maps of this data, written by 'vitmix maps'; for activation labels and token labeling"
+        None,
+        "a teacher's maps or object masks of this data, written by 'vitmix maps'; for activation labels, token "
+        "labeling and OA-CutMix",
     )
     labels: Literal["data", "teacher"] | None = option(
         None,

@@ -138,6 +138,11 @@ def build_mixer(config: TrainConfig, num_classes: int) -> AnyMixer:
     method = create(config.method, num_classes, defaults=defaults)
 
     def finished(mixer: Mixer) -> Mixer:
+        if mixer.needs.objects and config.maps is None:
+            raise ValueError(
+                f"{mixer} needs a mask of every image's object; make maps with 'vitmix maps --masks FOLDER' and give "
+                "--maps FOLDER, or use share=area"
+            )
         if mixer.needs.maps and config.maps is None:
             raise ValueError(
                 f"{mixer} needs a teacher's activation maps with every image; make them with 'vitmix maps' and give "
@@ -163,12 +168,12 @@ def _check_maps(config: TrainConfig, method: AnyMixer) -> None:
     if config.maps is not None and not (activation or teaches(config, method)):
         raise ValueError(
             f"maps are given, but {config.method!r} does not use them; use a method with activation labels, such as "
-            "'tokenmix(label=activation)', token_labeling or labels=teacher, or remove maps"
+            "'tokenmix(label=activation)', oa_cutmix, token_labeling or labels=teacher, or remove maps"
         )
     if activation and (all_classes or config.labels == "teacher"):
         raise ValueError(
-            f"{config.method!r} has activation labels, which cannot be combined with the teacher's labels of all "
-            "classes; use one of them"
+            f"{config.method!r} has labels by activation maps or object masks, which cannot be combined with the "
+            "teacher's labels of all classes; use one of them"
         )
     if teaches(config, method) and config.labels != "data" and any(each.needs.one_class for each in method.mixers):
         raise ValueError(
@@ -199,7 +204,7 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
 
 
 class TrainingMaps(NamedTuple):
-    """The activation maps of the training images, if the method needs them, and the grid they are resampled to.
+    """The activation maps or object masks of the training images, if the method needs them, and their new grid.
 
     This is the grid of the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
     """
@@ -209,11 +214,13 @@ class TrainingMaps(NamedTuple):
 
 
 def read_maps(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> TrainingMaps:
-    if config.maps is None or not any(mixer.needs.maps for mixer in learner.mixer.mixers):
+    needs = [mixer.needs for mixer in learner.mixer.mixers]
+    if config.maps is None or not any(each.maps for each in needs):
         return TrainingMaps()
+    maps = read_label_maps(config.maps, images, objects=any(each.objects for each in needs))
     masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
     grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
-    return TrainingMaps(read_label_maps(config.maps, images), grids.pop() if len(grids) == 1 else None)
+    return TrainingMaps(maps, grids.pop() if len(grids) == 1 else None)
 
 
 def ahead_of(learner: Learner, size: tuple[int, int]) -> Ahead | None:
