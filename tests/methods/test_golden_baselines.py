@@ -78,7 +78,7 @@ def test_golden_fmix(case: str) -> None:
         mask = ranked_mask(image, share, torch.tensor([True]), max_soft=float(data["max_soft"]))
         images = tensor(data["images"]).double()
         close(F.mix_images(images, mask, tensor(data["perm"])), data["paper_mixed"], EXACT)
-        close(F.area_share(mask, dtype=torch.float64), share, 1 / (height * width) + float(data["max_soft"]))
+        close(F.area_share(mask, dtype=torch.float64), share, 1 / (height * width))  # also of soft masks
 
 
 @pytest.mark.parametrize("case", golden_cases("resizemix"))
@@ -277,7 +277,7 @@ def oa_cases(case: str) -> list[tuple[str, Tensor, Tensor, np.ndarray, float, fl
 @pytest.mark.parametrize("case", golden_cases("oa_cutmix"))
 def test_golden_oa_cutmix(case: str) -> None:
     """All but the samples in which nothing is visible or, with relative shares, an object is missing."""
-    whole, compared = load(case), 0
+    whole, compared = load(case), dict.fromkeys(("absolute", "relative", "blend"), 0)
     partner = tensor(whole["partner"])
     for word, objects, box, own, relative, blend in oa_cases(case):
         mask = F.box_mask(box, (objects.shape[1], objects.shape[2]))
@@ -286,11 +286,11 @@ def test_golden_oa_cutmix(case: str) -> None:
         sizes = objects.sum((1, 2))
         seen = (objects * ~mask).sum((1, 2)) + (objects[partner] * mask).sum((1, 2)) > 0
         known = seen & ((sizes > 0) & (sizes[partner] > 0) if relative else True)
-        compared += int(known.sum())
+        compared[word] += int(known.sum())
         # The program adds about 1e-8 to the sizes of objects.
         close(1 - share[known], tensor(own)[known], 1e-12 if word == "absolute" else 5e-8)
         close(share[~seen], area[~seen], 1e-12)
-    assert compared > 50
+    assert all(compared.values())
     for data in cases_of(whole):
         mask = F.box_mask(given_box(data["box"]), size_of(data["images"]))
         same(F.mix_images(tensor(data["images"]), mask, partner), data["mixed"])
@@ -726,8 +726,10 @@ def test_golden_tdattenmix(case: str) -> None:
         assert images.shape[2] == grid[0] * int(data["patch_size"])
         mixer = vitmix.tdattenmix(classes)
         frame = vitmix.Frame(len(images), size_of(data["images"]), grid, dtype=torch.float64)
-        sides = {tuple(mixer.mask.draw(frame, generator_for(seed))["window"][0].tolist()) for seed in range(60)}
-        assert sides == set(map(tuple, data["side_list"].tolist()))
+        sides = set(map(tuple, data["side_list"].tolist()))
+        draws = math.ceil(len(sides) * math.log(1e6 * len(sides)))  # all miss one of the sides once in a million times
+        drawn = {tuple(mixer.mask.draw(frame, generator_for(seed))["window"][0].tolist()) for seed in range(draws)}
+        assert drawn == sides
         values = {"window": tensor(data["size"])[None], "place": torch.zeros(2, len(images), 2)}
         paste = mixer.mask.where(values, unmixed(frame, partner, scores))
         same(paste.mask, data["mask"])
