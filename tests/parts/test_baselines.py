@@ -17,7 +17,7 @@ from vitmix._sampling import generator_for
 from vitmix.parts.base import Guidance
 from vitmix.parts.cuts import grid_energy, grid_labels
 from vitmix.parts.decoupled import decoupled_loss
-from vitmix.parts.fourier import FourierMask, low_frequency_image
+from vitmix.parts.fourier import FourierMask, low_frequency_image, ranked_mask
 from vitmix.parts.guided import guided_share
 from vitmix.parts.history import History, HistoryMask, history_loss, pooled_box
 from vitmix.parts.lattice import LatticeMask, lattice_mask
@@ -57,6 +57,14 @@ def test_fmix_has_the_drawn_area(seed: int, soft: float) -> None:
     assert mask.shape == (3, 12, 10) and mask.dtype == (torch.float32 if soft else torch.bool)
     again = F.beta_share(3, 1.0, generator=generator_for(seed))
     close(F.area_share(mask, dtype=torch.float64), again, 1.01 / 120)
+
+
+@pytest.mark.parametrize("share", [0.005, 0.3, 0.995])
+@pytest.mark.parametrize("up", [True, False])
+def test_a_mask_with_an_empty_soft_band_is_hard(share: float, up: bool) -> None:
+    image = torch.rand(1, 12, 10, dtype=torch.float64)
+    drawn = torch.tensor([share], dtype=torch.float64), torch.tensor([up])
+    same(ranked_mask(image, *drawn, max_soft=0.008), ranked_mask(image, *drawn).double())
 
 
 # ResizeMix

@@ -52,7 +52,8 @@ def ranked_mask(image: Tensor, share: Tensor, up: Tensor, *, max_soft: float = 0
     band = (soft * pixels).floor()
     first = (kept - band).clamp_min(0).unsqueeze(1)
     last = (kept + band).clamp_max(pixels).unsqueeze(1)  # of a band of `last - first` pixels
-    return ((rank - first) / (last - first - 1).clamp_min(1)).clamp(0, 1).view(image.shape)
+    falling = ((rank - first) / (last - first - 1).clamp_min(1)).clamp_min(0)
+    return torch.where(rank < last, falling, 1).view(image.shape)
 
 
 def _darkest_kept(image: Tensor, kept: Tensor) -> Tensor:
