@@ -42,20 +42,56 @@ def test_logits_at_places_equal_the_slow_twin() -> None:
     torch.testing.assert_close(found, reference_baselines.placed_logits(values, classes, places, (2, 3), 6))
 
 
+def places_of(crops: Tensor, flips: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Where the cells of flipped and cropped images come from."""
+    centers = [(torch.arange(side, dtype=torch.float64) + 0.5) / side for side in grid]
+    row, column = torch.meshgrid(*centers, indexing="ij")
+    places = torch.stack([torch.stack([top + row * height, left + column * width, torch.ones(grid).double()])
+                          for top, left, height, width in crops.tolist()])  # fmt: skip
+    places[flips, 1] = 1 - places[flips, 1]
+    return places
+
+
 def test_logits_at_the_places_of_a_crop_equal_roi_align() -> None:
     """Which takes one sample per cell, too, where a cell of the crop is no larger than a location of the map."""
     values, classes = stored(4, 3, 6, 7, 9)
     crops = torch.tensor([[0.1, 0.2, 0.5, 0.6], [0, 0, 1, 1], [0.4, 0.0, 0.3, 0.9], [0.55, 0.6, 0.4, 0.4]]).double()
     flips = torch.tensor([True, False, True, False])
     grid = (6, 7)
-    centers = [(torch.arange(side, dtype=torch.float64) + 0.5) / side for side in grid]
-    row, column = torch.meshgrid(*centers, indexing="ij")
-    places = torch.stack([torch.stack([top + row * height, left + column * width, torch.ones(grid)])
-                          for top, left, height, width in crops.tolist()])  # fmt: skip
-    places[flips, 1] = 1 - places[flips, 1]
-    ours = F.placed_logits(values, classes, places.double(), grid, 9).softmax(1)
+    ours = F.placed_logits(values, classes, places_of(crops, flips, grid), grid, 9).softmax(1)
     known = F.dense_maps(values, classes + 1, 10)[:, 1:]
     torch.testing.assert_close(ours, F.crop_label_maps(known, crops, flips, grid))
+
+
+def kinks(maps: Tensor) -> Tensor:
+    """By how much the slope of interpolated maps `(B, K, h, w)` changes at most, along rows and along columns."""
+    around = torch.nn.functional.pad(maps, (1, 1, 1, 1), mode="replicate")
+    return torch.stack([around.diff(n=2, dim=dim).abs().amax((1, 2, 3)) for dim in (2, 3)], 1)
+
+
+def test_labels_of_finer_maps_are_near_roi_align() -> None:
+    """Maps of 18 x 18 on 14 x 14 tokens: two samples per token and direction, where RoI align takes one or two.
+
+    Interpolation is linear but for kinks. The mean over an interval, or of its two quarter points, differs from the
+    value in its middle by at most an eighth of the kink times the length; softmax halves a difference of logits.
+    """
+    values, classes = stored(32, 5, 18, 18, 9)
+    corners, sides = torch.rand(2, 32, 2, dtype=torch.float64)
+    sides = torch.where(torch.arange(32).unsqueeze(1) < 8, 0.8 + 0.2 * sides, 0.1 + 0.65 * sides)
+    crops, flips = torch.cat([corners * (1 - sides), sides], 1), torch.rand(32) < 0.5
+    labels = TeacherLabels(values, classes, (14, 14), 9)
+    grid = labels.place_grid((224, 224))
+    assert grid == (28, 28)
+    known = F.dense_maps(values, classes + 1, 10)[:, 1:]
+    image, tokens = (each.double() for each in labels.of(places_of(crops, flips, grid), torch.arange(32)))
+    apart = (tokens - F.crop_label_maps(known, crops, flips, (14, 14))).abs().amax((1, 2, 3))
+    twice = (sides > 14 / 18).all(1)
+    assert twice.any() and apart[twice].max() < 1e-6  # labels are float32
+    bent = kinks(known)
+    assert (apart <= (bent * sides * 18 / 14).sum(1) / 16 + 1e-6).all() and apart.max() > 1e-3
+    samples = sides * 18 / 28 + sides * 18 / (sides * 18).ceil()  # lengths that one sample stands for, ours and theirs
+    apart = (image - F.crop_label_maps(known, crops, flips, (1, 1)).flatten(1)).abs().amax(1)
+    assert (apart <= (bent * samples).sum(1) / 16 + 1e-6).all() and apart.max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", [TrainLoader, ResidentLoader])
