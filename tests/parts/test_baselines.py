@@ -13,7 +13,7 @@ from support import close, same, tiny_batch, tiny_vit
 from vitmix import functional as F
 from vitmix._mixing import per_process
 from vitmix._registry import KINDS, parts
-from vitmix._sampling import generator_for
+from vitmix._sampling import Draw, generator_for
 from vitmix.parts.base import Guidance
 from vitmix.parts.cuts import grid_energy, grid_labels
 from vitmix.parts.decoupled import decoupled_loss
@@ -574,6 +574,20 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+def test_in_a_switch_the_previous_step_is_the_last_one_of_recursivemix() -> None:
+    learner = vitmix.Learner(tiny_vit(), vitmix.create("cutmix | recursivemix(most=1.0)", 10))
+    history = next(each for each in learner.modules() if isinstance(each, History))
+    images, labels = tiny_batch(4)
+    kept = []
+    for choice in (1, 0, 1):
+        drawn = learner.mixer.mixers[choice].draw(learner.mixing.frame(images), generator_for(choice))
+        learner(images, labels, draw=Draw(choice, drawn.values))
+        kept.append((history.images, history.rows, history.logits))
+    assert all(before is after for before, after in zip(*kept[:2], strict=True))
+    assert kept[2][0] is not kept[0][0] and history.pasted is not None
+    same(history.pasted[1], kept[0][2])
 
 
 def test_recursivemix_resumes_with_its_history() -> None:
