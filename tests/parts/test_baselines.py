@@ -26,7 +26,7 @@ from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
-from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_mix, transport_plan
+from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_costs, puzzle_mix, transport_plan
 from vitmix.parts.resized import ResizedMask, paste_resized
 from vitmix.parts.token_labels import mixed_token_labels
 from vitmix.parts.top_cells import top_cells
@@ -357,6 +357,17 @@ def test_cuts_are_optimal(shape: tuple[int, int, int]) -> None:
         energy = grid_energy(grid_labels(unary, down, right), unary, down, right)
         best = slow.least_energy(unary.tolist(), down.tolist(), right.tolist())
         assert abs(energy - best) <= 1e-11 * np.abs(unary).sum()
+
+
+def test_cuts_are_optimal_for_colors_outside_their_range() -> None:
+    """As of images in 0..255, or of erased places with noise: jumps would outweigh the smoothness of borders."""
+    images = 255 * torch.rand(4, 3, 9, 9)
+    sizes = {"blocks": 3, "labels": 3, "neighborhood": 1}
+    costs = puzzle_costs(torch.rand(4, 9, 9), images, F.rolled_pairs(4), 0.5, beta=1.2, gamma=0.5, eta=0.2, **sizes)
+    for unary, down, right in zip(*(each.numpy() for each in costs), strict=True):
+        energy = grid_energy(grid_labels(unary, down, right), unary, down, right)
+        assert down.min() >= 0 and right.min() >= 0
+        assert abs(energy - slow.least_energy(unary.tolist(), down.tolist(), right.tolist())) < 1e-9
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.05, 0.8])

@@ -70,7 +70,8 @@ def puzzle_costs(
             lost[taken] = lost[taken].clone()
             lost[taken][before] += (jump[:, taken, 0] + jump[:, taken, 1]) / 2
             lost[taken][after] += (jump[:, 0, taken] + jump[:, 1, taken]) / 2
-        edges.append((jump[:, 0, 1] + jump[:, 1, 0] - jump[:, 0, 0] - jump[:, 1, 1]) / 2 + b)
+        edge = (jump[:, 0, 1] + jump[:, 1, 0] - jump[:, 0, 0] - jump[:, 1, 1]) / 2 + b
+        edges.append(edge.clamp_min(0))  # below 0 for colors outside 0..1 alone; the cut would not be minimal then
     parts = [j / (labels - 1) for j in range(labels)]
     chance = [math.comb(labels - 1, j) * (1 - share) ** (labels - 1 - j) * share**j for j in range(labels)]
     prior = [-eta / blocks**2 * math.log(each + 1e-8) for each in chance]
