@@ -5,12 +5,14 @@ import dataclasses
 import inspect
 import io
 import random
+import shutil
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import vitmix
 from explore_page import PLAIN, explorer, small_model
@@ -25,9 +27,9 @@ from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
 from vitmix.lab.explore.draw import RULES, depth_html, scene_html
-from vitmix.lab.explore.explorer import code_of, method_text
+from vitmix.lab.explore.explorer import Explorer, code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
-from vitmix.lab.explore.models import Models, OpenedModel, places_of
+from vitmix.lab.explore.models import Models, OpenedModel, Place, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
@@ -427,23 +429,125 @@ def test_unexpected_errors_keep_their_inside(capsys):
 
 
 @pytest.mark.parametrize("method", [*METHODS, *TEXTS, "mixup | cutmix"])
-def test_every_method_has_a_text_and_five_lines(method):
+def test_every_method_has_a_text_and_code(method):
     opened = OpenedModel(small_model(), "", "model = timm.create_model('x', num_classes=12)")
     assert len(method_text(method)) > 5
-    lines = code_of(method, opened).splitlines()
-    assert len(lines) == 5
-    compile("\n".join(lines), "code", "exec")
+    compile(code_of(method, opened), "code", "exec")
 
 
-def test_the_five_lines_train(monkeypatch):
-    opened = OpenedModel(small_model(), "", "model = timm.create_model('test_vit', num_classes=12)")
-    loader = [(torch.rand(2, 3, 160, 160), torch.tensor([0, 1]))]
-    space = {"loader": loader}
-    exec(code_of("tl_align(alpha=0.5)", opened), space)
-    assert all(each.grad is not None for each in space["model"].parameters())
+def check_that_code_trains(opened: OpenedModel, side: int) -> None:
+    """Runs the shown code: it builds the opened model's architecture, and changes every weight that has a gradient."""
+    torch.manual_seed(0)
+    space: dict = {"loader": [(torch.rand(2, 3, side, side), torch.tensor([0, 1]))]}
+    code = code_of("tl_align(alpha=0.5)", opened)
+    shapes = {name: each.shape for name, each in opened.model.model.state_dict().items()}
+    head, _, loop = code.partition("for images")
+    exec(head, space)
+    assert {name: each.shape for name, each in space["model"].state_dict().items()} == shapes
+    before = [each.clone() for each in space["model"].parameters()]
+    exec(f"for images{loop}", space)
+    same = [torch.equal(*each) for each in zip(before, space["model"].parameters(), strict=True)]
+    assert not any(same)
 
 
 # Models
+
+
+@pytest.fixture(scope="module")
+def run(one_thread, tmp_path_factory):  # noqa: F811
+    """A run with settings of its own for the model, as the built-in recipe has."""
+    folder = tmp_path_factory.mktemp("runs") / "shapes_run"
+    train(folder, epochs=1)
+    return folder
+
+
+def opened_place(path, arch: str | None = None, **settings) -> OpenedModel:
+    places, _ = places_of([str(path)], arch, [])
+    (name,) = places
+    return Models(places, **settings)[name]
+
+
+def test_the_code_of_a_run_trains_its_model(run):
+    check_that_code_trains(opened_place(run), 16)
+
+
+def test_the_code_of_a_model_that_vitmix_registers_trains_it():
+    check_that_code_trains(Models({}, ["cct_2_3x2_32"])["cct_2_3x2_32"], 32)
+
+
+def test_a_run_and_its_weights_file_are_opened(run, tmp_path):
+    """The model has the stored weights, classes and preprocessing, and the page answers with it."""
+    stored = load_file(run / "best.safetensors")
+    copied = tmp_path / "copied.safetensors"  # a file without its run
+    shutil.copy(run / "best.safetensors", copied)
+    opened = {path: opened_place(path) for path in (run, run / "best.safetensors", copied)}
+    for path, each in opened.items():
+        state = each.model.model.state_dict()
+        assert all(torch.equal(state[key], value) for key, value in stored.items()) and stored
+        assert each.model.trained and each.model.outputs == 12 and len(each.model.classes) == 12
+        assert set(each.model.augmentation.sides) == {16}, path
+    assert opened[run].said == "shapes_run: best weights of a run"
+    assert opened[copied].said == "copied: weights of copied.safetensors"
+    answer = Explorer(Models({"mine": Place(run)})).answer(State("cutmix", "shapes 1", "shapes 46", "mine"))
+    assert "Model: mine: best weights of a run." in answer.about and str(run) not in answer.about
+
+
+def test_the_last_weights_of_a_run(run):
+    opened = opened_place(run, weights="last")
+    state, stored = opened.model.model.state_dict(), load_file(run / "last.safetensors")
+    assert opened.weights == "last weights of a run"
+    assert all(torch.equal(state[key], value) for key, value in stored.items())
+
+
+def test_a_weights_file_of_others_needs_its_model(tmp_path):
+    torch.manual_seed(0)
+    weights = timm.create_model("test_vit", num_classes=5).state_dict()
+    torch.save(weights, tmp_path / "theirs.pth")
+    opened = opened_place(tmp_path / "theirs.pth", "test_vit")
+    assert torch.equal(opened.model.model.state_dict()["head.weight"], weights["head.weight"])
+    assert opened.said == "theirs: weights of theirs.pth" and "num_classes=5" in opened.code
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The Hugging Face hub with one tiny model, `someone/tiny`."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    names = dict(enumerate(["ant", "bee", "cat", "dog"]))
+    config = transformers.ViTConfig(image_size=32, patch_size=8, **shape, id2label=names)
+    loaded = []
+
+    def from_config(name, *, local_files_only):
+        assert name == "someone/tiny"
+        return config
+
+    def from_pretrained(name, local_files_only=True):
+        torch.manual_seed(0)
+        loaded.append((name, local_files_only))
+        return transformers.ViTForImageClassification(config)
+
+    def processor(name, *, local_files_only):
+        return transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4] * 3)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_config)
+    monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", processor)
+    return loaded
+
+
+def test_a_hugging_face_model_is_opened(hub):
+    opened = Models({}, ["someone/tiny"])["someone/tiny"]
+    assert hub == [("someone/tiny", True)]
+    assert opened.model.classes == ("ant", "bee", "cat", "dog") and opened.model.augmentation.mean == (0.4,) * 3
+    assert opened.said == "someone/tiny: published weights"
+    scene = play(opened.model, make_pair(opened.model, images()), "tl_align")
+    assert len(scene.blocks) == 2 and {each.name for each in scene.predictions[0]} == {"ant", "bee", "cat", "dog"}
+    check_that_code_trains(opened, 32)
+
+
+def test_downloads_from_the_hub_need_permission(hub):
+    assert Models({}, ["someone/tiny"], pretrained=True)["someone/tiny"]
+    assert hub == [("someone/tiny", False)]
 
 
 def test_models_without_weights_say_so():

@@ -178,7 +178,8 @@ def _opened(subject: Subject, name: str, weights: str) -> OpenedModel:
         info = ImageNetInfo()
         names = tuple(str(info.index_to_description(number)) for number in range(1000))
         model = dataclasses.replace(model, classes=tuple(each.partition(",")[0] for each in names))
-    code = f"model = timm.create_model({subject.config.model!r}, num_classes={model.outputs})"
+    settings = "".join(f", {key}={value!r}" for key, value in subject.settings.items())
+    code = f"model = timm.create_model({subject.config.model!r}{settings})"
     return OpenedModel(model, weights if subject.trained else _reason(weights), code)
 
 
