@@ -34,6 +34,7 @@ from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
 from vitmix.lab.figures import NamedModel, read_image
+from vitmix.lab.runs import Run
 from vitmix.lab.show import run_methods
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -357,6 +358,16 @@ def test_uploads_are_read_and_shrunk():
     assert open_image(data_url(Image.new("RGB", (50, 70)), "JPEG"), 32).image.size == (50, 70)
 
 
+def eps() -> str:
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize("kind", photos.FORMATS)
+def test_uploads_of_usual_formats_are_read(kind):
+    assert open_image(data_url(Image.new("RGB", (40, 30), "red"), kind), 32).image.size == (40, 30)
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -366,6 +377,7 @@ def test_uploads_are_read_and_shrunk():
         ("data:text/html;base64,AAAA", "must be an image"),
         ("data:image/png;base64,AAA", "damaged"),
         ("data:image/png;base64,AAAA", "not an image of a known kind"),
+        (eps(), "not an image of a known kind"),  # Pillow would run Ghostscript
         ("data:image/png;base64," + "A" * (17 * 2**20), "may have 12 MB"),
     ],
 )
@@ -417,6 +429,14 @@ def test_names_are_escaped():
         ("'/a/b/c.safetensors' is damaged", "'c.safetensors' is damaged"),
         (r"C:\Users\me\run is damaged", "run is damaged"),
         ("in ../../other/run, 1/2 of and/or 5 images/s", "in run, 1/2 of and/or 5 images/s"),
+        ("no /secret and no /root, but /tmp/x/", "no secret and no root, but x/"),
+        ("'/my data, all/of it/one run' is damaged", "'one run' is damaged"),
+        ('in "~me/a b/c d.pt", 3 / 4', 'in "c d.pt", 3 / 4'),
+        ("/home/me/my runs/one is damaged", "one is damaged"),
+        (r"C:\Users\My Name\run is damaged", "run is damaged"),
+        ("imagefolder:/home/me/photos has no images", "imagefolder:photos has no images"),
+        ("file:///home/me/x and //share/x, at https://timm.fast.ai/a/b", "x and x, at https://timm.fast.ai/a/b"),
+        ("</b> stays, as n/a and 1/2 do", "</b> stays, as n/a and 1/2 do"),
         ("facebook/deit-tiny is not on this machine", "facebook/deit-tiny is not on this machine"),
     ],
 )
@@ -508,6 +528,12 @@ def test_a_weights_file_of_others_needs_its_model(tmp_path):
     assert opened.said == "theirs: weights of theirs.pth" and "num_classes=5" in opened.code
 
 
+def vit(config):
+    import transformers
+
+    return transformers.ViTForImageClassification(config)
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """The Hugging Face hub with one tiny model, `someone/tiny`."""
@@ -524,7 +550,7 @@ def hub(monkeypatch):
     def from_pretrained(name, local_files_only=True):
         torch.manual_seed(0)
         loaded.append((name, local_files_only))
-        return transformers.ViTForImageClassification(config)
+        return vit(config)
 
     def processor(name, *, local_files_only):
         return transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4] * 3)
@@ -586,10 +612,41 @@ def test_without_a_network_the_page_opens_what_there_is(monkeypatch):
     assert "random weights" in models["test_vit"].weights
 
 
+TOO_LARGE = "has 0 million parameters; choose a model of at most 0 million"
+
+
 def test_large_models_are_refused_before_they_take_memory(monkeypatch):
     monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", 1000)
-    with pytest.raises(ValueError, match="million parameters"):
+    with pytest.raises(ValueError, match=f"^test_vit {TOO_LARGE}"):
         Models({}, ["test_vit"])["test_vit"]
+
+
+def test_large_models_of_the_hub_are_refused_before_their_weights_are_loaded(monkeypatch, hub):
+    config = pytest.importorskip("transformers").AutoConfig.from_pretrained("someone/tiny", local_files_only=True)
+    count = sum(each.numel() for each in vit(config).parameters())
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count - 1)
+    with pytest.raises(ValueError, match=f"^someone/tiny {TOO_LARGE}"):
+        Models({}, ["someone/tiny"])["someone/tiny"]
+    assert hub == []
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count)
+    assert Models({}, ["someone/tiny"])["someone/tiny"]
+
+
+def test_large_files_are_refused_before_they_are_read(monkeypatch, run, tmp_path):
+    """Runs, weights files with and without a header, and a model that is larger than its file."""
+    exported = tmp_path / "exported"
+    assert main(["export", str(run), str(exported), "--to", "timm"]) == 0
+    count = sum(each.numel() for each in load_file(run / "best.safetensors").values())
+    torch.save({}, tmp_path / "theirs.pth")
+    places = [(run, None), (run / "best.safetensors", None), (exported, None)]
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count)
+    for place, arch in places:
+        assert opened_place(place, arch)
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count - 1)
+    monkeypatch.setattr(models_of_page, "open_subject", None)
+    for place, arch in [*places, (tmp_path / "theirs.pth", "test_vit")]:
+        with pytest.raises(ValueError, match=f"{TOO_LARGE}$"):
+            opened_place(place, arch)
 
 
 def test_few_models_stay_open(monkeypatch):
@@ -649,6 +706,21 @@ def test_runs_are_compared_without_their_paths(tmp_path):
     found = page.compare(["run0", "run1"])
     assert "run1" in found and "srcdoc" in found and str(tmp_path) not in found
     assert "Choose" in page.compare(["../run0"])
+
+
+def test_a_run_named_by_a_dot_has_its_folders_name(monkeypatch, run):
+    """`vitmix explore .` inside a run folder."""
+    monkeypatch.chdir(run)
+    served = []
+    monkeypatch.setattr("vitmix.lab.explore.server.serve", lambda explorer, **settings: served.append(explorer))
+    assert main(["explore", "."]) == 0
+    (page,) = served
+    assert page.models.names == list(page.runs) == ["shapes_run"]
+    assert main(["explore", "--model", "."]) == 0 and served[1].models.names == ["shapes_run"]
+    named = Explorer(page.models, {"shapes_run": Run(run)}).compare(["shapes_run"])
+    assert page.compare(["shapes_run"]) == named and str(run) not in named
+    relative = Explorer(page.models, {"here": Run(".")}).compare(["here"])
+    assert relative.count(".") > named.count(".") - 100  # of numbers and styles
 
 
 def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):

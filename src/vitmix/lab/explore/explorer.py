@@ -168,13 +168,14 @@ def _shown(source: str) -> str:
 
 def _without_places(page: str, runs: Sequence[Run]) -> str:
     """The page with names instead of paths, for folders and for files in a configuration."""
-    found = {str(run.path): run.path.name for run in runs}
+    found = {path: run.path.resolve().name for run in runs for path in (str(run.path), str(run.path.resolve()))}
     for run in runs:
         for value in vars(run.config).values():
             head, colon, tail = value.partition(":") if isinstance(value, str) else ("", "", "")
             for text in (head, tail) if colon else (head,):
                 if "/" in text and Path(text).is_absolute():
                     found[text] = Path(text).name
+    found = {path: name for path, name in found.items() if name and Path(path).is_absolute()}
     for path, name in sorted(found.items(), key=lambda each: -len(each[0])):
         page = page.replace(escape(path), escape(name)).replace(path, name)
     return page
