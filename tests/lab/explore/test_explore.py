@@ -202,6 +202,8 @@ def test_an_answer_takes_few_passes_of_the_model():
 
 def test_every_label_rule_says_where_it_comes_from():
     assert list(RULES) == list(parts("share"))
+    needing = {name for name, share in parts("share").items() if share().needs.maps}
+    assert {name for name, words in RULES.items() if "with the model's maps" in words} == needing  # not a teacher's
 
 
 def test_a_model_that_was_closed_leaves_no_answers_to_another():
@@ -697,6 +699,7 @@ def test_figure_and_gallery():
     gallery = page.gallery(state)
     for method in METHODS:
         assert method == "none" or f"?method={method}&amp;" in gallery, method
+    assert gallery.count("<article") == len(METHODS) - 1 and "Left out" not in gallery
 
 
 def test_runs_are_compared_without_their_paths(tmp_path):

@@ -4,8 +4,8 @@ import re
 import sys
 import traceback
 
-# Folders with spaces: in quotes, up to the quote; otherwise up to a sign that ends a part of a sentence. A sentence with
-# a later slash may lose words, which is better than a folder that stays.
+# Folders may have spaces. In quotes, a path ends at the quote; otherwise at a comma or the like: a sentence with a
+# later slash may lose words, which is better than a folder that stays.
 _WINDOWS = r"[A-Za-z]:\\(?:[^\\\n'\";:,]+\\)*"
 _START = r"(?<![\w./<])(?:file:(?=/))?(?:~\w*|\.{1,2})?(?:/(?!/)|(?<!:)/+|(?<=file:)/+)"
 _POSIX = r"(?:[^/\n'\";:,<>]*[^/\s'\";:,<>]/+)*(?=[^\s/])"  # no folder ends in a space: a path begins there
