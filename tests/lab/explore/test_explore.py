@@ -416,7 +416,7 @@ def test_links_are_not_trusted():
     query = {"first": "/etc/passwd", "second": "<script>", "seed": "-1", "block": "9" * 30, "method": ""}
     assert read_query(query, usual) == usual
     assert explorer().restore({"method": "no_such(", "model": "small"}).method == usual.method
-    assert State(first="uploaded image").query() == "method=tl_align"
+    assert State(first=photos.UPLOADED).query() == "method=tl_align"
 
 
 def test_names_are_escaped():
@@ -688,7 +688,7 @@ def test_answers_have_everything_the_page_shows():
     assert "random weights" in answer.about and "TransMix" in answer.about
     assert answer.query == "method=transmix&first=shapes+1&second=shapes+46&model=small&seed=3&block=2"
     uploaded = page.answer(State("transmix", data_url(Image.new("RGB", (40, 40))), "shapes 46", "small"))
-    assert "first" not in uploaded.query and "uploaded image" in uploaded.about
+    assert "first" not in uploaded.query and "an uploaded image" in uploaded.about
 
 
 def test_figure_and_gallery():

@@ -19,7 +19,7 @@ MOST_BYTES = 12 * 2**20  # of an uploaded file
 MOST_PIXELS = 24_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow knows more, and runs Ghostscript for EPS
 KEPT_SIDE = 640  # of an uploaded image; no model of the page sees more
-UPLOADED = "uploaded image"
+UPLOADED = "uploaded"
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -49,7 +49,7 @@ def photo_names() -> list[str]:
 
 def credit(name: str) -> str:
     """The credit of an image."""
-    return PHOTOS[name].credit if name in PHOTOS else "computed by vitmix" if name in SHAPES else UPLOADED
+    return PHOTOS[name].credit if name in PHOTOS else "computed by vitmix" if name in SHAPES else "an uploaded image"
 
 
 def open_image(source: str, side: int) -> NamedImage:
