@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,14 @@ def test_cells_run(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "accuracy" in done.stdout
+    assert all(0 <= accuracy <= 100 for accuracy in accuracies(path, done.stdout))
+
+
+def accuracies(path: Path, said: str) -> list[float]:
+    """The accuracy of each training, in percent."""
+    found = [float(number) for number in re.findall(r"accuracy.*?([\d.]+)%", said)]
+    assert len(found) == {"01_mixing": 1, "02_finetune": 2}[path.stem], said
+    return found
 
 
 @pytest.mark.slow
@@ -53,5 +61,6 @@ def test_notebook_runs_in_jupyter(path: Path, tmp_path: Path, monkeypatch: pytes
     nbformat.validate(notebook)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", []))
-    assert "accuracy" in said
+    chance = {"01_mixing": 100 / 12, "02_finetune": 100 / 4}[path.stem]
+    assert all(chance < accuracy <= 100 for accuracy in accuracies(path, said)), said
     assert [each for cell in notebook.cells for each in cell.get("outputs", []) if "image/png" in each.get("data", {})]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -147,21 +148,27 @@ def test_figures_are_made_by_one_command_and_small() -> None:
     figures = _load("make_figures")
     made = {path for path, _ in figures.commands(Path("photographs"), "weights").values()}
     stored = {*(ROOT / "docs" / "figures").iterdir(), ROOT / "docs" / "show.png"}
-    assert made <= stored
+    assert made == stored
     assert sum(path.stat().st_size for path in stored) < 3_000_000
     with Image.open(ROOT / "docs" / "figures" / "flow.webp") as flow:
         assert flow.n_frames > 12  # the input and each block  # pyright: ignore
     assert (ROOT / "docs" / "figures" / "flow.webp").stat().st_size < 1_000_000
 
 
-@pytest.mark.slow
-def test_site_builds_without_warnings_and_without_the_network(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as its page on design says."""
     for package in ("sphinx", "myst_parser", "pydata_sphinx_theme"):
         pytest.importorskip(package, reason="pip install -e '.[docs]'")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-c", str(ROOT / "docs"), "-d", str(tmp_path / "trees")]
-    done = subprocess.run([*command, str(ROOT), str(tmp_path / "site")], capture_output=True, text=True, timeout=600)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-c", str(ROOT / "docs"), "-d", str(folder / "trees")]
+    done = subprocess.run([*command, str(ROOT), str(folder / "site")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    built = tmp_path / "site"
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_site_builds_without_warnings_and_without_the_network(built: Path) -> None:
     inventory = (built / "objects.inv").read_bytes().split(b"zlib.\n", 1)[1]
     found = {line.split(" ")[0] for line in zlib.decompress(inventory).decode().splitlines()}
     also = {
@@ -174,3 +181,27 @@ def test_site_builds_without_warnings_and_without_the_network(tmp_path: Path) ->
         loaded += re.findall(r'<link[^>]*\shref="([^"]*)"', page.read_text())
         assert not [address for address in loaded if re.match(r"(https?:)?//", address)], page.name
     assert not re.search(r"url\((['\"]?)https?:", "".join(path.read_text() for path in built.rglob("*.css")))
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_search_works_without_a_server(built: Path) -> None:
+    """In pages that are opened from a folder, with the keys that the page names."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("needs chromium in the PATH")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page, outside, errors = browser.new_page(), [], []
+        page.on("request", lambda request: outside.append(request.url) if request.url[:5] != "file:" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((built / "docs" / "index.html").as_uri())
+        page.keyboard.press("Control+k")
+        page.locator("input[type=search]:focus").fill("carried share")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="vitmix.functional.carried_share").first.wait_for(timeout=60_000)
+        page.get_by_role("link", name="TL-Align", exact=True).first.click()
+        page.get_by_role("heading", name="TL-Align", level=1).wait_for(timeout=60_000)
+        browser.close()
+    assert not outside and not errors

@@ -5,12 +5,14 @@ import dataclasses
 import inspect
 import io
 import random
+import shutil
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import vitmix
 from explore_page import PLAIN, explorer, small_model
@@ -25,13 +27,14 @@ from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
 from vitmix.lab.explore.draw import RULES, depth_html, scene_html
-from vitmix.lab.explore.explorer import code_of, method_text
+from vitmix.lab.explore.explorer import Explorer, code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
-from vitmix.lab.explore.models import Models, OpenedModel, places_of
+from vitmix.lab.explore.models import Models, OpenedModel, Place, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
 from vitmix.lab.figures import NamedModel, read_image
+from vitmix.lab.runs import Run
 from vitmix.lab.show import run_methods
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,6 +202,8 @@ def test_an_answer_takes_few_passes_of_the_model():
 
 def test_every_label_rule_says_where_it_comes_from():
     assert list(RULES) == list(parts("share"))
+    needing = {name for name, share in parts("share").items() if share().needs.maps}
+    assert {name for name, words in RULES.items() if "with the model's maps" in words} == needing  # not a teacher's
 
 
 def test_a_model_that_was_closed_leaves_no_answers_to_another():
@@ -355,6 +360,16 @@ def test_uploads_are_read_and_shrunk():
     assert open_image(data_url(Image.new("RGB", (50, 70)), "JPEG"), 32).image.size == (50, 70)
 
 
+def eps() -> str:
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize("kind", photos.FORMATS)
+def test_uploads_of_usual_formats_are_read(kind):
+    assert open_image(data_url(Image.new("RGB", (40, 30), "red"), kind), 32).image.size == (40, 30)
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -364,6 +379,7 @@ def test_uploads_are_read_and_shrunk():
         ("data:text/html;base64,AAAA", "must be an image"),
         ("data:image/png;base64,AAA", "damaged"),
         ("data:image/png;base64,AAAA", "not an image of a known kind"),
+        (eps(), "not an image of a known kind"),  # Pillow would run Ghostscript
         ("data:image/png;base64," + "A" * (17 * 2**20), "may have 12 MB"),
     ],
 )
@@ -400,7 +416,7 @@ def test_links_are_not_trusted():
     query = {"first": "/etc/passwd", "second": "<script>", "seed": "-1", "block": "9" * 30, "method": ""}
     assert read_query(query, usual) == usual
     assert explorer().restore({"method": "no_such(", "model": "small"}).method == usual.method
-    assert State(first="uploaded image").query() == "method=tl_align"
+    assert State(first=photos.UPLOADED).query() == "method=tl_align"
 
 
 def test_names_are_escaped():
@@ -415,6 +431,14 @@ def test_names_are_escaped():
         ("'/a/b/c.safetensors' is damaged", "'c.safetensors' is damaged"),
         (r"C:\Users\me\run is damaged", "run is damaged"),
         ("in ../../other/run, 1/2 of and/or 5 images/s", "in run, 1/2 of and/or 5 images/s"),
+        ("no /secret and no /root, but /tmp/x/", "no secret and no root, but x/"),
+        ("'/my data, all/of it/one run' is damaged", "'one run' is damaged"),
+        ('in "~me/a b/c d.pt", 3 / 4', 'in "c d.pt", 3 / 4'),
+        ("/home/me/my runs/one is damaged", "one is damaged"),
+        (r"C:\Users\My Name\run is damaged", "run is damaged"),
+        ("imagefolder:/home/me/photos has no images", "imagefolder:photos has no images"),
+        ("file:///home/me/x and //share/x, at https://timm.fast.ai/a/b", "x and x, at https://timm.fast.ai/a/b"),
+        ("</b> stays, as n/a and 1/2 do", "</b> stays, as n/a and 1/2 do"),
         ("facebook/deit-tiny is not on this machine", "facebook/deit-tiny is not on this machine"),
     ],
 )
@@ -427,23 +451,131 @@ def test_unexpected_errors_keep_their_inside(capsys):
 
 
 @pytest.mark.parametrize("method", [*METHODS, *TEXTS, "mixup | cutmix"])
-def test_every_method_has_a_text_and_five_lines(method):
+def test_every_method_has_a_text_and_code(method):
     opened = OpenedModel(small_model(), "", "model = timm.create_model('x', num_classes=12)")
     assert len(method_text(method)) > 5
-    lines = code_of(method, opened).splitlines()
-    assert len(lines) == 5
-    compile("\n".join(lines), "code", "exec")
+    compile(code_of(method, opened), "code", "exec")
 
 
-def test_the_five_lines_train(monkeypatch):
-    opened = OpenedModel(small_model(), "", "model = timm.create_model('test_vit', num_classes=12)")
-    loader = [(torch.rand(2, 3, 160, 160), torch.tensor([0, 1]))]
-    space = {"loader": loader}
-    exec(code_of("tl_align(alpha=0.5)", opened), space)
-    assert all(each.grad is not None for each in space["model"].parameters())
+def check_that_code_trains(opened: OpenedModel, side: int) -> None:
+    """Runs the shown code: it builds the opened model's architecture, and changes every weight that has a gradient."""
+    torch.manual_seed(0)
+    space: dict = {"loader": [(torch.rand(2, 3, side, side), torch.tensor([0, 1]))]}
+    code = code_of("tl_align(alpha=0.5)", opened)
+    shapes = {name: each.shape for name, each in opened.model.model.state_dict().items()}
+    head, _, loop = code.partition("for images")
+    exec(head, space)
+    assert {name: each.shape for name, each in space["model"].state_dict().items()} == shapes
+    before = [each.clone() for each in space["model"].parameters()]
+    exec(f"for images{loop}", space)
+    same = [torch.equal(*each) for each in zip(before, space["model"].parameters(), strict=True)]
+    assert not any(same)
 
 
 # Models
+
+
+@pytest.fixture(scope="module")
+def run(one_thread, tmp_path_factory):  # noqa: F811
+    """A run with settings of its own for the model, as the built-in recipe has."""
+    folder = tmp_path_factory.mktemp("runs") / "shapes_run"
+    train(folder, epochs=1)
+    return folder
+
+
+def opened_place(path, arch: str | None = None, **settings) -> OpenedModel:
+    places, _ = places_of([str(path)], arch, [])
+    (name,) = places
+    return Models(places, **settings)[name]
+
+
+def test_the_code_of_a_run_trains_its_model(run):
+    check_that_code_trains(opened_place(run), 16)
+
+
+def test_the_code_of_a_model_that_vitmix_registers_trains_it():
+    check_that_code_trains(Models({}, ["cct_2_3x2_32"])["cct_2_3x2_32"], 32)
+
+
+def test_a_run_and_its_weights_file_are_opened(run, tmp_path):
+    """The model has the stored weights, classes and preprocessing, and the page answers with it."""
+    stored = load_file(run / "best.safetensors")
+    copied = tmp_path / "copied.safetensors"  # a file without its run
+    shutil.copy(run / "best.safetensors", copied)
+    opened = {path: opened_place(path) for path in (run, run / "best.safetensors", copied)}
+    for path, each in opened.items():
+        state = each.model.model.state_dict()
+        assert all(torch.equal(state[key], value) for key, value in stored.items()) and stored
+        assert each.model.trained and each.model.outputs == 12 and len(each.model.classes) == 12
+        assert set(each.model.augmentation.sides) == {16}, path
+    assert opened[run].said == "shapes_run: best weights of a run"
+    assert opened[copied].said == "copied: weights of copied.safetensors"
+    answer = Explorer(Models({"mine": Place(run)})).answer(State("cutmix", "shapes 1", "shapes 46", "mine"))
+    assert "Model: mine: best weights of a run." in answer.about and str(run) not in answer.about
+
+
+def test_the_last_weights_of_a_run(run):
+    opened = opened_place(run, weights="last")
+    state, stored = opened.model.model.state_dict(), load_file(run / "last.safetensors")
+    assert opened.weights == "last weights of a run"
+    assert all(torch.equal(state[key], value) for key, value in stored.items())
+
+
+def test_a_weights_file_of_others_needs_its_model(tmp_path):
+    torch.manual_seed(0)
+    weights = timm.create_model("test_vit", num_classes=5).state_dict()
+    torch.save(weights, tmp_path / "theirs.pth")
+    opened = opened_place(tmp_path / "theirs.pth", "test_vit")
+    assert torch.equal(opened.model.model.state_dict()["head.weight"], weights["head.weight"])
+    assert opened.said == "theirs: weights of theirs.pth" and "num_classes=5" in opened.code
+
+
+def vit(config):
+    import transformers
+
+    return transformers.ViTForImageClassification(config)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The Hugging Face hub with one tiny model, `someone/tiny`."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    names = dict(enumerate(["ant", "bee", "cat", "dog"]))
+    config = transformers.ViTConfig(image_size=32, patch_size=8, **shape, id2label=names)
+    loaded = []
+
+    def from_config(name, *, local_files_only):
+        assert name == "someone/tiny"
+        return config
+
+    def from_pretrained(name, local_files_only=True):
+        torch.manual_seed(0)
+        loaded.append((name, local_files_only))
+        return vit(config)
+
+    def processor(name, *, local_files_only):
+        return transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4] * 3)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_config)
+    monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", processor)
+    return loaded
+
+
+def test_a_hugging_face_model_is_opened(hub):
+    opened = Models({}, ["someone/tiny"])["someone/tiny"]
+    assert hub == [("someone/tiny", True)]
+    assert opened.model.classes == ("ant", "bee", "cat", "dog") and opened.model.augmentation.mean == (0.4,) * 3
+    assert opened.said == "someone/tiny: published weights"
+    scene = play(opened.model, make_pair(opened.model, images()), "tl_align")
+    assert len(scene.blocks) == 2 and {each.name for each in scene.predictions[0]} == {"ant", "bee", "cat", "dog"}
+    check_that_code_trains(opened, 32)
+
+
+def test_downloads_from_the_hub_need_permission(hub):
+    assert Models({}, ["someone/tiny"], pretrained=True)["someone/tiny"]
+    assert hub == [("someone/tiny", False)]
 
 
 def test_models_without_weights_say_so():
@@ -482,10 +614,41 @@ def test_without_a_network_the_page_opens_what_there_is(monkeypatch):
     assert "random weights" in models["test_vit"].weights
 
 
+TOO_LARGE = "has 0 million parameters; choose a model of at most 0 million"
+
+
 def test_large_models_are_refused_before_they_take_memory(monkeypatch):
     monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", 1000)
-    with pytest.raises(ValueError, match="million parameters"):
+    with pytest.raises(ValueError, match=f"^test_vit {TOO_LARGE}"):
         Models({}, ["test_vit"])["test_vit"]
+
+
+def test_large_models_of_the_hub_are_refused_before_their_weights_are_loaded(monkeypatch, hub):
+    config = pytest.importorskip("transformers").AutoConfig.from_pretrained("someone/tiny", local_files_only=True)
+    count = sum(each.numel() for each in vit(config).parameters())
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count - 1)
+    with pytest.raises(ValueError, match=f"^someone/tiny {TOO_LARGE}"):
+        Models({}, ["someone/tiny"])["someone/tiny"]
+    assert hub == []
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count)
+    assert Models({}, ["someone/tiny"])["someone/tiny"]
+
+
+def test_large_files_are_refused_before_they_are_read(monkeypatch, run, tmp_path):
+    """Runs, weights files with and without a header, and a model that is larger than its file."""
+    exported = tmp_path / "exported"
+    assert main(["export", str(run), str(exported), "--to", "timm"]) == 0
+    count = sum(each.numel() for each in load_file(run / "best.safetensors").values())
+    torch.save({}, tmp_path / "theirs.pth")
+    places = [(run, None), (run / "best.safetensors", None), (exported, None)]
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count)
+    for place, arch in places:
+        assert opened_place(place, arch)
+    monkeypatch.setattr(models_of_page, "MOST_PARAMETERS", count - 1)
+    monkeypatch.setattr(models_of_page, "open_subject", None)
+    for place, arch in [*places, (tmp_path / "theirs.pth", "test_vit")]:
+        with pytest.raises(ValueError, match=f"{TOO_LARGE}$"):
+            opened_place(place, arch)
 
 
 def test_few_models_stay_open(monkeypatch):
@@ -525,7 +688,7 @@ def test_answers_have_everything_the_page_shows():
     assert "random weights" in answer.about and "TransMix" in answer.about
     assert answer.query == "method=transmix&first=shapes+1&second=shapes+46&model=small&seed=3&block=2"
     uploaded = page.answer(State("transmix", data_url(Image.new("RGB", (40, 40))), "shapes 46", "small"))
-    assert "first" not in uploaded.query and "uploaded image" in uploaded.about
+    assert "first" not in uploaded.query and "an uploaded image" in uploaded.about
 
 
 def test_figure_and_gallery():
@@ -536,6 +699,7 @@ def test_figure_and_gallery():
     gallery = page.gallery(state)
     for method in METHODS:
         assert method == "none" or f"?method={method}&amp;" in gallery, method
+    assert gallery.count("<article") == len(METHODS) - 1 and "Left out" not in gallery
 
 
 def test_runs_are_compared_without_their_paths(tmp_path):
@@ -545,6 +709,21 @@ def test_runs_are_compared_without_their_paths(tmp_path):
     found = page.compare(["run0", "run1"])
     assert "run1" in found and "srcdoc" in found and str(tmp_path) not in found
     assert "Choose" in page.compare(["../run0"])
+
+
+def test_a_run_named_by_a_dot_has_its_folders_name(monkeypatch, run):
+    """`vitmix explore .` inside a run folder."""
+    monkeypatch.chdir(run)
+    served = []
+    monkeypatch.setattr("vitmix.lab.explore.server.serve", lambda explorer, **settings: served.append(explorer))
+    assert main(["explore", "."]) == 0
+    (page,) = served
+    assert page.models.names == list(page.runs) == ["shapes_run"]
+    assert main(["explore", "--model", "."]) == 0 and served[1].models.names == ["shapes_run"]
+    named = Explorer(page.models, {"shapes_run": Run(run)}).compare(["shapes_run"])
+    assert page.compare(["shapes_run"]) == named and str(run) not in named
+    relative = Explorer(page.models, {"here": Run(".")}).compare(["here"])
+    assert relative.count(".") > named.count(".") - 100  # of numbers and styles
 
 
 def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):

@@ -1,18 +1,24 @@
 """The page of `vitmix explore` without a browser: its programming interface, and what it refuses to serve."""
 
+import asyncio
 import http.client
+import http.server
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
 
-from explore_page import serving
+from explore_page import explorer, serving
 from support import ROOT
 from test_explore import data_url
+from vitmix.lab.explore.server import Guard, serve
 
 pytest.importorskip("gradio", reason="needs gradio: pip install 'vitmix[app]'")
 
@@ -43,7 +49,7 @@ def test_a_program_gets_the_answers_of_the_page(client):
     assert {"area", "attention", "aligned", "activation"} <= set(found["rules"])
     assert found["rules"]["attention"] == pytest.approx(found["target"])
     assert [len(each) for each in found["predictions"]] == [5, 5, 5] and 'data-block="2"' in found["depth"]
-    assert found["query"].startswith("method=transmix&") and found["code"].count("\n") == 4
+    assert found["query"].startswith("method=transmix&") and "learner = " in found["code"]
 
 
 def test_the_program_in_the_documentation_runs(address, capsys):
@@ -125,15 +131,114 @@ def test_no_upload_to_disk_and_no_large_body(address):
     assert get(address, "/gradio_api/queue/join", method="POST", **{"Transfer-Encoding": "chunked"})[0] == 411
 
 
+JSON = {"Content-Type": "application/json"}
+FILE = {"path": "http://127.0.0.1:PORT/x.png", "meta": {"_type": "gradio.FileData"}}
+
+
+@pytest.fixture
+def outside() -> Iterator[tuple[int, list[str]]]:
+    """A web server, and the paths that were asked of it."""
+    asked: list[str] = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port, asked
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda file: file, lambda file: [[file]], lambda file: {"image": file}],
+    ids=["file", "in a list", "in an object"],
+)
+@pytest.mark.parametrize(
+    "route",
+    ["queue/join", "run/explore", "api/explore", "call/explore", "call/v2/explore", "run/predict", "api/explore/"],
+)
+def test_no_file_is_fetched_for_an_input(address, outside, route, wrap):
+    """Gradio would download the address, and read the file of a path."""
+    port, asked = outside
+    for path in (FILE["path"].replace("PORT", str(port)), "/etc/passwd"):
+        inputs = ["cutmix", wrap({**FILE, "path": path}), "shapes 46", "", 0, 1]
+        body = {"data": inputs, "fn_index": 0, "session_hash": "x"}
+        if route == "call/v2/explore":
+            body = {"method": "cutmix", "first": inputs[1], "second": "shapes 46"}
+        assert get(address, f"/gradio_api/{route}", method="POST", body=json.dumps(body).encode(), **JSON)[0] == 400
+    assert asked == []
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b"1", b"[" * 100_000, b'{"data": "\xff"}'])
+def test_what_is_no_request_of_the_page_is_refused(address, body):
+    assert get(address, "/gradio_api/run/explore", method="POST", body=body, **JSON)[0] == 400
+
+
+def listening(port: int) -> set[str]:
+    """The addresses at which this machine listens to a port, in Linux's table of sockets."""
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        path = Path("/proc/net", table)
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            _, local, _, state, *_ = line.split()
+            address, _, number = local.partition(":")
+            if state == "0A" and int(number, 16) == port:
+                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                found.add(socket.inet_ntop(family, b"".join(words)))
+    return found
+
+
 def test_only_this_machine_is_answered(address):
     place = urlsplit(address)
     assert place.hostname == "127.0.0.1"
     assert get(address, "/", Host="evil.example")[0] == 421  # a name that points here
     assert get(address, "/", Host=f"localhost:{place.port}")[0] == 200
+    if Path("/proc/net/tcp").exists():
+        assert listening(place.port or 0) == {"127.0.0.1"}
     others = {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
     for other in (each for each in others if not each.startswith("127.")):
         with pytest.raises(OSError):
             socket.create_connection((other, place.port or 0), timeout=2)
+
+
+def status_for(guard: Guard, host: str) -> int:
+    """The status of a request by a guard around an app that answers 200."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
+    asyncio.run(guard(scope, None, send))  # pyright: ignore
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("link", [None, "https://0a1b2c.gradio.live"])
+def test_a_shared_page_answers_its_own_link_and_no_other_host(monkeypatch, link):
+    launched = {}
+
+    class Page:
+        def queue(self, **settings: Any) -> None: ...
+
+        def launch(self, **settings: Any) -> tuple[None, str, str | None]:
+            launched.update(settings)
+            return None, "http://127.0.0.1:7860/", link
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    monkeypatch.setattr("vitmix.lab.explore.page.build_page", lambda explorer: Page())
+    serve(explorer(), share=link is not None, block=False)
+    (middleware,) = launched["app_kwargs"]["middleware"]
+    guard = middleware.cls(app, **middleware.kwargs)
+    assert launched["share"] is (link is not None) and launched["server_name"] == "127.0.0.1"
+    assert status_for(guard, "127.0.0.1:7860") == 200 and status_for(guard, "evil.example") == 421
+    assert status_for(guard, "0a1b2c.gradio.live") == (200 if link else 421)
 
 
 def test_the_page_names_no_path_and_no_other_host(address):

@@ -43,7 +43,7 @@ def run(settings: Explore) -> int:
     from vitmix.lab.figures.models import short_names
     from vitmix.lab.report.groups import find_runs
 
-    found = find_runs([Path(each) for each in settings.runs])[0] if settings.runs else []
+    found = find_runs([Path(each).resolve() for each in settings.runs])[0] if settings.runs else []
     places, names = places_of(settings.model, settings.arch, [each.path for each in found])
     models = Models(
         places,

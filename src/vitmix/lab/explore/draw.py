@@ -22,10 +22,10 @@ RULES = {
     "area": "pixels pasted",
     "attention": "TransMix",
     "aligned": "TL-Align",
-    "activation": "TokenMix's teacher",
+    "activation": "TokenMix, with the model's maps",
     "prior": "where objects often are",
     "guided": "TdAttenMix",
-    "object": "OA-CutMix",
+    "object": "OA-CutMix, with the model's maps",
     "progressive": "MixPro",
 }
 
@@ -158,7 +158,7 @@ def _statistic(shown: Shown) -> str:
 
 
 def _bar_row(name: str, words: str, own: float, partner: float, *, used: bool = False) -> str:
-    """Both parts of a target. A sum below one leaves a gray rest, a sum above one makes the bar longer."""
+    """Both parts of a target. A sum below one leaves a gray rest; above one, both are scaled to fit."""
     whole = max(1.0, own + partner)
     pieces = ""
     for kind, part in (("own", own), ("partner", partner)):

@@ -31,7 +31,7 @@ class Answer:
     Attributes:
         scene, depth: HTML.
         about: what the method does, and what is known about model and images.
-        code: five lines that train with the method.
+        code: trains with the method.
         query: restores the state, without its question mark.
     """
 
@@ -135,15 +135,20 @@ def method_text(text: str) -> str:
 
 
 def code_of(text: str, opened: OpenedModel) -> str:
-    """Five lines that train with the method."""
+    """Lines that train with the method; `loader` is the reader's."""
     package = opened.code.partition("= ")[2].partition(".")[0]
+    registers = type(opened.model.model).__module__.startswith("vitmix.models")  # its import names them for timm
+    imports = [package, "torch", "vitmix.models" if registers else "vitmix"]
     return "\n".join(
         [
-            f"import {package}, vitmix",
+            f"import {', '.join(sorted(imports))}",
             opened.code,
             f"learner = vitmix.Learner(model, vitmix.create({text!r}, num_classes={opened.model.outputs}))",
+            "optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-3)",
             "for images, labels in loader:",
             "    learner(images, labels).loss.backward()",
+            "    optimizer.step()",
+            "    optimizer.zero_grad()",
         ]
     )
 
@@ -163,13 +168,14 @@ def _shown(source: str) -> str:
 
 def _without_places(page: str, runs: Sequence[Run]) -> str:
     """The page with names instead of paths, for folders and for files in a configuration."""
-    found = {str(run.path): run.path.name for run in runs}
+    found = {path: run.path.resolve().name for run in runs for path in (str(run.path), str(run.path.resolve()))}
     for run in runs:
         for value in vars(run.config).values():
             head, colon, tail = value.partition(":") if isinstance(value, str) else ("", "", "")
             for text in (head, tail) if colon else (head,):
                 if "/" in text and Path(text).is_absolute():
                     found[text] = Path(text).name
+    found = {path: name for path, name in found.items() if name and Path(path).is_absolute()}
     for path, name in sorted(found.items(), key=lambda each: -len(each[0])):
         page = page.replace(escape(path), escape(name)).replace(path, name)
     return page

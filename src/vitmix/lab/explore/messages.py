@@ -4,9 +4,13 @@ import re
 import sys
 import traceback
 
-_WINDOWS = r"[A-Za-z]:\\(?:[^\\\s'\";:,]+\\)*"
-_POSIX = r"(?<![\w./<:])(?:~|\.{0,2})?/(?:[^/\s'\";:,<>]+/)+"
-_PATH = re.compile(f"{_WINDOWS}|{_POSIX}")
+# Folders may have spaces. In quotes, a path ends at the quote; otherwise at a comma or the like: a sentence with a
+# later slash may lose words, which is better than a folder that stays.
+_WINDOWS = r"[A-Za-z]:\\(?:[^\\\n'\";:,]+\\)*"
+_START = r"(?<![\w./<])(?:file:(?=/))?(?:~\w*|\.{1,2})?(?:/(?!/)|(?<!:)/+|(?<=file:)/+)"
+_POSIX = r"(?:[^/\n'\";:,<>]*[^/\s'\";:,<>]/+)*(?=[^\s/])"  # no folder ends in a space: a path begins there
+_QUOTED = "|".join(rf"(?<={quote}){_START}(?:[^/\n{quote}]+/+)*(?=[^/{quote}])" for quote in "'\"")
+_PATH = re.compile(f"{_WINDOWS}|{_QUOTED}|{_START}{_POSIX}")
 
 
 def without_paths(text: str) -> str:

@@ -1,6 +1,8 @@
 """The models of the page: those named on the command line, runs, and names of timm and Hugging Face models."""
 
+import contextlib
 import dataclasses
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +12,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError, safe_open
 from timm.data.imagenet_info import ImageNetInfo
 from torch import nn
 
@@ -17,6 +20,7 @@ from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import Subject, open_subject
 from vitmix.lab.figures.models import NamedModel, named_model, short_names, without_dropout
 from vitmix.lab.network import downloads
+from vitmix.lab.runs import Run
 from vitmix.lab.settings import ModelArgs
 
 USUAL = "deit_tiny_patch16_224"
@@ -104,6 +108,7 @@ class Models:
         raise ValueError(f"unknown model {name[:60]!r}; write the name of a timm model, or OWNER/NAME of Hugging Face")
 
     def _of_place(self, name: str, place: Place) -> OpenedModel:
+        _check_file(name, place, self.weights, self.model_args)
         if place.path.is_dir():
             subject = open_subject(place.path, weights=self.weights, size=self.size)
             said = f"{self.weights} weights of a run"
@@ -116,7 +121,7 @@ class Models:
 def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> tuple[dict[str, Place], list[str]]:
     """The named places, by short names, and the names of models that are not files. Published runs have no weights."""
     files = [each for each in models if Path(each).exists()]
-    paths = [*files, *(str(each) for each in runs if each.exists())]
+    paths = [str(Path(each).resolve()) for each in (*files, *runs) if Path(each).exists()]  # "." has no name
     places = {
         name: Place(Path(path), arch if Path(path).is_file() else None)
         for name, path in zip(short_names(paths), paths, strict=True)
@@ -152,16 +157,23 @@ def open_timm(name: str, *, download: bool, model_args: ModelArgs, size: int | N
 def open_huggingface(name: str, *, download: bool) -> OpenedModel:
     """An image classifier of the Hugging Face hub."""
     try:
-        from transformers import AutoImageProcessor, AutoModelForImageClassification
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
     except ImportError:
         raise ValueError(f"{name} is a Hugging Face model; pip install 'vitmix[hf]'") from None
     try:
         with _network(download):
+            config = AutoConfig.from_pretrained(name, local_files_only=not download)
+        with torch.device("meta"):
+            count = _parameters(AutoModelForImageClassification.from_config(config))
+    except Exception:  # the hub raises many kinds of errors without a network
+        raise ValueError(_not_here(name, download)) from None
+    _check_count(name, count)  # before the weights are downloaded and loaded
+    try:
+        with _network(download):
             model = AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
             processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=not download)
-    except Exception:  # the hub raises many kinds of errors without a network
-        hint = "is the network reachable?" if download else "--pretrained allows the download"
-        raise ValueError(f"the Hugging Face model {name} is not on this machine; {hint}") from None
+    except Exception:
+        raise ValueError(_not_here(name, download)) from None
     size: Any = processor.size
     side = size.get("height") or size.get("shortest_edge")
     augmentation = Augmentation(side, mean=tuple(processor.image_mean), std=tuple(processor.image_std), crop_pct=1.0)
@@ -172,13 +184,19 @@ def open_huggingface(name: str, *, download: bool) -> OpenedModel:
     return OpenedModel(found, "published weights", code)
 
 
+def _not_here(name: str, download: bool) -> str:
+    hint = "is the network reachable?" if download else "--pretrained allows the download"
+    return f"the Hugging Face model {name} is not on this machine; {hint}"
+
+
 def _opened(subject: Subject, name: str, weights: str) -> OpenedModel:
     model = named_model(subject, name, trained=subject.trained)
     if not model.classes and model.outputs == 1000:
         info = ImageNetInfo()
         names = tuple(str(info.index_to_description(number)) for number in range(1000))
         model = dataclasses.replace(model, classes=tuple(each.partition(",")[0] for each in names))
-    code = f"model = timm.create_model({subject.config.model!r}, num_classes={model.outputs})"
+    settings = "".join(f", {key}={value!r}" for key, value in subject.settings.items())
+    code = f"model = timm.create_model({subject.config.model!r}{settings})"
     return OpenedModel(model, weights if subject.trained else _reason(weights), code)
 
 
@@ -217,6 +235,29 @@ def _check_parameters(name: str, model_args: ModelArgs) -> None:
             model: nn.Module = timm.create_model(name, **model_args)
     except Exception:  # not every model can be built without memory
         return
-    count = sum(each.numel() for each in model.parameters())
+    _check_count(name, _parameters(model))
+
+
+def _check_file(name: str, place: Place, weights: str, model_args: ModelArgs) -> None:
+    """Refuses files of too many values, which their header counts, and too large models for files without one."""
+    path = place.path
+    if path.is_dir():
+        run = Run(path)
+        path = run.weights(weights) if run.exists else path / "model.safetensors"  # a run, or what was exported
+    if path.suffix == ".safetensors" and path.is_file():
+        with contextlib.suppress(SafetensorError):  # damaged; opening it says so
+            with safe_open(path, "pt") as file:
+                shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118  not a mapping
+            _check_count(name, sum(map(math.prod, shapes)))
+    if place.arch is not None:
+        _check_parameters(place.arch, model_args)
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _check_count(name: str, count: int) -> None:
     if count > MOST_PARAMETERS:
-        raise ValueError(f"{name} has {count / 1e6:,.0f} million parameters; choose a model of at most 400 million")
+        most = f"{MOST_PARAMETERS / 1e6:,.0f} million"
+        raise ValueError(f"{name} has {count / 1e6:,.0f} million parameters; choose a model of at most {most}")

@@ -228,7 +228,9 @@ class _View:
         self.block = gr.Slider(1, 12, value=1, step=1, label="Depth: block", elem_id="vx-block")
         self.depth = gr.HTML(elem_id="vx-depth")
         self.about = gr.Markdown()
-        self.code = gr.Code(language="python", label="Five lines to train with it", interactive=False)
+        self.code = gr.Code(
+            language="python", label="Code that trains with it", interactive=False, show_line_numbers=False
+        )
         self.link = gr.Textbox(label="Link that restores this page", buttons=["copy"], interactive=False)
         self.query = gr.Textbox(visible="hidden")
         self.uri = gr.Textbox(visible="hidden")

@@ -38,7 +38,11 @@ class Rule:
 
 
 def rules_of(mixing: Mixing, batch: MixedBatch, activation: Tensor | None) -> list[Rule]:
-    """Every label rule on the mixed batch; the method's own rule has its settings."""
+    """Every label rule on the mixed batch; the method's own rule has its settings.
+
+    Args:
+        activation: the model's activation maps, which also stand for the masks of objects.
+    """
     evidence, rules = mixing.evidence(batch), []
     maps = batch.maps if batch.maps is not None else _on_token_grid(activation, batch)
     for name, kind in parts("share").items():

@@ -2,9 +2,12 @@
 
 # pyright: reportMissingImports=false
 
+import json
 import os
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from .explorer import Explorer
 
@@ -27,9 +30,9 @@ POLICY = (
 
 
 class Guard:
-    """Refuses requests of other hosts, unknown routes and large bodies; adds a content security policy."""
+    """Refuses requests of other hosts, unknown routes, large bodies and files; adds a content security policy."""
 
-    def __init__(self, app: "ASGIApp", *, hosts: tuple[str, ...] | None = LOCAL) -> None:
+    def __init__(self, app: "ASGIApp", *, hosts: Collection[str]) -> None:
         self.app, self.hosts = app, hosts
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
@@ -37,6 +40,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         status = self._refused(scope)
+        if status is None and scope["method"] == "POST":
+            body = await _body(receive)
+            status, receive = _refused_body(body), _replayed(body, receive)
         if status is not None:
             await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
@@ -53,7 +59,7 @@ class Guard:
     def _refused(self, scope: "Scope") -> int | None:
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         host = re.sub(r":\d+$", "", headers.get("host", ""))
-        if self.hosts is not None and host not in self.hosts:  # another name that points here (DNS rebinding)
+        if host not in self.hosts:  # another name that points here (DNS rebinding)
             return 421
         if not ROUTES.fullmatch(scope["path"]) or ".." in scope["path"]:
             return 404
@@ -64,6 +70,42 @@ class Guard:
             if int(length) > MOST_BODY:
                 return 413
         return None
+
+
+async def _body(receive: "Receive") -> bytes:
+    """The whole body, of the length that its header says."""
+    pieces, more = [], True
+    while more:
+        message = await receive()
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _replayed(body: bytes, receive: "Receive") -> "Receive":
+    """Gives the app a body that was already read, then what follows it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> "Message":
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def _refused_body(body: bytes) -> int | None:
+    """The page sends texts, numbers and lists of them. From an object, Gradio would make a file, or download one."""
+    try:
+        sent = json.loads(body) if body else {}
+    except (ValueError, RecursionError):
+        return 400
+    if not isinstance(sent, dict):
+        return 400
+    # What a click was on; Gradio does not look for files there.
+    return 400 if any(_has_object(value) for key, value in sent.items() if key != "event_data") else None
+
+
+def _has_object(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_object, value)))
 
 
 def serve(
@@ -79,6 +121,7 @@ def serve(
 
     page = build_page(explorer)
     page.queue(max_size=32)
+    hosts = {*LOCAL}
     _, address, shared = page.launch(
         server_name="127.0.0.1",
         server_port=port,
@@ -95,9 +138,11 @@ def serve(
         footer_links=[],
         allowed_paths=[],
         max_file_size=1,
-        app_kwargs={"middleware": [Middleware(Guard, hosts=None if share else LOCAL)], "docs_url": None},
+        app_kwargs={"middleware": [Middleware(Guard, hosts=hosts)], "docs_url": None},
         **look(),
     )
+    if shared:
+        hosts.add(urlsplit(shared).netloc)
     if block:
         print(f"vitmix explore: {address} (Ctrl+C ends it)", flush=True)
         if shared:
