@@ -42,8 +42,7 @@ def run(settings: Eval) -> int:
     if suite is not None:
         given["workers"] = workers(settings.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
-    best = found.run is not None and Path(found.weights) == found.run / "best.safetensors"
-    own = best and not (settings.data or settings.split or settings.size)
+    own = found.which == "best" and not (settings.data or settings.split or settings.size)
     if suite is not None:
         return run_suite(suite, found, images, running, own=own, cells=settings.cells, output=settings.output)
     assert images is not None

@@ -69,9 +69,7 @@ def run(kind: str, settings: FigureSettings) -> int:
     write_file(output, render_grid(grid, suffix=output.suffix.lower(), dpi=settings.dpi))
     print(f"{output}: {kind} of {', '.join(model.name for model in models)}")
     words = f"{about.split(' (')[0]}: {', '.join(model.name for model in models)}."
-    _keep_copies(
-        output.stem, words, grid, [each for each in subjects if each.run and Path(each.weights).stem == "best"]
-    )
+    _keep_copies(output.stem, words, grid, [each for each in subjects if each.which == "best"])
     for remark in font_remarks([image.name for image in images]):
         print(remark)
     if not all(model.trained for model in models):
