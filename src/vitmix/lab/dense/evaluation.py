@@ -180,7 +180,7 @@ def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, f
 
 
 def describe(evaluation: DenseEvaluation) -> str:
-    """The evaluation as a person reads it."""
+    """The evaluation as text."""
     scores = evaluation.scores
     lines = [f"{evaluation.model} with {evaluation.head} on {evaluation.data}, {scores.n:,} images:"]
     lines += score_lines(scores)

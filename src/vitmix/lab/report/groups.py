@@ -155,7 +155,7 @@ def differing(every: Sequence[SettingValues]) -> list[str]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as a person writes it."""
+    """A setting for display."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):

@@ -66,7 +66,7 @@ def size_of(model: nn.Module) -> str:
 
 
 def score_text(name: str, value: float) -> str:
-    """A score as a person reads it: in percent, unless it is a loss."""
+    """A score for display: in percent, unless it is a loss."""
     return f"{value:.4f}" if name.endswith("loss") else f"{100 * value:.2f} %"
 
 
