@@ -58,7 +58,7 @@ class ModelChoice(Architecture):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(ModelChoice):
+class MeasuredModel(ModelChoice):
     """A model, as `--model` or without the flag, and the images it is measured on."""
 
     what: Place | None = option(None, "run folder, weights file, or name of a timm model", positional=True)
@@ -92,7 +92,7 @@ def in_new_words(settings: E, named: str | None) -> E:
     return replace(settings, model=settings.checkpoint, arch=settings.arch or model, model_args=arguments)
 
 
-def named_model(settings: Architecture, what: str | None = None) -> tuple[str | None, str | None]:
+def place_and_arch(settings: Architecture, what: str | None = None) -> tuple[str | None, str | None]:
     """The place of the model, and the architecture of a weights file."""
     if what is not None and settings.model is not None:
         note("--model NAME beside a weights file is now --arch NAME")
@@ -104,7 +104,7 @@ def open_model(settings: ModelChoice, what: str | None = None) -> "Subject":
     """The named model with its weights."""
     from vitmix.lab.evaluation.subject import open_subject
 
-    place, arch = named_model(settings, what)
+    place, arch = place_and_arch(settings, what)
     if place is None:
         raise ValueError("no model is named; give a run folder, a weights file or the name of a timm model")
     given = {name: getattr(settings, name) for name in ("model_args", "pretrained", "weights", "size")}

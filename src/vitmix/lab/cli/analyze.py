@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vitmix._checks import check_choice, check_count
 from vitmix.lab.cli._bar import bar
-from vitmix.lab.cli._common import Measured, Method, open_model
+from vitmix.lab.cli._common import MeasuredModel, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
 from vitmix.lab.columns import aligned
@@ -30,7 +30,7 @@ def _check_study(_: str, name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analyze(Measured):
+class Analyze(MeasuredModel):
     """Measure what labels, attention and tokens do on mixed images."""
 
     epilog = (

@@ -106,9 +106,9 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
 
     place, dtype = describe_environment(device), DTYPES[precision]
     work = _workload(settings, device, dtype)
-    model = steps.build_model(work)
+    model = steps.workload_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]
-    steps.check_size(model, image)
+    steps.check_image(model, image)
     print(", ".join(f"{key} {value}" for key, value in place.items()))
     parts, shape = settings.parts or get_args(BenchPart), None
     if {"kernels", "growth"} & {*parts}:
@@ -129,7 +129,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
         modes = [*settings.modes, *(["materialized"] if settings.against else [])]
         counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
         if settings.against:
-            materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
+            materialize(steps.workload_model(work))  # refuses what it cannot do before anything is measured
         refused = steps.refused(settings.methods or steps.methods(), work)
         if refused and settings.methods:
             raise ValueError(next(iter(refused.values())))

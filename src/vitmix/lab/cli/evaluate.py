@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitmix.lab.cli._common import Measured, OutputFile, open_model
+from vitmix.lab.cli._common import MeasuredModel, OutputFile, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import SuiteSettings, run_suite, suite_of, workers
 from vitmix.lab.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(SuiteSettings, Measured):
+class Eval(SuiteSettings, MeasuredModel):
     """Evaluate a run, a weights file or a timm model."""
 
     batch: int | None = option(None, "images per step (default: the run's)")

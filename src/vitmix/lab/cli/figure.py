@@ -96,7 +96,7 @@ def _open_models(settings: FigureSettings) -> tuple[list["Subject"], list["Named
 
     from vitmix.lab.figures.models import named_model, short_names
 
-    first, arch = _common.named_model(settings, settings.models[0] if settings.models else None)
+    first, arch = _common.place_and_arch(settings, settings.models[0] if settings.models else None)
     places = [*settings.models] or [first or UNTRAINED]
     subjects, models = [], []
     for place, name in zip(places, short_names(places), strict=True):

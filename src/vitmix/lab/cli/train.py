@@ -25,7 +25,7 @@ class Train(config.TrainConfig):
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
-def training_command(
+def make_command(
     settings: type[Settings],
     resolve: Callable[[SettingValues, str | None], Any],
     make: Callable[[Any], Any],
@@ -110,4 +110,4 @@ def _trainer(settings: config.TrainConfig) -> Any:
     return Trainer(settings)
 
 
-COMMAND = training_command(Train, config.resolve, _trainer)
+COMMAND = make_command(Train, config.resolve, _trainer)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vitmix.lab.cli.train import training_command
+from vitmix.lab.cli.train import make_command
 from vitmix.lab.dense.config import TransferConfig, resolve_transfer
 from vitmix.lab.settings import File, option
 
@@ -23,4 +23,4 @@ def _trainer(settings: TransferConfig) -> Any:
     return TransferTrainer(settings)
 
 
-COMMAND = training_command(Transfer, resolve_transfer, _trainer, without=("fsdp",))
+COMMAND = make_command(Transfer, resolve_transfer, _trainer, without=("fsdp",))

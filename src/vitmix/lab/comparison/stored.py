@@ -12,7 +12,7 @@ from vitmix.lab.report.quantities import SECONDS, Quantity
 from vitmix.lab.runs import Estimate
 
 from .rows import FLOPS, Comparison, Row, verdict
-from .tables import Difference, SeedTable, differences
+from .tables import Difference, SeedTable, table_differences
 
 
 def stored_rows(comparison: Comparison) -> list[JsonObject]:
@@ -61,7 +61,7 @@ def count_tests(found: Sequence[Difference]) -> int:
 
 def stored_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> JsonObject:
     """The tables, and the differences in the means of their rows; `of` is the table."""
-    found = differences(comparison, tables)
+    found = table_differences(comparison, tables)
     return {
         "tables": [
             {"title": table.title, "rows": [_table_row(table, row) for row in table.rows(comparison)]}
