@@ -36,7 +36,6 @@ Rate = Annotated[float, lambda name, value: check_rate(name, value)]
 File = Annotated[str, "FILE"]
 Folder = Annotated[str, "FOLDER"]
 Name = Annotated[str, "NAME"]
-Method = Annotated[str, "METHOD"]
 
 SettingValues = dict[str, Any]
 """Settings by name, as recipes, files and flags give them, before `fitted` checks and converts them."""

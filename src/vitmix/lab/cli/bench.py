@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
-from vitmix.lab.cli._common import Architecture, Place
+from vitmix.lab.cli._common import Architecture, Place, check_method
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.settings import Count, Folder, Fraction, Method, option
+from vitmix.lab.settings import Count, Folder, Fraction, option
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,7 @@ class Sizes(NamedTuple):
 
 ON_GPU = Sizes(1024, (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 1024, 2048))
 ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
+Method = Annotated[str, "METHOD", lambda name, text: text == "bare model" or check_method(name, text)]
 BenchPart = Literal["steps", "kernels", "growth"]
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
