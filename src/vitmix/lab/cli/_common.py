@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from vitmix._checks import check_output_file
 from vitmix.lab.cli._parser import note
-from vitmix.lab.settings import Count, File, ModelArgs, Name, Settings, option
+from vitmix.lab.settings import Count, File, ModelArgs, Name, Settings, Split, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation import Subject
@@ -29,7 +29,6 @@ def check_figure(_: str, file: str) -> None:
 
 Place = Annotated[str, "RUN|FILE|NAME"]
 Image = Annotated[str, "IMAGE"]
-Split = Literal["train", "val", "test"]
 Method = Annotated[str, "METHOD", check_method]
 OutputFile = Annotated[str, "FILE", lambda _, file: check_output_file(file)]
 Figure = Annotated[str, "FILE", check_figure]
