@@ -12,8 +12,7 @@ import torch
 
 import vitmix
 from vitmix.lab.data import Shapes
-from vitmix.lab.studies import label_error
-from vitmix.lab.studies.labels import RULES
+from vitmix.lab.studies.labels import RULES, label_error
 
 
 def normalize(images: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Export: timm and transformers load the folder and give the very same logits; nothing is left half-written."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,25 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     assert f"{100 * found.accuracy:.2f} %" in card and "n = 24" in card
     assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
     assert str(tmp_path) not in card  # nothing of this machine
+
+
+def test_card_has_the_results_of_a_run_that_is_named_by_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "run", epochs=1)
+    evaluate_run(Path("run"))
+    export(open_subject(tmp_path / "run"), tmp_path / "model", to="timm")
+    assert "n = 24" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_card_of_the_last_weights_lacks_the_results_of_the_best(tmp_path: Path) -> None:
+    train(tmp_path / "run", epochs=1)
+    evaluate_run(tmp_path / "run")
+    train(tmp_path / "other", epochs=1, seed=1)
+    shutil.copy(tmp_path / "other" / "last.safetensors", tmp_path / "run")
+    export(open_subject(tmp_path / "run", weights="last"), tmp_path / "model", to="timm")
+    assert "Not evaluated" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_card_says_nothing_of_this_machine(tmp_path: Path) -> None:

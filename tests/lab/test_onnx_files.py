@@ -119,10 +119,10 @@ def test_other_folders_are_one_sentence(run: Path, exported: Path, tmp_path: Pat
     export(open_subject(run), tmp_path / "model", to="timm")
     for damage in ('{"architecture": "vit_tiny_patch16_224"}', "[]", '{"pretrained_cfg": {"input_size": 3}}'):
         (tmp_path / "model" / "config.json").write_text(damage)
-        with pytest.raises(ValueError, match="is neither a run folder nor one of vitmix export"):
+        with pytest.raises(ValueError, match="is neither a run folder nor an exported model"):
             open_subject(tmp_path / "model")
     (tmp_path / "model" / "config.json").unlink()
-    with pytest.raises(ValueError, match="is neither a run folder nor one of vitmix export"):
+    with pytest.raises(ValueError, match="is neither a run folder nor an exported model"):
         open_subject(tmp_path / "model")
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()

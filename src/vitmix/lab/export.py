@@ -203,7 +203,7 @@ def _use_onnx(subject: Subject, name: str) -> list[str]:
 
 def _results(subject: Subject, run: Run | None) -> list[str]:
     found = None if run is None else run.evaluation
-    if found is None or found.weights != subject.weights:
+    if found is None or found.weights_sha256 != subject.sha256:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]
     for name, value in scores(found).items():

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import yaml
 
@@ -36,7 +36,7 @@ Rate = Annotated[float, lambda name, value: check_rate(name, value)]
 File = Annotated[str, "FILE"]
 Folder = Annotated[str, "FOLDER"]
 Name = Annotated[str, "NAME"]
-Method = Annotated[str, "METHOD"]
+Split = Literal["train", "val", "test"]
 
 SettingValues = dict[str, Any]
 """Settings by name, as recipes, files and flags give them, before `fitted` checks and converts them."""

@@ -17,7 +17,7 @@ from vitmix.lab.figures.images import NamedImage
 from vitmix.lab.figures.models import NamedModel, without_dropout
 from vitmix.lab.figures.samples import Sample, in_pixels, method_choices, mixed_origin, observe_mixed
 from vitmix.lab.plotting.canvas import FAINT, HEAT, INK, OWN, PARTNER, SHARE
-from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, unit_scale
+from vitmix.lab.plotting.grid import ImageGrid, Section, Tile, TileRow, as_pixels, unit_scale
 from vitmix.lab.plotting.render import render_grid
 from vitmix.lab.plotting.text import fitted
 from vitmix.parts.base import Shown
@@ -188,10 +188,10 @@ def methods_grid(pair: PairResults, footer: str = "") -> ImageGrid:
     results, (height, width) = pair.results, pair.pixels.shape[2:]
     aspect = min(1.6, max(0.6, height / width))
     rows = (
-        Row((_original_tile(pair, 0), *map(_mask_tile, results)), "mask", aspect),
-        Row((_original_tile(pair, 1), *(Tile(as_pixels(result.mixed)) for result in results)), "image", aspect),
-        Row((BLANK, *map(_statistics_tile, results)), "attention", aspect),
-        Row((BLANK, *map(_target_tile, results)), "", BAR),
+        TileRow((_original_tile(pair, 0), *map(_mask_tile, results)), "mask", aspect),
+        TileRow((_original_tile(pair, 1), *(Tile(as_pixels(result.mixed)) for result in results)), "image", aspect),
+        TileRow((BLANK, *map(_statistics_tile, results)), "attention", aspect),
+        TileRow((BLANK, *map(_target_tile, results)), "", BAR),
     )
     heads = ("", *("\n".join((result.title, *result.notes)) for result in results))
     attention = any(each.kind == "attention" for result in results for each in result.statistics)

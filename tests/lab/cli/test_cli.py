@@ -300,6 +300,14 @@ def test_an_unknown_method_is_not_explained(capsys: pytest.CaptureFixture[str]) 
     assert "unknown method or part 'cutmx'" in refused(capsys, "methods", "cutmx")
 
 
+@pytest.mark.parametrize("words", [("bench", "--methods"), ("compare", "--dry-run", "--method")])
+def test_a_wrong_method_is_refused_before_a_model_is_built(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    command, *flags = words
+    assert "error: unknown method 'cutmx'" in refused(capsys, command, "--model", "no_such_model", *flags, "cutmx")
+
+
 def test_help_shows_defaults_of_zero(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):

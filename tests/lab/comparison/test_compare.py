@@ -27,7 +27,7 @@ from vitmix.lab.comparison import compare, list_matrices, matrix, read_matrix
 from vitmix.lab.comparison.matrix import RunMatrix, Training, changed, parse_matrix
 from vitmix.lab.comparison.rows import text, verdict
 from vitmix.lab.comparison.runner import is_busy, is_done
-from vitmix.lab.comparison.stored import StoredDifference, StoredRow, csv_cell, csv_text
+from vitmix.lab.comparison.stored import csv_cell, csv_text, stored_difference
 from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.report.quantities import best
 from vitmix.lab.runs import Estimate, Run
@@ -476,7 +476,7 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
             assert line["difference_mean"] == "" and row["row"] == "CutMix"
             continue
         expected = Estimate.paired(own, list(stored[0]["accuracy"].values()))
-        assert row["difference"] == StoredDifference.from_estimate(expected).to_json()
+        assert row["difference"] == stored_difference(expected)
         for name, of in (("mean", "difference"), ("low", "low"), ("high", "high"), ("p", "p")):
             assert float(line[f"difference_{name}"]) == row["difference"][name]
             assert on_page(group, of) == [row["difference"][name]]
@@ -485,22 +485,14 @@ def test_page_table_and_files_say_the_same(tmp_path: Path, capfd: pytest.Capture
 
 @pytest.mark.parametrize("formula", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("http://x")'])
 def test_texts_that_a_spreadsheet_would_compute_stay_texts(formula: str) -> None:
-    row = StoredRow(
-        row=formula,
-        model=formula,
-        data=formula,
-        seeds=(0, 1),
-        planned=2,
-        scores={},
-        mean=-0.5,
-        std=1e-05,
-        difference=StoredDifference(-0.25, None, 2, None, None, None, formula),
-        training_seconds=(1.0,),
-        slowdown=None,
-        parameters=None,
-        flops=None,
-        runs=(),
-    )
+    row = {
+        **{name: formula for name in ("row", "model", "data")},
+        "seeds": [0, 1],
+        "mean": -0.5,
+        "std": 1e-05,
+        "difference": {"mean": -0.25, "verdict": formula},
+        "training_seconds": [1.0],
+    }
     (found,) = csv.DictReader(io.StringIO(csv_text([row]), newline=""))
     assert [found[name] for name in ("row", "model", "data", "difference_verdict")] == [
         "'" + formula.replace("\r", "\n")

@@ -142,7 +142,7 @@ def test_bad_arrays(tmp_path, arrays, message):
 
 def test_npz_without_the_known_arrays(tmp_path):
     np.savez(tmp_path / "train.npz", x=np.zeros(3), label=np.arange(3))
-    with pytest.raises(ValueError, match="must hold images and labels, .* got label, x"):
+    with pytest.raises(ValueError, match="must hold the arrays images and labels, got label, x; "):
         open_images(f"npz:{tmp_path}", "train")
 
 

@@ -46,7 +46,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "run"
     flags = as_flags({**TINY, "data": f"masks:{data}", "output": output, "method": "cutmix", "ema": 0.5})
     said = done("transfer", *flags)
-    assert "Training on 8 images of 3 classes" in said and "Best miou" in said
+    assert "Training on 8 images of 3 classes" in said and "\nmiou      " in said and "; best miou " in said
     assert "vit_tiny_patch16_224 with setr" in said
     return output
 

@@ -37,7 +37,7 @@ from vitmix.lab.figures.gradient import gradient_saliency
 from vitmix.lab.figures.models import short_names, without_dropout
 from vitmix.lab.figures.occlusion import PARTS, cell_orders, confidence, occluded
 from vitmix.lab.figures.samples import mixing_pair
-from vitmix.lab.plotting import ImageGrid, Row, Section, Tile, render_grid
+from vitmix.lab.plotting import ImageGrid, Section, Tile, TileRow, render_grid
 from vitmix.lab.plotting.canvas import OWN, PARTNER, SHARE
 from vitmix.lab.plotting.grid import folded, overlay, unit_scale
 from vitmix.lab.plotting.render import HEAD_SIZE, grid_figure
@@ -354,7 +354,7 @@ def test_methods_that_make_no_sense_are_refused(kind, methods, words):
 
 def section_of(count: int, **settings: Any) -> Section:
     tiles = tuple(Tile(np.zeros((2, 2, 3)), str(number)) for number in range(count))
-    return Section(tuple(map(str, range(count))), (Row(tiles, "one"), Row(tiles, "two")), **settings)
+    return Section(tuple(map(str, range(count))), (TileRow(tiles, "one"), TileRow(tiles, "two")), **settings)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_heads_are_not_broken_between_letters() -> None:
     methods = ["own", "saliencymix", "attentive_cutmix", "decouplemix", *("mixup",) * 6]
     tiles = (Tile(np.zeros((4, 4, 3))),) * len(methods)
     with any_script():
-        figure = grid_figure(ImageGrid((Section(tuple(methods), (Row(tiles),)),)))
+        figure = grid_figure(ImageGrid((Section(tuple(methods), (TileRow(tiles),)),)))
     texts = [each for each in figure.findobj(Text) if each.get_text()]
     found = {each.get_text() for each in texts}
     assert {"saliencymix", "attentive_", "cutmix", "decouplemix"} <= found

@@ -10,10 +10,14 @@ from torch import Tensor
 
 import vitmix
 from support import tiny_vit
-from vitmix.lab import studies as analyze
 from vitmix.lab.runs import Estimate
 from vitmix.lab.studies import estimates, labels
+from vitmix.lab.studies.accuracy import mixed_accuracy
+from vitmix.lab.studies.coverage import coverage_study
 from vitmix.lab.studies.estimates import correlation, root_mean_square, spread
+from vitmix.lab.studies.fluctuation import fluctuation_study
+from vitmix.lab.studies.pairs import ImageBatch
+from vitmix.lab.studies.regions import presence_study, region_study
 
 
 def test_spread_by_hand() -> None:
@@ -107,7 +111,7 @@ def test_who_shares_images_is_one() -> None:
 def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a study averages over mixed images: three batches of eight are twelve couples."""
     images, objects = torch.randn(8, 3, 16, 16), torch.rand(8, 16, 16) < 0.3
-    batches = [analyze.ImageBatch(images, torch.arange(8), objects)] * 3
+    batches = [ImageBatch(images, torch.arange(8), objects)] * 3
     model, method = tiny_vit().eval(), {"cutmix": vitmix.create("cutmix", 10)}
     seen: list[Tensor] = []
 
@@ -119,12 +123,12 @@ def test_every_study_of_pairs_knows_its_couples(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(estimates, "design_effect", design)
     monkeypatch.setattr(labels, "in_classes", lambda *given: {})  # whose estimates are of some pairs each
     for measure in (
-        lambda: analyze.mixed_accuracy(model, method, batches),
+        lambda: mixed_accuracy(model, method, batches),
         lambda: labels.label_error_study(model, method, batches),
-        lambda: analyze.fluctuation_study(model, {"cutmix": method["cutmix"]}, batches),
-        lambda: analyze.region_study(model, method, batches),
-        lambda: analyze.presence_study(model, method, batches),
-        lambda: analyze.coverage_study(model, method, batches),
+        lambda: fluctuation_study(model, {"cutmix": method["cutmix"]}, batches),
+        lambda: region_study(model, method, batches),
+        lambda: presence_study(model, method, batches),
+        lambda: coverage_study(model, method, batches),
     ):
         seen.clear()
         measure()

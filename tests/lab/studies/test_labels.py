@@ -8,8 +8,7 @@ from support import close, tiny_vit
 from vitmix import create
 from vitmix import functional as F
 from vitmix._mixer import Switch
-from vitmix.lab import studies as analyze
-from vitmix.lab.studies.labels import _area_rules
+from vitmix.lab.studies.labels import _area_rules, label_error, visible_share
 
 
 def test_visible_share_by_hand() -> None:
@@ -18,13 +17,13 @@ def test_visible_share_by_hand() -> None:
     objects[1, 2:, 1:] = True  # 6 pixels, bottom
     partner, size = F.reversed_pairs(2), (4, 4)
     bottom = F.box_mask(torch.tensor([[2, 4, 0, 4]]), size)
-    share, counted = analyze.visible_share(objects, vitmix.Mix(partner, bottom))
+    share, counted = visible_share(objects, vitmix.Mix(partner, bottom))
     # image 0 keeps its 4 pixels and gets all 6 of image 1; image 1 loses its 6 and gets none of image 0's
     close(share[:1], torch.tensor([0.6]), 1e-7)
     assert counted.tolist() == [True, False]
     half = torch.zeros(1, 4, 4, dtype=torch.bool)
     half[0, :, 2:] = True
-    share, counted = analyze.visible_share(objects, vitmix.Mix(partner, half))
+    share, counted = visible_share(objects, vitmix.Mix(partner, half))
     close(share, torch.tensor([4 / 8, 0.0]), 1e-7)
     assert counted.all()
 
@@ -36,11 +35,11 @@ def test_visible_share_follows_the_source() -> None:
     # cells of 2 x 2 pixels; image 0 gets the partner's top-left cell at its bottom-right
     mask = torch.tensor([[[False, False], [False, True]]])
     source = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 3]])
-    share, counted = analyze.visible_share(objects, vitmix.Mix(F.reversed_pairs(2), mask, source))
+    share, counted = visible_share(objects, vitmix.Mix(F.reversed_pairs(2), mask, source))
     close(share, torch.tensor([4 / 5, 0.0]), 1e-7)
     assert counted.all()
     blended = vitmix.Mix(F.reversed_pairs(2), torch.full((1, 1, 1), 0.25))
-    share, _ = analyze.visible_share(objects, blended)
+    share, _ = visible_share(objects, blended)
     close(share[0], torch.tensor(0.25 * 4 / (0.75 * 1 + 0.25 * 4)), 1e-7)
 
 
@@ -48,7 +47,7 @@ def test_empty_and_full_masks_have_no_error() -> None:
     objects = torch.rand(4, 16, 16) < 0.3
     for mask in (torch.zeros(1, 4, 4, dtype=torch.bool), torch.ones(1, 4, 4, dtype=torch.bool)):
         mix = vitmix.Mix(F.reversed_pairs(4), mask)
-        true, counted = analyze.visible_share(objects, mix)
+        true, counted = visible_share(objects, mix)
         assert counted.all()
         close(true, F.area_share(mask).expand(4), 1e-7)
 
@@ -60,7 +59,7 @@ def test_label_error_of_known_rules() -> None:
     everything = torch.ones(6, 16, 16, dtype=torch.bool)
     rules = {text: vitmix.create(text, 10) for text in ("cutmix", "mixup", "tl_align", "smmix", "transmix")}
     rules["activation"] = vitmix.create("mix(mask=box, share=activation)", 10)
-    errors = analyze.label_error(model, rules, [(images, labels, everything)] * 3)
+    errors = label_error(model, rules, [(images, labels, everything)] * 3)
     for name in ("cutmix", "mixup", "smmix"):
         assert errors[name].error < 1e-6 and errors[name].pairs == 18
     assert errors["tl_align"].error > 0 and errors["activation"].error > 0
@@ -73,10 +72,10 @@ def test_label_error_of_known_rules() -> None:
     # Of two objects of one size, MixUp shows share and 1 - share: no error. Only the partner's: truth is 1.
     first = everything.clone()
     first[:3] = False
-    lone = analyze.label_error(model, {"mixup": vitmix.mixup(10)}, [(images, labels, first)])["mixup"]
+    lone = label_error(model, {"mixup": vitmix.mixup(10)}, [(images, labels, first)])["mixup"]
     assert lone.pairs == 6 and 0 < lone.error <= 1
     with pytest.raises(ValueError, match="shows any object"):
-        analyze.label_error(model, rules, [(images, labels, ~everything)])
+        label_error(model, rules, [(images, labels, ~everything)])
 
 
 def test_rules_with_one_mask_see_the_same_pairs() -> None:
@@ -94,7 +93,7 @@ def test_label_error_leaves_the_model_as_it_was() -> None:
     modes = [module.training for module in model.modules()]
     rules = {"good": vitmix.tl_align(10), "bad": vitmix.transmix(10, block=9)}
     with pytest.raises(ValueError, match="out of range"):
-        analyze.label_error(model, rules, [])
+        label_error(model, rules, [])
     assert modes == [module.training for module in model.modules()]
     assert not any(module._forward_hooks for module in model.modules())
 

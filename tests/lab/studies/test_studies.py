@@ -13,21 +13,28 @@ from vitmix import functional as F
 from vitmix.attention.flow import Given
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import AttentionTap
-from vitmix.lab import studies as analyze
 from vitmix.lab.runs import Epoch
 from vitmix.lab.studies import fluctuation, labels
+from vitmix.lab.studies.accuracy import mixed_accuracy, mixed_top
+from vitmix.lab.studies.coverage import object_coverage
 from vitmix.lab.studies.estimates import root_mean_square
+from vitmix.lab.studies.fluctuation import fluctuation_study, similarity_share
+from vitmix.lab.studies.hidden import hidden_mixing
+from vitmix.lab.studies.labels import assigned_share, cut_share, label_error
+from vitmix.lab.studies.pairs import ImageBatch
+from vitmix.lab.studies.regions import presence, presence_study, region_attention, region_study
+from vitmix.lab.studies.saliency import sharpness, sharpness_study
 from vitmix.parts.shares import AlignedShare, Weights
 
 
 def test_mixed_top_by_hand() -> None:
     logits = torch.tensor([[3.0, 2, 1, 0], [3, 2, 1, 0], [0, 1, 2, 3], [0, 3, 0, 2]])
     own, partner = torch.tensor([0, 1, 0, 3]), torch.tensor([1, 2, 1, 1])
-    top1, top2 = analyze.mixed_top(logits, own, partner)
+    top1, top2 = mixed_top(logits, own, partner)
     assert top1.tolist() == [True, False, False, True]
     assert top2.tolist() == [True, False, False, True]
     with pytest.raises(ValueError, match="two classes"):
-        analyze.mixed_top(torch.zeros(2, 1), own[:2], partner[:2])
+        mixed_top(torch.zeros(2, 1), own[:2], partner[:2])
 
 
 class Corners(nn.Module):
@@ -37,26 +44,26 @@ class Corners(nn.Module):
         return torch.stack([(images[:, 0] == label).float().mean((1, 2)) for label in range(6)], 1)
 
 
-def plain_batch(classes: int = 6) -> analyze.ImageBatch:
+def plain_batch(classes: int = 6) -> ImageBatch:
     """Images of one color each, which is their label."""
     labels = torch.arange(6) % classes
-    return analyze.ImageBatch(labels.float().view(-1, 1, 1, 1).expand(6, 3, 16, 16).clone(), labels)
+    return ImageBatch(labels.float().view(-1, 1, 1, 1).expand(6, 3, 16, 16).clone(), labels)
 
 
 def test_mixed_accuracy_of_a_model_that_knows() -> None:
     half = vitmix.create("mix(mask=scattered(grid=[4, 4], share=0.5))", 6)
-    table = analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch()])
+    table = mixed_accuracy(Corners(), {"half": half}, [plain_batch()])
     assert table.column("top-1") == [1.0] and table.column("top-2") == [1.0] and table.rows[0][1]["top-1"].n == 6
     with pytest.raises(ValueError, match="found no pair of two classes"):
-        analyze.mixed_accuracy(Corners(), {"half": half}, [plain_batch(1)])
+        mixed_accuracy(Corners(), {"half": half}, [plain_batch(1)])
     with pytest.raises(ValueError, match="'none' does not mix images"):
-        analyze.mixed_accuracy(Corners(), {"none": vitmix.create("none", 6)}, [plain_batch()])
+        mixed_accuracy(Corners(), {"none": vitmix.create("none", 6)}, [plain_batch()])
 
 
 def test_pairs_of_one_class_and_lone_samples_are_left_out() -> None:
     images = plain_batch()
-    odd = analyze.ImageBatch(images.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
-    found = analyze.mixed_accuracy(Corners(), {"cutmix": vitmix.create("cutmix", 6)}, [odd])
+    odd = ImageBatch(images.images[:5], torch.tensor([0, 1, 2, 3, 0]))  # 0 meets 0, the middle itself
+    found = mixed_accuracy(Corners(), {"cutmix": vitmix.create("cutmix", 6)}, [odd])
     assert found.rows[0][1]["top-1"].n == 2
 
 
@@ -65,16 +72,16 @@ def test_region_attention_by_hand() -> None:
     mask = torch.tensor([[True, False, False]])
     # the partner has patch 0, the image itself patches 1 and 2
     expected = [0.7, (0.2 + 0.1) / 2, (0.3 + 0.1) / 2, (0.5 + 0.2 + 0.1 + 0.8) / 4]
-    close(analyze.region_attention(Given(attention), mask), torch.tensor([expected]), 1e-6)
-    assert analyze.region_attention(Given(attention), torch.zeros(1, 3, dtype=torch.bool)).isnan().any()
+    close(region_attention(Given(attention), mask), torch.tensor([expected]), 1e-6)
+    assert region_attention(Given(attention), torch.zeros(1, 3, dtype=torch.bool)).isnan().any()
 
 
 def test_presence_by_hand() -> None:
     heads = torch.tensor([[[1.0, 0], [1, 0]], [[0.5, 0.5], [0, 1]]]).unsqueeze(0)
     # the mean of the heads is [[.75, .25], [.5, .5]]: the first token is taken 1.25 times
-    close(analyze.presence(Given(heads)), torch.tensor([[1.25, 0.75]]), 1e-6)
-    close(analyze.presence(Given(torch.eye(5).view(1, 1, 5, 5))), torch.ones(1, 5), 1e-6)
-    close(analyze.presence(Given(3 * heads)), torch.tensor([[1.25, 0.75]]), 1e-6)  # contributions are relative
+    close(presence(Given(heads)), torch.tensor([[1.25, 0.75]]), 1e-6)
+    close(presence(Given(torch.eye(5).view(1, 1, 5, 5))), torch.ones(1, 5), 1e-6)
+    close(presence(Given(3 * heads)), torch.tensor([[1.25, 0.75]]), 1e-6)  # contributions are relative
 
 
 def tiny_swin(window: int = 4) -> nn.Module:
@@ -102,14 +109,14 @@ def test_regions_and_presence_are_those_of_the_whole_matrix(make) -> None:
         flow, dense = tap.flow(block), tap.attention(block).double().mean(1)
         theirs = reader.patch_mask(mask, block, (32, 32)).expand(2, -1)
         patches = dense[:, flow.prefix :, flow.prefix :]
-        found = analyze.region_attention(flow, theirs)
+        found = region_attention(flow, theirs)
         for column, (query, key) in enumerate([(1, 1), (1, 0), (0, 1), (0, 0)]):
             cells = patches[:, theirs[0] == query][:, :, theirs[0] == key].flatten(1)
             if cells.shape[1]:
                 close(found[:, column], cells.mean(1), 1e-6)
         relative = dense / dense.sum(-1, keepdim=True)  # what a token took of padding is nothing
-        close(analyze.presence(flow), relative.sum(1), 1e-5)
-        close(analyze.presence(flow).mean(), torch.tensor(1.0), 1e-5)
+        close(presence(flow), relative.sum(1), 1e-5)
+        close(presence(flow).mean(), torch.tensor(1.0), 1e-5)
 
 
 def test_regions_and_presence_of_uniform_attention() -> None:
@@ -118,12 +125,12 @@ def test_regions_and_presence_of_uniform_attention() -> None:
         for block in model.blocks:
             block.attn.qkv.weight.zero_()
             block.attn.qkv.bias.zero_()
-    batches = [analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))] * 2
+    batches = [ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))] * 2
     methods = {"smmix": vitmix.create("smmix", 10)}
     for name in ("partner to partner", "partner to own", "own to partner", "own to own"):
-        found = analyze.region_study(model, methods, batches).column(name)
+        found = region_study(model, methods, batches).column(name)
         assert found == pytest.approx([1 / 17] * 3, abs=1e-6)  # 16 patches and the class token
-    table = analyze.presence_study(model, methods, batches)
+    table = presence_study(model, methods, batches)
     assert table.column("own") == pytest.approx([1.0] * 3, abs=1e-5) == table.column("partner")
     assert table.column("deviation") == pytest.approx([0.0] * 3, abs=1e-5)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -133,15 +140,15 @@ def test_sharpness_by_hand() -> None:
     step = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
     # two edges of one at the same place: L1 adds them, L2 takes the diagonal; mean 1/4
     expected = [2.0, math.sqrt(2), (0.75**2 + 3 * 0.25**2) / 4]
-    close(analyze.sharpness(step), torch.tensor([expected]), 1e-6)
-    close(analyze.sharpness(7 * step), torch.tensor([expected]), 1e-6)
-    close(analyze.sharpness(torch.full((1, 3, 5), 2.0)), torch.zeros(1, 3), 1e-6)
+    close(sharpness(step), torch.tensor([expected]), 1e-6)
+    close(sharpness(7 * step), torch.tensor([expected]), 1e-6)
+    close(sharpness(torch.full((1, 3, 5), 2.0)), torch.zeros(1, 3), 1e-6)
 
 
 def test_sharpness_of_a_pyramid_and_a_pooled_model() -> None:
     swin = tiny_swin()
-    batch = analyze.ImageBatch(torch.randn(4, 3, 32, 32), torch.arange(4))
-    table = analyze.sharpness_study(swin, [batch])
+    batch = ImageBatch(torch.randn(4, 3, 32, 32), torch.arange(4))
+    table = sharpness_study(swin, [batch])
     assert [names for names, _ in table.rows] == [
         ("0", "attention"),
         ("1", "attention"),
@@ -150,7 +157,7 @@ def test_sharpness_of_a_pyramid_and_a_pooled_model() -> None:
         ("grid 4x4", "gradient"),
     ]
     assert all(values["TV, L1"].n == 4 for _, values in table.rows)
-    assert analyze.region_study(swin, {"cutmix": vitmix.create("cutmix", 4)}, [batch]).rows
+    assert region_study(swin, {"cutmix": vitmix.create("cutmix", 4)}, [batch]).rows
 
 
 def test_similarity_share_by_hand() -> None:
@@ -158,7 +165,7 @@ def test_similarity_share_by_hand() -> None:
     mixed = torch.tensor([[[3.0, 0], [0, -1], [1, -1]]])
     # best cosines with own: 1, 0, .707; with the partner: 0, 1, .707
     expected = [1 / (1 + math.e), math.e / (1 + math.e), 0.5]
-    close(analyze.similarity_share(mixed, own, partner), torch.tensor([expected]), 1e-6)
+    close(similarity_share(mixed, own, partner), torch.tensor([expected]), 1e-6)
 
 
 def test_rmse_by_hand() -> None:
@@ -183,8 +190,8 @@ def test_rmse_by_hand() -> None:
 def test_fluctuation_agrees_with_the_method_itself(make) -> None:
     model = make().eval()
     cutmix, aligned = vitmix.create("cutmix", 10), vitmix.create("tl_align", 10)
-    images = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
-    shares, rmse = analyze.fluctuation_study(model, {"cutmix": cutmix}, [images], seed=3)
+    images = ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
+    shares, rmse = fluctuation_study(model, {"cutmix": cutmix}, [images], seed=3)
     with torch.no_grad(), aligned.attach(model, seed=3, rank=0) as mixing:
         batch = mixing.mix(images.images, images.labels)
         model(batch.images)
@@ -202,10 +209,10 @@ def test_fluctuation_agrees_with_the_method_itself(make) -> None:
 
 
 def test_smoothing_is_in_both_targets() -> None:
-    images = analyze.ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
+    images = ImageBatch(torch.randn(6, 3, 16, 16), torch.arange(6))
     model, found = tiny_vit().eval(), []
     for text in ("cutmix", "cutmix(smoothing=0.5)"):
-        _, rmse = analyze.fluctuation_study(model, {text: vitmix.create(text, 10)}, [images])
+        _, rmse = fluctuation_study(model, {text: vitmix.create(text, 10)}, [images])
         found += rmse.column("of targets")
     assert found[1] == pytest.approx(found[0] / 2, abs=1e-6)  # half of each target is the same for all classes
 
@@ -223,9 +230,7 @@ def test_a_class_token_is_compared_alone() -> None:
 def test_an_image_mixed_with_its_own_copy_is_half_of_each() -> None:
     model = tiny_vit().eval()
     twins = torch.randn(1, 3, 16, 16).expand(4, -1, -1, -1)
-    table, _ = analyze.fluctuation_study(
-        model, {"cutmix": vitmix.create("cutmix", 10)}, [analyze.ImageBatch(twins, torch.arange(4))]
-    )
+    table, _ = fluctuation_study(model, {"cutmix": vitmix.create("cutmix", 10)}, [ImageBatch(twins, torch.arange(4))])
     assert table.column("share", rule="similarity") == pytest.approx([0.5] * 3, abs=1e-6)
 
 
@@ -235,7 +240,7 @@ def test_coverage_by_hand() -> None:
     objects[1, :2, 1:3] = True
     left = torch.zeros(1, 4, 4, dtype=torch.bool)
     left[:, :, :2] = True
-    pasted, hidden = analyze.object_coverage(objects, vitmix.Mix(F.reversed_pairs(2), left))
+    pasted, hidden = object_coverage(objects, vitmix.Mix(F.reversed_pairs(2), left))
     close(pasted, torch.tensor([0.5, 1.0]), 1e-6)  # half of object 1 lies left, all of object 0
     close(hidden, torch.tensor([1.0, 0.5]), 1e-6)
 
@@ -247,7 +252,7 @@ def test_cut_share_and_its_classes_by_hand() -> None:
     left = torch.zeros(1, 4, 4, dtype=torch.bool)
     left[:, :, :2] = True
     # image 0 hides its 4 and shows none of the partner's 8; image 1 keeps its 8 and gets 4
-    close(analyze.cut_share(objects, vitmix.Mix(F.reversed_pairs(2), left)), torch.tensor([1.0, 0.0]), 1e-6)
+    close(cut_share(objects, vitmix.Mix(F.reversed_pairs(2), left)), torch.tensor([1.0, 0.0]), 1e-6)
     found = labels.in_classes(torch.tensor([0.1, -0.3, 0.5]), torch.tensor([0.0, 0.2, 1.0]), torch.tensor([0, 1, 0]))
     assert found["0% to 25%"].mean == pytest.approx(0.2) and found["0% to 25%"].n == 2
     assert found["75% to 100%"].mean == pytest.approx(0.5) and len(found) == 2
@@ -260,9 +265,7 @@ def test_label_errors_by_area_and_object_size_by_hand() -> None:
     for index, side in enumerate(torch.randint(1, 16, (40,), generator=generator).tolist()):
         objects[index, :side, :side] = True
     rule = vitmix.create("cutmix(per=sample)", 40)
-    found = analyze.label_error(torch.nn.Identity(), {"box": rule}, [(images, torch.arange(40), objects)], seed=5)[
-        "box"
-    ]
+    found = label_error(torch.nn.Identity(), {"box": rule}, [(images, torch.arange(40), objects)], seed=5)["box"]
     with rule.attach(torch.nn.Identity(), seed=5, rank=0, step=0) as mixing:
         mix = mixing.mix(images, torch.arange(40)).mix
     by_area, by_size = dict[int, list[float]](), dict[int, list[float]]()
@@ -289,7 +292,7 @@ def test_label_error_is_zero_where_the_mask_is_empty_or_full(full: bool) -> None
     every = ("area", "attention", "aligned", "activation")
     texts = [f"mix(mask=scattered(share={share}), share={rule})" for rule in every]
     rules = {text: vitmix.create(text, 10) for text in texts}
-    for found in analyze.label_error(model, rules, [(images, labels, objects)]).values():
+    for found in label_error(model, rules, [(images, labels, objects)]).values():
         assert found.error < 1e-6 and found.pairs == 6
 
 
@@ -297,7 +300,7 @@ def test_a_rule_that_knows_nothing_falls_back_on_area() -> None:
     """An activation map without mass gives neither label anything."""
     area = torch.tensor([0.0, 1.0, 0.3, 0.3])
     own, partner = torch.tensor([0.0, 0, 0, 0.2]), torch.tensor([0.0, 0, 0, 0.6])
-    close(analyze.assigned_share(Weights(own, partner), area), torch.tensor([0, 1, 0.3, 0.75]), 1e-6)
+    close(assigned_share(Weights(own, partner), area), torch.tensor([0, 1, 0.3, 0.75]), 1e-6)
 
 
 def test_rules_that_need_no_pass_make_none() -> None:
@@ -308,7 +311,7 @@ def test_rules_that_need_no_pass_make_none() -> None:
     for text, count in (("cutmix", 0), ("tl_align", 1), ("mix(mask=box, share=activation)", 1)):
         passes.clear()
         rules = {str(number): vitmix.create(text, 10) for number in range(2)}
-        analyze.label_error(model, rules, [batch])
+        label_error(model, rules, [batch])
         assert len(passes) == (1 if "activation" in text else 2 * count)
 
 
@@ -320,19 +323,19 @@ def test_images_without_a_gradient_are_not_counted() -> None:
         model.head.weight[1] = torch.randn(24)
         model.head.bias[0] = 1e4
     with pytest.raises(ValueError, match="no image whose loss has a gradient"):
-        analyze.sharpness_study(model, [analyze.ImageBatch(images, torch.zeros(4, dtype=torch.long))])
-    table = analyze.sharpness_study(model, [analyze.ImageBatch(images, torch.tensor([0, 0, 0, 1]))])
+        sharpness_study(model, [ImageBatch(images, torch.zeros(4, dtype=torch.long))])
+    table = sharpness_study(model, [ImageBatch(images, torch.tensor([0, 0, 0, 1]))])
     assert [values["variance"].n for _, values in table.rows] == [4, 4, 4, 1]
 
 
 def test_hidden_mixing_by_hand() -> None:
     counts = [{"htm_samples": 0.0, "htm_tokens": 0.0}, {"htm_samples": 0.25, "htm_tokens": 0.05}]
     rows = [Epoch(number + 1, each) for number, each in enumerate(counts)]
-    table = analyze.hidden_mixing(rows, batch=128, tokens=256)
+    table = hidden_mixing(rows, batch=128, tokens=256)
     assert table.column("samples per batch") == [0, 32]
     assert table.column("tokens per sample") == pytest.approx([0, 51.2])
     with pytest.raises(ValueError, match="which this run does not have"):
-        analyze.hidden_mixing([Epoch(1, {})], batch=8, tokens=4)
+        hidden_mixing([Epoch(1, {})], batch=8, tokens=4)
 
 
 def test_counts_are_what_htm_decided() -> None:

@@ -364,7 +364,7 @@ def test_broken_images_are_counted(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(summary["broken_images"]) == 2
     assert any("cat/3.png" in each for each in summary["broken_images"])
-    assert "Unread    2 images" in summary["text"]
+    assert "Left out  2 images could not be used: " in summary["text"]
     assert [each.partition(" ")[0] for each in summary["broken_images"]] == ["evaluation:", "training:"]
 
 

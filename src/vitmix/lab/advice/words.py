@@ -34,7 +34,10 @@ def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[s
     """Why this is recommended."""
     kind = STARTS[plan.start]
     if advice.series is None:
-        return [f"No {kind} with mixing has been measured, so nothing speaks for it.", *_short_hints(plan, evidence)]
+        return [
+            f"No {kind} with mixing has been measured, so there is no evidence for it.",
+            *_short_hints(plan, evidence),
+        ]
     series = advice.series
     if advice.short:
         return [

@@ -90,7 +90,7 @@ class Step:
     def __init__(self, text: str, mode: str, work: Workload, images: Tensor, labels: Tensor, model: Any = None) -> None:
         self.images, self.labels, self.work = images, labels, work
         if text == BARE:
-            self.module: _Bare | Learner = _Bare(build_model(work, mode) if model is None else model)
+            self.module: _Bare | Learner = _Bare(workload_model(work, mode) if model is None else model)
         else:
             self.module = _learner(text, model, mode, work, images, labels)
         self.maps = stand_in_maps(self.module.mixing, images) if isinstance(self.module, Learner) else None
@@ -184,14 +184,14 @@ def looks_inside(text: str, model: Any) -> bool:
 
 
 def _learner(text: str, model: Any, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
-    mixer = create(text, build_model(work).num_classes)
+    mixer = create(text, workload_model(work).num_classes)
     if any(each.inner for each in mixer.mixers):
-        mixer = _with_easy(mixer, build_model(work, mode), images, labels, work)
+        mixer = _with_easy(mixer, workload_model(work, mode), images, labels, work)
     # Building seeds torch, so that the score net is the one for which the samples were counted.
-    return Learner(build_model(work, mode) if model is None else model, mixer, seed=0)
+    return Learner(workload_model(work, mode) if model is None else model, mixer, seed=0)
 
 
-def build_model(work: Workload, mode: str = "eager") -> Any:
+def workload_model(work: Workload, mode: str = "eager") -> Any:
     torch.manual_seed(0)
     try:
         cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
@@ -218,7 +218,7 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     return images, torch.arange(work.batch, device=work.device) % model.num_classes
 
 
-def check_size(model: nn.Module, image: Tensor) -> None:
+def check_image(model: nn.Module, image: Tensor) -> None:
     """Refuses an image that the model cannot compute."""
     try:
         with torch.no_grad():
@@ -247,7 +247,7 @@ def _with_easy(mixer: AnyMixer, model: nn.Module, images: Tensor, labels: Tensor
 
 def refused(methods: Sequence[str], work: Workload) -> dict[str, str]:
     """Why a model does not work with some of the methods, found out before the others are measured."""
-    model = build_model(work)
+    model = workload_model(work)
     images, _ = batch_for(model, replace(work, batch=1))
     return refusals(model, tuple(images.shape[2:]), [text for text in methods if text != BARE])
 
@@ -268,7 +268,7 @@ def measure_steps(
     Those that share a model are measured before the others are compiled. `store` is called after each round with the
     rows so far, so that a run that is stopped keeps them.
     """
-    images, labels = batch_for(build_model(work), work)
+    images, labels = batch_for(workload_model(work), work)
     rows = []
     for mode in modes:
         torch._dynamo.reset()
@@ -316,7 +316,7 @@ def _ways(methods: Sequence[str], mode: str, work: Workload) -> list[tuple[str, 
     """
     if mode != SHARED:
         return [(mode, [*methods], None)]
-    plain = build_model(work)
+    plain = workload_model(work)
     inside = [text for text in methods if looks_inside(text, plain)]
     shared = [text for text in methods if text not in inside]
     model = torch.compile(plain, fullgraph=True, dynamic=False, mode="reduce-overhead" if work.graphs else None)

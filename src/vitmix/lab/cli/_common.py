@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from vitmix._checks import check_output_file
 from vitmix.lab.cli._parser import note
-from vitmix.lab.settings import Count, File, ModelArgs, Name, Settings, option
+from vitmix.lab.settings import Count, File, ModelArgs, Name, Settings, Split, option
 
 if TYPE_CHECKING:
     from vitmix.lab.evaluation import Subject
@@ -29,7 +29,6 @@ def check_figure(_: str, file: str) -> None:
 
 Place = Annotated[str, "RUN|FILE|NAME"]
 Image = Annotated[str, "IMAGE"]
-Split = Literal["train", "val", "test"]
 Method = Annotated[str, "METHOD", check_method]
 OutputFile = Annotated[str, "FILE", lambda _, file: check_output_file(file)]
 Figure = Annotated[str, "FILE", check_figure]
@@ -58,7 +57,7 @@ class ModelChoice(Architecture):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(ModelChoice):
+class MeasuredModel(ModelChoice):
     """A model, as `--model` or without the flag, and the images it is measured on."""
 
     what: Place | None = option(None, "run folder, weights file, or name of a timm model", positional=True)
@@ -92,7 +91,7 @@ def in_new_words(settings: E, named: str | None) -> E:
     return replace(settings, model=settings.checkpoint, arch=settings.arch or model, model_args=arguments)
 
 
-def named_model(settings: Architecture, what: str | None = None) -> tuple[str | None, str | None]:
+def place_and_arch(settings: Architecture, what: str | None = None) -> tuple[str | None, str | None]:
     """The place of the model, and the architecture of a weights file."""
     if what is not None and settings.model is not None:
         note("--model NAME beside a weights file is now --arch NAME")
@@ -104,7 +103,7 @@ def open_model(settings: ModelChoice, what: str | None = None) -> "Subject":
     """The named model with its weights."""
     from vitmix.lab.evaluation.subject import open_subject
 
-    place, arch = named_model(settings, what)
+    place, arch = place_and_arch(settings, what)
     if place is None:
         raise ValueError("no model is named; give a run folder, a weights file or the name of a timm model")
     given = {name: getattr(settings, name) for name in ("model_args", "pretrained", "weights", "size")}

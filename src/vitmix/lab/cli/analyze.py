@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vitmix._checks import check_choice, check_count
 from vitmix.lab.cli._bar import bar
-from vitmix.lab.cli._common import Measured, Method, open_model
+from vitmix.lab.cli._common import MeasuredModel, Method, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import workers
 from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Folder, Workers, option, usual
 
 if TYPE_CHECKING:
+    from vitmix.lab.evaluation import Subject
     from vitmix.lab.runs import Analysis
     from vitmix.lab.studies.studies import Question
 
@@ -29,7 +30,7 @@ def _check_study(_: str, name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analyze(Measured):
+class Analyze(MeasuredModel):
     """Measure what labels, attention and tokens do on mixed images."""
 
     epilog = (
@@ -62,8 +63,9 @@ def run(settings: Analyze) -> int:
     if settings.list:
         print(aligned((name, study.about) for name, study in STUDIES.items()))
         return 0
-    question, facts = _question(settings)
-    own = _own(settings, question, facts)
+    subject = open_model(settings, settings.what)
+    question, facts = _question(settings, subject)
+    own = _own(settings, subject)
     folder = Path(settings.output or (own or Path()) / FOLDER)
     if not settings.output and own is None and Run(Path()).exists:
         raise ValueError(
@@ -118,15 +120,14 @@ def _text(found: "Analysis") -> str:
     return f"{headline(found)}\n\n{found.text()}"
 
 
-def _own(settings: Analyze, question: "Question", facts: "Analysis") -> Path | None:
+def _own(settings: Analyze, subject: "Subject") -> Path | None:
     """The run whose folder the studies belong in: its best weights, studied with the defaults.
 
     A folder of masks does not count as other data: it says where the objects of the same images are.
     """
     other = settings.data or settings.split or settings.size or settings.method
     default = all(getattr(settings, name) == usual(Analyze, name) for name in ("images", "batch", "seed"))
-    best = Path(facts.weights).stem == "best"  # a weights file of a run can be named directly
-    return question.run if default and best and not other else None
+    return subject.run if default and subject.which == "best" and not other else None
 
 
 def _known(place: Path, name: str, facts: "Analysis") -> "Analysis | None":
@@ -153,7 +154,7 @@ def _measured(name: str, question: "Question", facts: "Analysis", suffix: str) -
     return found, figure_bytes(study.plot(tables), suffix=f".{suffix}", dpi=150)
 
 
-def _question(settings: Analyze) -> "tuple[Question, Analysis]":
+def _question(settings: Analyze, found: "Subject") -> "tuple[Question, Analysis]":
     """What the studies are asked about, and what all of their results say."""
     from vitmix import __version__
     from vitmix.lab.runs import Analysis
@@ -161,7 +162,6 @@ def _question(settings: Analyze) -> "tuple[Question, Analysis]":
     from vitmix.lab.studies.objects import object_finder
     from vitmix.lab.studies.studies import Question
 
-    found = open_model(settings, settings.what)
     images, remarks = found.fit_labels(found.evaluation_images(data=settings.data, split=settings.split))
     running = found.running(images, cpu=settings.cpu)
     augmentation = found.augmentation

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
-from vitmix.lab.cli._common import Architecture, Place
+from vitmix.lab.cli._common import Architecture, Place, check_method
 from vitmix.lab.cli._parser import Command
-from vitmix.lab.settings import Count, Folder, Fraction, Method, option
+from vitmix.lab.settings import Count, Folder, Fraction, option
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,7 @@ class Sizes(NamedTuple):
 
 ON_GPU = Sizes(1024, (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 1024, 2048))
 ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
+Method = Annotated[str, "METHOD", lambda name, text: text == "bare model" or check_method(name, text)]
 BenchPart = Literal["steps", "kernels", "growth"]
 SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
 
@@ -106,9 +107,9 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
 
     place, dtype = describe_environment(device), DTYPES[precision]
     work = _workload(settings, device, dtype)
-    model = steps.build_model(work)
+    model = steps.workload_model(work)
     image = steps.batch_for(model, replace(work, batch=1))[0]
-    steps.check_size(model, image)
+    steps.check_image(model, image)
     print(", ".join(f"{key} {value}" for key, value in place.items()))
     parts, shape = settings.parts or get_args(BenchPart), None
     if {"kernels", "growth"} & {*parts}:
@@ -129,7 +130,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
         modes = [*settings.modes, *(["materialized"] if settings.against else [])]
         counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
         if settings.against:
-            materialize(steps.build_model(work))  # refuses what it cannot do before anything is measured
+            materialize(steps.workload_model(work))  # refuses what it cannot do before anything is measured
         refused = steps.refused(settings.methods or steps.methods(), work)
         if refused and settings.methods:
             raise ValueError(next(iter(refused.values())))

@@ -4,9 +4,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from vitmix.lab.cli._common import Method
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.columns import aligned
-from vitmix.lab.settings import Count, Folder, Method, Name, NotNegative, Positive, Settings, key_and_value, option
+from vitmix.lab.settings import Count, Folder, Name, NotNegative, Positive, Settings, key_and_value, option
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import RunMatrix, Training

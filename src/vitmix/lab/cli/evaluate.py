@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitmix.lab.cli._common import Measured, OutputFile, open_model
+from vitmix.lab.cli._common import MeasuredModel, OutputFile, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import SuiteSettings, run_suite, suite_of, workers
 from vitmix.lab.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(SuiteSettings, Measured):
+class Eval(SuiteSettings, MeasuredModel):
     """Evaluate a run, a weights file or a timm model."""
 
     batch: int | None = option(None, "images per step (default: the run's)")
@@ -42,8 +42,7 @@ def run(settings: Eval) -> int:
     if suite is not None:
         given["workers"] = workers(settings.workers)
     running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
-    best = found.run is not None and Path(found.weights) == found.run / "best.safetensors"
-    own = best and not (settings.data or settings.split or settings.size)
+    own = found.which == "best" and not (settings.data or settings.split or settings.size)
     if suite is not None:
         return run_suite(suite, found, images, running, own=own, cells=settings.cells, output=settings.output)
     assert images is not None

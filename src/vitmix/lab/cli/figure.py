@@ -69,9 +69,7 @@ def run(kind: str, settings: FigureSettings) -> int:
     write_file(output, render_grid(grid, suffix=output.suffix.lower(), dpi=settings.dpi))
     print(f"{output}: {kind} of {', '.join(model.name for model in models)}")
     words = f"{about.split(' (')[0]}: {', '.join(model.name for model in models)}."
-    _keep_copies(
-        output.stem, words, grid, [each for each in subjects if each.run and Path(each.weights).stem == "best"]
-    )
+    _keep_copies(output.stem, words, grid, [each for each in subjects if each.which == "best"])
     for remark in font_remarks([image.name for image in images]):
         print(remark)
     if not all(model.trained for model in models):
@@ -98,7 +96,7 @@ def _open_models(settings: FigureSettings) -> tuple[list["Subject"], list["Named
 
     from vitmix.lab.figures.models import named_model, short_names
 
-    first, arch = _common.named_model(settings, settings.models[0] if settings.models else None)
+    first, arch = _common.place_and_arch(settings, settings.models[0] if settings.models else None)
     places = [*settings.models] or [first or UNTRAINED]
     subjects, models = [], []
     for place, name in zip(places, short_names(places), strict=True):

@@ -2,13 +2,13 @@
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli.recipes import list_all
-from vitmix.lab.settings import File, SettingValues, option
+from vitmix.lab.settings import File, Settings, SettingValues, option
 from vitmix.lab.training import config
 from vitmix.lab.training.output import unfailing_output
 
@@ -25,26 +25,29 @@ class Train(config.TrainConfig):
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
-def read(given: SettingValues) -> config.TrainConfig | None:
-    """The configuration of a training run from flags and files; None asks for the list of recipes."""
-    flags = {name: value for name, value in given.items() if name != "config"}
-    return None if flags.get("recipe") == "help" else config.resolve(flags, given.get("config"))
+def make_command(
+    settings: type[Settings],
+    resolve: Callable[[SettingValues, str | None], Any],
+    make: Callable[[Any], Any],
+    without: Sequence[str] = (),
+) -> Command:
+    """A command that trains: `resolve` gives the configuration from flags and a file, `make` the trainer for it."""
+
+    def read(given: SettingValues) -> Any:
+        """The configuration; None asks for the list of recipes."""
+        flags = {name: value for name, value in given.items() if name != "config"}
+        return None if flags.get("recipe") == "help" else resolve(flags, given.get("config"))
+
+    def run(config: Any) -> int:
+        if config is None:
+            return list_all()
+        with unfailing_output():
+            return _train_in_processes(lambda: make(config))
+
+    return Command(settings, run, read=read, layered=True, without=without)
 
 
-def run(settings: config.TrainConfig | None) -> int:
-    if settings is None:
-        return list_all()
-
-    def make() -> Any:
-        from vitmix.lab.training.engine import Trainer
-
-        return Trainer(settings)
-
-    with unfailing_output():
-        return train_in_processes(make)
-
-
-def train_in_processes(make: Callable[[], Any]) -> int:
+def _train_in_processes(make: Callable[[], Any]) -> int:
     """Runs the trainer that `make` returns; errors are printed once, by one of the processes."""
     import torch
 
@@ -101,4 +104,10 @@ def _tell_failure(error: Exception, *, with_traceback: bool) -> None:
     print(f"vitmix: error: process {torch.distributed.get_rank()}: {said}", file=sys.stderr)
 
 
-COMMAND = Command(Train, run, read=read, layered=True)
+def _trainer(settings: config.TrainConfig) -> Any:
+    from vitmix.lab.training.engine import Trainer
+
+    return Trainer(settings)
+
+
+COMMAND = make_command(Train, config.resolve, _trainer)

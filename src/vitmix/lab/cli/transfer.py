@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vitmix.lab.cli._parser import Command
-from vitmix.lab.cli.recipes import list_all
-from vitmix.lab.cli.train import train_in_processes
+from vitmix.lab.cli.train import make_command
 from vitmix.lab.dense.config import TransferConfig, resolve_transfer
-from vitmix.lab.settings import File, SettingValues, option
-from vitmix.lab.training.output import unfailing_output
+from vitmix.lab.settings import File, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +17,10 @@ class Transfer(TransferConfig):
     config: File | None = option(None, "YAML file of settings, such as a run's config.yaml")
 
 
-def read(given: SettingValues) -> TransferConfig | None:
-    """The configuration of a transfer from flags and files; None asks for the list of recipes."""
-    flags = {name: value for name, value in given.items() if name != "config"}
-    return None if flags.get("recipe") == "help" else resolve_transfer(flags, given.get("config"))
+def _trainer(settings: TransferConfig) -> Any:
+    from vitmix.lab.dense.training import TransferTrainer
+
+    return TransferTrainer(settings)
 
 
-def run(settings: TransferConfig | None) -> int:
-    if settings is None:
-        return list_all()
-
-    def make() -> Any:
-        from vitmix.lab.dense.training import TransferTrainer
-
-        return TransferTrainer(settings)
-
-    with unfailing_output():
-        return train_in_processes(make)
-
-
-COMMAND = Command(Transfer, run, read=read, layered=True, without=("fsdp",))
+COMMAND = make_command(Transfer, resolve_transfer, _trainer, without=("fsdp",))

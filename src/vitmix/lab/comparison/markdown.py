@@ -8,7 +8,7 @@ from vitmix.lab.runs import Estimate
 
 from .rows import CLASSIFIER, Comparison, verdict, warning
 from .stored import count_tests
-from .tables import Difference, SeedTable, differences
+from .tables import Difference, SeedTable, table_differences
 
 UNLIKE = "Not all runs were measured on the same images in the same way; such rows are not compared or tested."
 
@@ -24,7 +24,7 @@ def sections(comparison: Comparison, tables: Sequence[SeedTable]) -> list[str]:
     ]
     for table in tables:
         parts += _section(table, comparison)
-    found = differences(comparison, tables)
+    found = table_differences(comparison, tables)
     return [*parts, *_difference_section(found, comparison)] if found else parts
 
 

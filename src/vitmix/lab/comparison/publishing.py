@@ -29,7 +29,7 @@ from .evaluations import Evaluations, usual_parts
 from .markdown import sections
 from .matrix import RunMatrix
 from .rows import CLASSIFIER, Comparison, Row, heads, notes, numbers, table
-from .stored import csv_text, stored, stored_tables
+from .stored import csv_text, stored_rows, stored_tables
 from .tables import read_tables
 
 SHARED = "Parallel runs slow each other down; times and images/s of such runs cannot be compared between methods."
@@ -39,14 +39,13 @@ COST = ("", "epochs", "images/s", "memory, GiB", "time of a run")
 def write_results(matrix: RunMatrix, comparison: Comparison, output: Path) -> list[str]:
     """Writes table and page beside the runs; returns a message for each study that cannot be shown."""
     tables, notes = read_tables(every_run(comparison.rows))
-    measured = {"measured": stored_tables(comparison, tables).to_json()} if tables else {}
+    measured = {"measured": stored_tables(comparison, tables)} if tables else {}
     make_folder(output)
-    found = stored(comparison)
-    content = {"about": matrix.about, "matrix": matrix.plain(), **found.to_json(), **measured}
-    for row in content["rows"]:
-        row[comparison.score] = row.pop("scores")
+    rows = stored_rows(comparison)
+    content = {"about": matrix.about, "matrix": matrix.plain(), "baseline": comparison.baseline}
+    content |= {"measure": comparison.measure, "tests": comparison.tests, "rows": rows, **measured}
     write_file(output / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_file(output / "compare.csv", csv_text(found.rows).encode())
+    write_file(output / "compare.csv", csv_text(rows).encode())
     write_file(output / "matrix.yaml", yaml.safe_dump(matrix.plain(), sort_keys=False, width=1000).encode())
     write_file(output / "compare.html", comparison_page(comparison, matrix.about).encode(errors="replace"))
     return notes

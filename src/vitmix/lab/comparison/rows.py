@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vitmix._checks import check_choice
 from vitmix.lab.columns import aligned
 from vitmix.lab.report import dense
-from vitmix.lab.report.groups import Group, started
+from vitmix.lab.report.groups import Group, with_epoch
 from vitmix.lab.report.html import NONE, Html, joined
 from vitmix.lab.report.quantities import COUNT, POINTS, SECONDS, Quantity, Read, best, cell, evaluated, last, titled
 from vitmix.lab.runs import Estimate, Run
@@ -126,7 +126,7 @@ def compare(matrix: RunMatrix, trainings: Sequence[Training], *, measure: str = 
     done = 0
     for row, column in dict.fromkeys((each.row, each.column) for each in trainings):
         own = [each for each in trainings if (each.row, each.column) == (row, column)]
-        runs = dict(enumerate((started(each.run) for each in own if is_done(each)), done))
+        runs = dict(enumerate((with_epoch(each.run) for each in own if is_done(each)), done))
         done += len(runs)
         about = {"row": row, "model": own[0].model, "data": own[0].data}
         names = (row, *(about[axis] for axis in axes))

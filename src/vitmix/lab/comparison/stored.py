@@ -5,152 +5,77 @@ import dataclasses
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.report.quantities import SECONDS, Quantity
-from vitmix.lab.runs import Estimate, Record
+from vitmix.lab.runs import Estimate
 
 from .rows import FLOPS, Comparison, Row, verdict
-from .tables import Difference, SeedTable, differences
+from .tables import Difference, SeedTable, table_differences
 
 
-@dataclass(frozen=True)
-class StoredDifference(Record):
-    """A row minus the baseline, paired by seed."""
-
-    mean: float
-    std: float | None
-    n: int
-    low: float | None
-    high: float | None
-    p: float | None
-    verdict: str
-
-    @classmethod
-    def from_estimate(cls, found: Estimate, **about: Any) -> Self:
-        return cls(**dataclasses.asdict(found), verdict=verdict(found), **about)
-
-
-@dataclass(frozen=True)
-class SeedValues(Record):
-    """A number of a row, by seed."""
-
-    mean: float | None
-    std: float | None
-    seeds: dict[str, float]
-
-    @classmethod
-    def from_row(cls, row: Row, quantity: Quantity) -> Self:
-        by_seed = {str(row.runs[number].config.seed): value for number, value in quantity.of(row).items()}
-        values = list(by_seed.values())
-        std = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values) if values else None, std, by_seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredRow(Record):
-    """A row of the comparison; `scores` are what is compared, by seed, with their mean and standard deviation."""
-
-    row: str
-    model: str
-    data: str
-    seeds: tuple[int, ...]
-    planned: int
-    scores: dict[str, float]
-    mean: float | None
-    std: float | None
-    difference: StoredDifference | None
-    training_seconds: tuple[float, ...]
-    slowdown: float | None
-    parameters: float | None
-    flops: float | None
-    runs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StoredComparison(Record):
-    baseline: str
-    measure: str
-    tests: int
-    rows: tuple[StoredRow, ...]
-
-
-def stored(comparison: Comparison) -> StoredComparison:
+def stored_rows(comparison: Comparison) -> list[JsonObject]:
+    """The rows of the comparison; under the name of the score, what is compared, by seed."""
     rows = []
     for row in comparison.rows:
-        difference, scores = comparison.difference(row), SeedValues.from_row(row, comparison.quantity)
+        difference, scores = comparison.difference(row), _by_seed(row, comparison.quantity)
         rows.append(
-            StoredRow(
+            {
                 **row.about,
-                seeds=tuple(sorted(row.by_seed)),
-                planned=row.planned,
-                scores=scores.seeds,
-                mean=scores.mean,
-                std=scores.std,
-                difference=None if difference is None else StoredDifference.from_estimate(difference),
-                training_seconds=tuple(SECONDS.values(row)),
-                slowdown=comparison.slowdown(row),
-                parameters=next(iter(comparison.costs["parameters"].values(row)), None),
-                flops=next(iter(FLOPS.values(row)), None),
-                runs=tuple(str(run.path) for run in row.runs.values()),
-            )
+                "seeds": sorted(row.by_seed),
+                "planned": row.planned,
+                "mean": scores["mean"],
+                "std": scores["std"],
+                "difference": None if difference is None else stored_difference(difference),
+                "training_seconds": list(SECONDS.values(row)),
+                "slowdown": comparison.slowdown(row),
+                "parameters": next(iter(comparison.costs["parameters"].values(row)), None),
+                "flops": next(iter(FLOPS.values(row)), None),
+                "runs": [str(run.path) for run in row.runs.values()],
+                comparison.score: scores["seeds"],
+            }
         )
-    return StoredComparison(comparison.baseline, comparison.measure, comparison.tests, tuple(rows))
+    return rows
+
+
+def stored_difference(found: Estimate) -> JsonObject:
+    """A row minus the baseline, paired by seed."""
+    return {**dataclasses.asdict(found), "verdict": verdict(found)}
+
+
+def _by_seed(row: Row, quantity: Quantity) -> JsonObject:
+    """A number of a row: mean and sample standard deviation over the seeds, and its values."""
+    by_seed = {str(row.runs[number].config.seed): value for number, value in quantity.of(row).items()}
+    values = list(by_seed.values())
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values) if values else None, "std": std, "seeds": by_seed}
 
 
 # The tables besides accuracy
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTableRow(Record):
-    row: str
-    model: str
-    data: str
-    images: tuple[int, ...]
-    columns: dict[str, SeedValues]
-
-
-@dataclass(frozen=True)
-class StoredTable(Record):
-    title: str
-    rows: tuple[StoredTableRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableDifference(StoredDifference):
-    """The difference in the mean of the table `of`."""
-
-    row: str
-    model: str
-    data: str
-    of: str
-
-
-@dataclass(frozen=True)
-class StoredTables(Record):
-    tables: tuple[StoredTable, ...]
-    tests: int
-    differences: tuple[TableDifference, ...]
 
 
 def count_tests(found: Sequence[Difference]) -> int:
     return sum(each.found.p is not None for each in found)
 
 
-def stored_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> StoredTables:
-    found = differences(comparison, tables)
-    own = tuple(
-        StoredTable(table.title, tuple(_stored_row(table, row) for row in table.rows(comparison))) for table in tables
-    )
-    lines = tuple(TableDifference.from_estimate(each.found, **each.row.about, of=each.of) for each in found)
-    return StoredTables(own, count_tests(found), lines)
+def stored_tables(comparison: Comparison, tables: Sequence[SeedTable]) -> JsonObject:
+    """The tables, and the differences in the means of their rows; `of` is the table."""
+    found = table_differences(comparison, tables)
+    return {
+        "tables": [
+            {"title": table.title, "rows": [_table_row(table, row) for row in table.rows(comparison)]}
+            for table in tables
+        ],
+        "tests": count_tests(found),
+        "differences": [{**stored_difference(each.found), **each.row.about, "of": each.of} for each in found],
+    }
 
 
-def _stored_row(table: SeedTable, row: Row) -> StoredTableRow:
-    values = {column: SeedValues.from_row(row, quantity) for column, quantity in table.columns.items()}
-    columns = {column: own for column, own in values.items() if own.seeds}
-    return StoredTableRow(**row.about, images=tuple(table.images([row])), columns=columns)
+def _table_row(table: SeedTable, row: Row) -> JsonObject:
+    values = {column: _by_seed(row, quantity) for column, quantity in table.columns.items()}
+    columns = {column: own for column, own in values.items() if own["seeds"]}
+    return {**row.about, "images": list(table.images([row])), "columns": columns}
 
 
 # Spreadsheets
@@ -170,17 +95,17 @@ def csv_cell(value: Any) -> Any:
     return value
 
 
-def csv_text(rows: Sequence[StoredRow]) -> str:
+def csv_text(rows: Sequence[JsonObject]) -> str:
     """The rows as a table: one number per cell; missing numbers leave it empty."""
     file = io.StringIO()
-    difference = [f"difference_{each.name}" for each in fields(StoredDifference)]
+    difference = [f"difference_{name}" for name in (*(each.name for each in dataclasses.fields(Estimate)), "verdict")]
     before = ["row", "model", "data", "seeds", "planned", "mean", "std"]
     columns = [*before, *difference, "training_seconds", "slowdown", "parameters", "flops"]
     writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        found = {**vars(row), "seeds": " ".join(map(str, row.seeds))}
-        found |= {f"difference_{name}": value for name, value in vars(row.difference).items()} if row.difference else {}
-        found["training_seconds"] = statistics.fmean(row.training_seconds) if row.training_seconds else None
+        found = {**row, "seeds": " ".join(map(str, row["seeds"]))}
+        found |= {f"difference_{name}": value for name, value in (row["difference"] or {}).items()}
+        found["training_seconds"] = statistics.fmean(row["training_seconds"]) if row["training_seconds"] else None
         writer.writerow({name: csv_cell(value) for name, value in found.items()})
     return file.getvalue()

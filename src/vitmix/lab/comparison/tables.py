@@ -60,7 +60,7 @@ class Difference(NamedTuple):
     found: Estimate
 
 
-def differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Difference]:
+def table_differences(comparison: Comparison, tables: Sequence[SeedTable]) -> list[Difference]:
     """Every row against the baseline in the means of tables, of runs that were measured in the same way."""
     found = []
     for row in comparison.rows:

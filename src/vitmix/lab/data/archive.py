@@ -50,8 +50,8 @@ class Archive:
             if name in self.names:
                 return self.read(name)
         raise ValueError(
-            f"{self} must hold images and labels, or webp, offset and label, or scan, offset, gray, header_rgb, "
-            f"header_gray and label; got {', '.join(sorted(self.names)) or 'nothing'}"
+            f"{self} must hold the arrays images and labels, got {', '.join(sorted(self.names)) or 'nothing'}; "
+            "vitmix.lab.data.npz describes two other layouts"
         )
 
     def read(self, name: str) -> np.ndarray:

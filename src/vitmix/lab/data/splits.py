@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from vitmix._checks import unknown_name
+from vitmix.lab.settings import Split as Split
 
 from .images import ImageSet
 
-Split = Literal["train", "val", "test"]
 Openers = Mapping[str, Callable[[], ImageSet]]  # split → a function that opens it
 Found = TypeVar("Found")
 

@@ -23,7 +23,7 @@ class Backbone:
 
     Attributes:
         name, settings: what `timm.create_model` takes to build it again.
-        words: which weights it has, for a person.
+        words: which weights it has, for display.
     """
 
     model: nn.Module

@@ -4,7 +4,7 @@ import colorsys
 
 import numpy as np
 
-# Tol's bright scheme, which people with color vision deficiency tell apart.
+# Tol's bright scheme, which people with color vision deficiency can distinguish.
 BRIGHT = ((68, 119, 170), (238, 102, 119), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119))
 GOLDEN = 0.618033988749895  # turns of the hue wheel: neighbors differ, and no hue comes twice
 

@@ -17,13 +17,13 @@ from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import DenseEvalLoader
 from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
-from vitmix.lab.dense.texts import unusable
 from vitmix.lab.environment import available_cores, describe_environment
 from vitmix.lab.evaluation.subject import PRECISIONS
 from vitmix.lab.runs import Run, checksum
 from vitmix.lab.runs.dense import DenseEvaluation, DenseScores
 from vitmix.lab.runs.examples import Examples, Strips
 from vitmix.lab.training.header import read_header
+from vitmix.lab.training.texts import unusable
 from vitmix.lab.training.weights import read_weights
 from vitmix.lab.writing import write_file
 
@@ -180,7 +180,7 @@ def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, f
 
 
 def describe(evaluation: DenseEvaluation) -> str:
-    """The evaluation as a person reads it."""
+    """The evaluation as text."""
     scores = evaluation.scores
     lines = [f"{evaluation.model} with {evaluation.head} on {evaluation.data}, {scores.n:,} images:"]
     lines += score_lines(scores)

@@ -18,13 +18,13 @@ from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
 from vitmix.lab.dense.task import DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
-from vitmix.lab.dense.texts import closing, opening
+from vitmix.lab.dense.texts import opening
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
 from vitmix.lab.training.scores import Scored
-from vitmix.lab.training.texts import place_of
+from vitmix.lab.training.texts import closing, place_of
 
 
 class DenseLearner(nn.Module):
@@ -166,7 +166,7 @@ class TransferTrainer(Trainer):
         )
 
     def _closing(self) -> str:
-        return closing(self.settings, self.folder.path, self.position, self.eval_images.description)
+        return closing(self.settings, self.folder, self.position, None, self.eval_images.description)
 
     def _evaluate_best(self) -> None:
         """Stores scores with intervals, and examples."""

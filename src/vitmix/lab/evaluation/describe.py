@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from vitmix.lab.columns import aligned
 from vitmix.lab.runs import Estimate, Evaluation, Measurement, RobustnessResults
 
 PERCENT = ("accuracy", "accuracy5", "ece")
@@ -30,7 +31,7 @@ def describe(evaluation: Evaluation) -> str:
     lines = [
         *head(found.weights, found.model, found.data, found.remarks),
         "",
-        _table([(name, value, found.n) for name, value in shown.items()]),
+        _table((name, value, found.n) for name, value in shown.items()),
         "",
         f"parameters  {found.parameters:,}",
         f"FLOPs       {flops:,} per image of {size[0]} x {size[1]} ({flops / 2e9:.4g} G multiply-adds)",
@@ -64,13 +65,12 @@ def pixels_text(value: float) -> str:
 
 def table(measurements: Iterable[Measurement]) -> str:
     """A line for each measurement, with its interval if it has one, and its n."""
-    return _table([(each.name, _percent(each.estimate), each.estimate.n) for each in measurements])
+    return _table((each.name, _percent(each.estimate), each.estimate.n) for each in measurements)
 
 
-def _table(rows: Sequence[tuple[str, str, int]]) -> str:
+def _table(rows: Iterable[tuple[str, str, int]]) -> str:
     """A line for each (name, value, n)."""
-    names, values = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
-    return "\n".join(f"{name:<{names}}  {value:>{values}}  n = {n:,}" for name, value, n in rows)
+    return aligned(((name, value, f"n = {n:,}") for name, value, n in rows), left=1)
 
 
 def _percent(found: Estimate) -> str:

@@ -29,7 +29,7 @@ from .summaries import Answered, Summarize, accuracies, calibrated, corruption_e
 CHOICE = 0x43484F49  # separates these random numbers from others made from the same seed
 
 
-class Series(NamedTuple):
+class ConditionSeries(NamedTuple):
     """Conditions that are summarized together."""
 
     conditions: list[Condition]
@@ -60,17 +60,17 @@ class Builder:
         facts = {key: value for key, value in of.to_json().items() if key != "part"}
         return Condition(name_of(of), images, of, {"seed": self.settings.seed, **facts, **deciding}, change)
 
-    def clean(self) -> list[Series]:
-        return [Series([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
+    def clean(self) -> list[ConditionSeries]:
+        return [ConditionSeries([self._condition(Facts(part="clean"), self.images, part="clean")], calibrated)]
 
-    def noise(self) -> list[Series]:
+    def noise(self) -> list[ConditionSeries]:
         conditions, seed = [], self.settings.seed
         for sigma in self.settings.sigmas:
             change = partial(gaussian_noise, sigma=sigma, seed=seed)
             conditions.append(self._condition(Facts(part="noise", sigma=sigma), self.images, change, part="noise"))
-        return [Series(conditions)]
+        return [ConditionSeries(conditions)]
 
-    def occlusion(self) -> list[Series]:
+    def occlusion(self) -> list[ConditionSeries]:
         classifier, sides, orders = self.examiner.classifier, self.examiner.augmentation.sides, self.settings.orders
         if orders is None:
             orders = ORDERS
@@ -88,10 +88,10 @@ class Builder:
                 of = Facts(part="occlusion", order=order, grid=ranks.grid, share=share)
                 change = partial(ranks.drop, share=share)
                 conditions.append(self._condition(of, self.images, change, part="occlusion"))
-            found.append(Series(conditions))
+            found.append(ConditionSeries(conditions))
         return found
 
-    def corruptions(self) -> list[Series]:
+    def corruptions(self) -> list[ConditionSeries]:
         settings, stored = self.settings, self.settings.folders.get("c")
         reference = self._reference()
         divisors(reference, settings.corruptions, len(settings.severities))  # report a wrong reference now
@@ -109,7 +109,7 @@ class Builder:
             of = Facts(part="corruptions", corruption=name, severity=severity)
             condition = self._condition(of, each, package=None if stored else corruptions.maker(name))
             conditions.append(dataclasses.replace(condition, cropped=cropped))
-        return [Series(conditions, partial(self._corruption_summary, reference))]
+        return [ConditionSeries(conditions, partial(self._corruption_summary, reference))]
 
     def _reference(self) -> Errors | None:
         """The given errors; for ImageNet's classes, those of AlexNet, which are for ImageNet's images."""
@@ -133,7 +133,7 @@ class Builder:
         if reference is not None:
             yield from corruption_errors(found, divisors(reference, names, severities), "relative error", "mCE")
 
-    def shifts(self) -> list[Series]:
+    def shifts(self) -> list[ConditionSeries]:
         conditions = []
         for kind in (kind for kind in SHIFTS if kind in self.settings.folders):
             name, found = SHIFTS[kind], shifts.open_shift(kind, Path(self.settings.folders[kind]), self.subject)
@@ -143,35 +143,35 @@ class Builder:
             images = chosen(found.images, self.settings.limit, self.settings.seed)
             condition = self._condition(Facts(part="shifts"), images, part=name)
             conditions.append(dataclasses.replace(condition, name=name, outputs=found.outputs))
-        return [Series(conditions)]
+        return [ConditionSeries(conditions)]
 
-    def attacks(self) -> list[Series]:
+    def attacks(self) -> list[ConditionSeries]:
         settings, norm = self.settings, self.settings.norm
         untouched = Facts(part="attacks", attack="none", norm=norm)
         # Equal to the clean predictions if those are on the same images.
         clean = Condition(name_of(untouched), self.attacked, untouched, {"seed": settings.seed, "part": "clean"})
-        found = [Series([clean]), self._attack(fgsm, partial(Facts, part="attacks", attack="fgsm"))]
+        found = [ConditionSeries([clean]), self._attack(fgsm, partial(Facts, part="attacks", attack="fgsm"))]
         for alpha in settings.alphas:
             attack = partial(pgd, alpha=alpha, steps=settings.steps, seed=settings.seed)
             facts = partial(Facts, part="attacks", attack="pgd", alpha=alpha, steps=settings.steps)
             found.append(self._attack(attack, facts))
         return found
 
-    def autoattack(self) -> list[Series]:
+    def autoattack(self) -> list[ConditionSeries]:
         check_auto_attack(self.subject.outputs)
         attack = partial(auto_attack, seed=self.settings.seed)
         # Its random numbers are drawn for whole batches.
         deciding = {"batch": self.examiner.running.batch, "package": version_of("pyautoattack")}
         return [self._attack(attack, partial(Facts, part="autoattack", attack="autoattack"), **deciding)]
 
-    def _attack(self, attack: Callable[..., Tensor], facts: Callable[..., Facts], **deciding: Any) -> Series:
+    def _attack(self, attack: Callable[..., Tensor], facts: Callable[..., Facts], **deciding: Any) -> ConditionSeries:
         """An attack within each bound, the smallest first; `facts` are given norm and bound."""
         conditions, norm = [], self.settings.norm
         for bound in sorted(set(self.settings.epsilons)):
             change = partial(attack, self.examiner.classifier, epsilon=bound, norm=norm)
             of = facts(norm=norm, epsilon=bound)
             conditions.append(self._condition(of, self.attacked, change, **deciding))
-        return Series(conditions, worst_so_far)
+        return ConditionSeries(conditions, worst_so_far)
 
 
 def name_of(of: Facts) -> str:

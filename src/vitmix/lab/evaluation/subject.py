@@ -61,6 +61,7 @@ class Subject:
         arguments: what `timm.create_model` takes besides the name and the number of outputs.
         classes: the names of the outputs, if known.
         run: the run folder that it comes from, if any.
+        which: `"best"` or `"last"`, of the weights of a run.
         trained: whether its weights were trained, not random.
         sha256: of the weights file, computed before it is read, because a training run may replace it at any time.
     """
@@ -72,6 +73,7 @@ class Subject:
     weights: str
     classes: tuple[str, ...] | None = None
     run: Path | None = None
+    which: str | None = None
     trained: bool = True
     sha256: str | None = None
     _opened: dict[tuple[str, str], ImageSet] = field(default_factory=dict, repr=False, compare=False)
@@ -212,7 +214,7 @@ def _of_run(folder: Path, weights: str, size: int | None) -> Subject:
     config = dataclasses.replace(config, model=header.model, model_args=header.model_args, size=size or config.size)
     subject = _built(config, header.num_classes, str(path), header.classes)
     load_weights(subject.model, path)
-    return dataclasses.replace(subject, run=folder, sha256=sha256)
+    return dataclasses.replace(subject, run=folder, which=weights, sha256=sha256)
 
 
 def _of_file(

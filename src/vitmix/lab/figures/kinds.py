@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitmix._mixing import MixedBatch, Mixing
 from vitmix._text import create
 from vitmix.attention.readers import Reader, logits_of, read_model
-from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, overlay
+from vitmix.lab.plotting.grid import ImageGrid, Section, Tile, TileRow, as_pixels, overlay
 from vitmix.parts.hidden import HTM
 
 from .attention import LabelMap, attention_rollout, block_attention, head_attention, label_maps
@@ -134,7 +134,7 @@ def gallery_figure(inputs: FigureInputs) -> ImageGrid:
             for title in titles:
                 seen = observe_mixed(model, Sample(pair, title), inputs.seed, partial(_targets, model))
                 tiles.append(Tile(as_pixels(seen.pixels), f"{seen.own:.0%} + {seen.partner:.0%}"))
-            rows.append(Row(tuple(tiles), model.name if len(models) > 1 else ""))
+            rows.append(TileRow(tuple(tiles), model.name if len(models) > 1 else ""))
     words = "Below: the parts of the original image and the partner in the target."
     footer = inputs.footer((), words) if reads_model else words
     return ImageGrid((Section(("own", "partner", *titles), tuple(rows), lead=2),), footer)

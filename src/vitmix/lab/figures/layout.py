@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitmix._text import create
-from vitmix.lab.plotting.grid import ImageGrid, Row, Section, Tile, as_pixels, overlay, unit_scale
+from vitmix.lab.plotting.grid import ImageGrid, Section, Tile, TileRow, as_pixels, overlay, unit_scale
 
 from .images import NamedImage
 from .models import NamedModel
@@ -52,12 +52,12 @@ def as_rows(
     columns: Callable[[NamedModel, Sample], tuple[Observation, dict[str, Tile]]],
 ) -> tuple[Section, ...]:
     """A row for every sample and model: the image, and a tile for each column; models with other columns follow."""
-    sections: dict[tuple[str, ...], list[Row]] = {}
+    sections: dict[tuple[str, ...], list[TileRow]] = {}
     for sample in samples:
         for model in inputs.models:
             seen, tiles = columns(model, sample)
             label = "\n".join(filter(None, [_method(sample, samples), model.name if len(inputs.models) > 1 else ""]))
-            row = Row((image_tile(seen, sample), *tiles.values()), label)
+            row = TileRow((image_tile(seen, sample), *tiles.values()), label)
             sections.setdefault(("image", *tiles), []).append(row)
     return tuple(Section(heads, tuple(rows), lead=1) for heads, rows in sections.items())
 
@@ -88,7 +88,7 @@ def as_columns(
         tiles: list[Tile] = []
         for number, (seen, maps) in enumerate(row):
             tiles += [*([] if shared and number else [image_tile(seen, sample)]), *maps]
-        rows.append(Row(tuple(tiles), _method(sample, samples)))
+        rows.append(TileRow(tuple(tiles), _method(sample, samples)))
     unit = len(parts) + (not shared)
     return ImageGrid((Section(tuple(heads), tuple(rows), lead=int(shared), unit=unit),), footer, "heat", ends)
 

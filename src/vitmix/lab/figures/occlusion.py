@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from vitmix._mix import Grid
 from vitmix.attention.readers import logits_of, read_model
 from vitmix.lab.evaluation.occlusion import GRID, drop_patches
-from vitmix.lab.plotting.grid import Curve, ImageGrid, Row, Section, Tile, as_pixels
+from vitmix.lab.plotting.grid import Curve, ImageGrid, Section, Tile, TileRow, as_pixels
 
 from .images import NamedImage
 from .layout import FigureInputs
@@ -46,7 +46,7 @@ def _section(inputs: FigureInputs, image: NamedImage, orders: Tensor, grid: Grid
     strip = tuple(Tile(as_pixels(occluded(shown, orders[0], part, grid))) for part in PARTS)
     heads = tuple(f"{part:.0%}" for part in PARTS)
     words = f"probability\n“{classes[0]}”" if same_class else "probability\nof the class"
-    return Section(heads, (Row(strip),), curves=tuple(curves), axes=("occluded", words))
+    return Section(heads, (TileRow(strip),), curves=tuple(curves), axes=("occluded", words))
 
 
 def _grid(model: NamedModel) -> Grid:

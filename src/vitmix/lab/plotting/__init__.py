@@ -2,7 +2,7 @@
 
 from .grid import Curve as Curve
 from .grid import ImageGrid as ImageGrid
-from .grid import Row as Row
 from .grid import Section as Section
 from .grid import Tile as Tile
+from .grid import TileRow as TileRow
 from .render import render_grid as render_grid

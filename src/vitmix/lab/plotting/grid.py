@@ -25,7 +25,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Row:
+class TileRow:
     """Tiles with the height of the last tile's image, or `aspect` times their width."""
 
     tiles: tuple[Tile, ...]
@@ -56,7 +56,7 @@ class Section:
     """
 
     heads: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TileRow, ...]
     lead: int = 0
     unit: int = 1
     turned: bool = False

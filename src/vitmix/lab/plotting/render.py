@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .canvas import COLORS, FAINT, HEAT, INK, SHARE, Canvas, figure_bytes, plain_axes, plot_interval
-from .grid import ImageGrid, Row, Section, Tile, folded
+from .grid import ImageGrid, Section, Tile, TileRow, folded
 from .text import BREAKS, any_script, broken, fitted, text_width
 
 PAGE = 7.2  # inches: the width of a printed page between its margins
@@ -68,7 +68,7 @@ class _Layout:
                 self._text_below(left, top + HEAD * (most - number) - 0.01, line, size=size)
         return top + 0.05 + HEAD * most if most else top
 
-    def _place_row(self, row: Row, section: Section, columns: Sequence[float], top: float) -> float:
+    def _place_row(self, row: TileRow, section: Section, columns: Sequence[float], top: float) -> float:
         height, width = row.tiles[-1].pixels.shape[:2]
         tall = self.tile * (row.aspect or min(1.6, max(0.6, height / width)))
         if section.turned:

@@ -11,8 +11,7 @@ from typing import Any, Self
 from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.settings import SettingValues, usual
-from vitmix.lab.training.config import AnyConfig
-from vitmix.lab.training.config import deciding as deciding_names
+from vitmix.lab.training.config import AnyConfig, deciding
 
 from .html import Html, html
 
@@ -67,7 +66,7 @@ def advice(run: Run, command: str, does: str = "measures it") -> str:
     return f"; 'vitmix {command.format(run.path)}' {does}" if run.path.exists() else ""
 
 
-def started(run: Run) -> Run:
+def with_epoch(run: Run) -> Run:
     """The run, if it has an evaluated epoch."""
     if run.best_epoch is None:
         raise ValueError(f"{run.path} {NOT_STARTED}")
@@ -85,7 +84,7 @@ def find_runs(places: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not place.exists():
             raise ValueError(f"there is no run folder {place}")
         inside = _runs_in(place)
-        for run in [started(Run.open(place))] if inside is None else inside:
+        for run in [with_epoch(Run.open(place))] if inside is None else inside:
             found.setdefault(run.path.resolve(), run)
     runs = [run for run in found.values() if run.best_epoch is not None]
     commands = {getattr(run.config, "task", "classify"): run.path for run in runs}
@@ -110,7 +109,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups of runs that differ only in the seed, in the given order, named by what distinguishes them."""
     members: dict[str, dict[int, Run]] = {}
     for number, run in enumerate(runs):
-        key = json.dumps(deciding(run.config), sort_keys=True, default=list)
+        key = json.dumps(deciding_settings(run.config), sort_keys=True, default=list)
         members.setdefault(key, {})[number] = run
     names = labels([next(iter(each.values())) for each in members.values()])
     return [Group(each, name, n) for n, (each, name) in enumerate(zip(members.values(), names, strict=True))]
@@ -121,7 +120,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
     Settings at their defaults are not named; if no setting distinguishes them, the folder does.
     """
-    default, every = defaults(runs[0].config), [deciding(run.config) for run in runs]
+    default, every = defaults(runs[0].config), [deciding_settings(run.config) for run in runs]
     names = differing(every)
     chosen = {"method"} & set(names)
 
@@ -144,9 +143,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return named
 
 
-def deciding(config: AnyConfig) -> SettingValues:
+def deciding_settings(config: AnyConfig) -> SettingValues:
     """The settings that decide a training run's numbers, without the seed."""
-    return {name: getattr(config, name) for name in deciding_names(config) if name != "seed"}
+    return {name: getattr(config, name) for name in deciding(config) if name != "seed"}
 
 
 def differing(every: Sequence[SettingValues]) -> list[str]:
@@ -155,7 +154,7 @@ def differing(every: Sequence[SettingValues]) -> list[str]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as a person writes it."""
+    """A setting for display."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):

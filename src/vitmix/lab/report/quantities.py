@@ -25,7 +25,7 @@ TITLES = {
 
 
 def titled(score: str) -> str:
-    """A score as a person calls it."""
+    """The display name of a score."""
     return TITLES.get(score, score)
 
 

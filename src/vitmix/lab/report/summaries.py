@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vitmix.lab.runs import Run
 
-from .groups import Group, deciding, defaults, differing, every_run, setting_text
+from .groups import Group, deciding_settings, defaults, differing, every_run, setting_text
 from .html import Html, html, joined
 from .quantities import (
     BEST_EPOCH,
@@ -120,7 +120,7 @@ def runs(groups: Sequence[Group]) -> list[Html]:
 
 def settings(groups: Sequence[Group]) -> list[Html]:
     usual = defaults(groups[0].first.config)
-    every = [deciding(group.first.config) for group in groups]
+    every = [deciding_settings(group.first.config) for group in groups]
     different = differing(every)
     changed = [name for name in every[0] if name not in different and every[0][name] != usual[name]]
     rest = [name for name in every[0] if name not in different and name not in changed]

@@ -116,7 +116,7 @@ def read_export(folder: Path) -> Header:
         header = _checked(facts)
         _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
     except (ValueError, FileNotFoundError, safetensors.SafetensorError) as problem:
-        raise ValueError(f"{folder} is neither a run folder nor one of vitmix export: {problem}") from None
+        raise ValueError(f"{folder} is neither a run folder nor an exported model: {problem}") from None
     return header
 
 

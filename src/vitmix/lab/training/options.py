@@ -13,6 +13,7 @@ from vitmix.lab.settings import (
     Positive,
     Rate,
     Settings,
+    Split,
     Whole,
     Workers,
     option,
@@ -130,7 +131,7 @@ class EvaluationOptions(Settings):
     section = "Evaluation and checkpoints"
 
     eval_every: Count = option(1, "epochs between evaluations; the last epoch is always evaluated")
-    eval_split: Literal["train", "val", "test"] = option("test", "split to evaluate on")
+    eval_split: Split = option("test", "split to evaluate on")
     eval_batch: Count | None = option(None, "images per evaluation step (default: as in training)")
     best: Measure = option("accuracy", "metric on eval_split that selects the best weights")
     checkpoint_every: str = option(

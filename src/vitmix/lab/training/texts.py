@@ -14,7 +14,7 @@ from vitmix.lab.environment import describe_environment
 from vitmix.lab.runs import Run
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import AnyConfig, TrainConfig
 from vitmix.lab.training.fitted import fitted_text
 from vitmix.lab.training.partial import trained_parameters
 from vitmix.lab.training.progress import duration
@@ -66,7 +66,7 @@ def size_of(model: nn.Module) -> str:
 
 
 def score_text(name: str, value: float) -> str:
-    """A score as a person reads it: in percent, unless it is a loss."""
+    """A score for display: in percent, unless it is a loss."""
     return f"{value:.4f}" if name.endswith("loss") else f"{100 * value:.2f} %"
 
 
@@ -129,33 +129,39 @@ def header_texts(
     return {"vitmix": json.dumps({**facts, "classes": list(classes), "method": config.method})}
 
 
-def closing(config: TrainConfig, run: Run, position: Position, settings: ModelArgs, data: str) -> str:
+def unusable(count: int) -> str:
+    return "1 image could not be used" if count == 1 else f"{count:,} images could not be used"
+
+
+def closing(config: AnyConfig, run: Run, position: Position, settings: ModelArgs | None, data: str) -> str:
     """The results, the problems on the way, and how to use the weights.
 
     Args:
-        settings: what timm's `create_model` takes besides the name.
+        settings: what timm's `create_model` takes besides the name; None if it does not build such a model.
         data: the evaluation data.
     """
     best, last, broken = position.best, position.history[-1], position.broken
+    score = config.headline
     shown, weights, named = "", run.last, f"{run.last} (final)"
     if best is not None:
         shown = f"; best {config.best} {score_text(config.best, best.values[config.best])} (epoch {best.number})"
         weights, named = run.best, f"{run.best} (best), {run.last.name} (final)"
-    arguments = ", ".join(f"{key}={value!r}" for key, value in {**settings, "checkpoint_path": str(weights)}.items())
     lines = [
         f"Trained   {config.total_epochs} epoch{'s' * (config.total_epochs != 1)} in {duration(position.wall)}, "
         "evaluation and checkpoints included",
-        f"Accuracy  {100 * last.values['accuracy']:.2f} % on {data}{shown}",
+        f"{'Accuracy' if score == 'accuracy' else score:<8}  {score_text(score, last.values[score])} on {data}{shown}",
         f"Weights   {named}",
-        f"Load      timm.create_model({config.model!r}, {arguments})",
     ]
+    if settings is not None:
+        given = {**settings, "checkpoint_path": str(weights)}
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        lines.append(f"Load      timm.create_model({config.model!r}, {arguments})")
     if position.skipped:
         lines.append(f"Skipped   {position.skipped} updates whose loss or gradient was not finite")
     if position.overflowed:
         lines.append(f"Overflow  {position.overflowed} updates skipped while fp16 lowered its loss scale")
     if broken:
         more = f" and {len(broken) - NAMED} more, in summary.json" if len(broken) > NAMED else ""
-        count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
-        lines.append(f"Unread    {count} that could not be read: {'; '.join(broken[:NAMED])}{more}")
+        lines.append(f"Left out  {unusable(len(broken))}: {'; '.join(broken[:NAMED])}{more}")
     lines.append(f"Next      vitmix report {shlex.quote(str(run.path))}")
     return "\n".join(lines)

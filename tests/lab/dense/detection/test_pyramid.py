@@ -9,7 +9,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 import vitmix.models  # noqa: F401  registers PVT v1
 from vitmix.lab.dense.detection.models import HeadArguments, anchor_sizes, build_detector, read_arguments
-from vitmix.lab.dense.detection.pyramid import Backbone, SimplePyramid, stages
+from vitmix.lab.dense.detection.pyramid import PyramidBackbone, SimplePyramid, stages
 
 TINY_VIT = dict(embed_dim=32, depth=2, num_heads=2, num_classes=5)
 
@@ -65,7 +65,7 @@ def test_maps_of_every_patch_size_have_the_strides_asked_for(patch: int) -> None
 @pytest.mark.parametrize("build", [plain_vit, tiny_swin, tiny_pvt])
 @pytest.mark.parametrize("size", [(64, 96), (128, 128), (32, 160)])
 def test_backbones_give_maps_of_the_expected_strides(build: object, size: tuple[int, int]) -> None:
-    backbone = Backbone(build(), LastLevelMaxPool())  # pyright: ignore[reportCallIssue]
+    backbone = PyramidBackbone(build(), LastLevelMaxPool())  # pyright: ignore[reportCallIssue]
     maps = backbone(torch.zeros(1, 3, *size))
     assert list(maps) == ["0", "1", "2", "3", "pool"]
     shapes = [tuple(each.shape[-2:]) for each in maps.values()]
@@ -79,7 +79,7 @@ def pooled_vit() -> nn.Module:
 
 @pytest.mark.parametrize("build", [plain_vit, pooled_vit, tiny_swin, tiny_pvt])
 def test_every_weight_has_a_gradient(build: object) -> None:
-    backbone = Backbone(build(), LastLevelMaxPool())  # pyright: ignore[reportCallIssue]
+    backbone = PyramidBackbone(build(), LastLevelMaxPool())  # pyright: ignore[reportCallIssue]
     sum(each.square().mean() for each in backbone(torch.randn(1, 3, 64, 64)).values()).backward()  # pyright: ignore
     trained = [(name, weight) for name, weight in backbone.named_parameters() if weight.requires_grad]
     assert len(trained) > 20 and [name for name, weight in trained if weight.grad is None] == []
@@ -90,7 +90,7 @@ def test_a_plain_vit_gives_its_normed_patch_tokens() -> None:
     images = torch.randn(2, 3, 224, 224)
     tokens = vit.forward_features(images)[:, 1:]  # pyright: ignore[reportCallIssue]
     seen = []
-    backbone = Backbone(vit, LastLevelMaxPool())
+    backbone = PyramidBackbone(vit, LastLevelMaxPool())
     backbone.pyramid.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     backbone(images)
     torch.testing.assert_close(seen[0], tokens.transpose(1, 2).reshape(2, 32, 14, 14))

@@ -14,7 +14,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 from vitmix._checks import check_count, check_fraction, unknown_name
 from vitmix.lab.settings import SettingValues
 
-from .pyramid import STRIDES, WIDTH, Backbone
+from .pyramid import STRIDES, WIDTH, PyramidBackbone
 
 Head = Literal["fasterrcnn", "maskrcnn", "retinanet"]
 RATIOS = (0.5, 1.0, 2.0)
@@ -86,7 +86,7 @@ def build_detector(
 def _one_stage(model: nn.Module, classes: int, given: HeadArguments, images: dict[str, Any]) -> nn.Module:
     sizes = tuple(_retina_sizes(stride) for stride in (*STRIDES[1:], 64, 128))
     return RetinaNet(
-        Backbone(model, LastLevelP6P7(given.width, given.width), STRIDES[1:], given.width),
+        PyramidBackbone(model, LastLevelP6P7(given.width, given.width), STRIDES[1:], given.width),
         classes + 1,
         anchor_generator=AnchorGenerator(sizes, (RATIOS,) * len(sizes)),
         detections_per_img=given.detections,
@@ -118,7 +118,7 @@ def _two_stages(
         box_score_thresh=given.score_threshold,
         **images,
     )
-    backbone = Backbone(model, LastLevelMaxPool(), STRIDES, given.width)
+    backbone = PyramidBackbone(model, LastLevelMaxPool(), STRIDES, given.width)
     if not masks:
         return FasterRCNN(backbone, **settings)
     settings["mask_head"] = MaskRCNNHeads(given.width, (given.width,) * 4, 1)

@@ -54,7 +54,7 @@ def _level(dim: int, patch: int, stride: int, width: int) -> nn.Sequential:
     return nn.Sequential(*steps)
 
 
-class Backbone(nn.Module):
+class PyramidBackbone(nn.Module):
     """A timm model with a pyramid over it: from images to a dictionary of maps, for torchvision's detectors.
 
     Args:

@@ -40,7 +40,7 @@ def head_of(config: TransferConfig) -> Any:
 
 
 def longest(side: int, config: TransferConfig) -> int:
-    """Most pixels of the longer side for a shorter one: 1333 for 800, as in the papers, unless it is given."""
+    """The largest longer side for a given shorter side: as 1333 for 800 in the papers, unless `long_side` is given."""
     return config.long_side or round(side * 1333 / 800)
 
 

@@ -84,4 +84,7 @@ def _unseen(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
     more = f" and {len(names) - NAMED} more classes" if len(names) > NAMED else ""
-    return (f"no pixel shows {', '.join(names[:NAMED])}{more}; such a class counts as 0 if it is predicted, else not",)
+    return (
+        f"no pixel shows {', '.join(names[:NAMED])}{more}; such a class counts as 0 if it is predicted and is ignored "
+        "otherwise",
+    )
