@@ -233,6 +233,52 @@ def test_compiled_learners_read_an_own_head() -> None:
     torch.testing.assert_close(*outputs)
 
 
+# Batch norm
+
+
+class BetweenBatchNorms(nn.Module):
+    """A convolution with batch norm before the backbone, and a head with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
+        self.backbone, head = parts()
+        self.head = nn.Sequential(nn.BatchNorm1d(24, affine=False), head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(self.stem(images)))
+
+
+def small_levit() -> nn.Module:
+    """A known model whose own classifier has batch norm."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = dict(embed_dim=(16, 32), key_dim=8, depth=(2, 1), num_heads=(2, 4), stem_type="s8")
+    return timm.create_model("levit_128", img_size=64, num_classes=CLASSES, **small).train()
+
+
+def statistics_after_a_step(model: nn.Module, method: str, size: int, *, compiled: bool = False) -> dict[str, Tensor]:
+    learner = vitmix.Learner(model.train(), vitmix.create(method, CLASSES), seed=3, step=0)
+    if compiled:
+        learner.compile(backend="eager")
+    torch.manual_seed(2)
+    learner(*tiny_batch(size=(size, size))).loss.backward()
+    return {name: value for name, value in model.named_buffers() if "running" in name or "batches" in name}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("make", "size"), [(BetweenBatchNorms, 16), (small_levit, 64)])
+def test_batch_norm_counts_the_mixed_batch_alone(make: Callable[[], nn.Module], size: int, compiled: bool) -> None:
+    """The losses of SMMix classify regions by a second pass of the head, which is no batch of images."""
+    torch._dynamo.reset()
+    method = "cutmix + region + consistency"
+    expected = statistics_after_a_step(make(), "cutmix", size)
+    assert {int(value) for name, value in expected.items() if "batches" in name} == {1}
+    assert_equal(statistics_after_a_step(model := make(), method, size, compiled=compiled), expected)
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    assert all(each.track_running_stats for each in norms)
+
+
 # What is refused
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmix.attention.readers.base import Reader
+from vitmix.attention.readers.base import FrozenStatistics, Reader
 from vitmix.attention.readers.wrappers import WholePass
 
 __all__ = ["Head", "Replaced", "as_if_pooled", "backbones", "logits_of", "read_inside"]
@@ -135,7 +135,7 @@ class Head:
 
     def after(self, output: Tensor) -> Tensor:
         """The logits if the backbone returned this output."""
-        with Replaced(self.reader.model, self.called, lambda *args, **kwargs: output):
+        with FrozenStatistics(self.whole), Replaced(self.reader.model, self.called, lambda *args, **kwargs: output):
             return logits_of(self.whole(self.image(len(output))))
 
     @property
