@@ -306,10 +306,37 @@ class Largest(Own):
         return self.head(self.backbone.forward_features(images).amax(1))  # pyright: ignore
 
 
+class Beside(Own):
+    """Joins the backbone's features with those of a convolution, whose weights may be zero at first."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(*parts)
+        self.side, self.head = nn.Conv2d(3, 4, 4, 4), nn.Linear(24 + 4, CLASSES)
+        nn.init.zeros_(self.side.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(torch.cat([self.backbone(images), self.side(images).relu().mean((2, 3))], 1))
+
+
+class Counting(Own):
+    """Looks at the images beside the backbone by a function that lets no NaN through."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + (images > 0).float().mean((1, 2, 3)).unsqueeze(1)
+
+
+class Several(Own):
+    def forward(self, images: Tensor) -> Any:
+        return super().forward(images), images.mean()
+
+
 REFUSED = {
     "an overridden computation": (changed, "Changed overrides forward_features of VisionTransformer.*register_reader"),
     "two passes": (lambda: Twice(*parts()), "forward or forward_features 2 times, not once; call the backbone once"),
     "other images": (lambda: Smaller(*parts(dynamic_img_size=True)), "gets other images than the module"),
+    "a convolution beside": (lambda: Beside(*parts()), "logits depend on more of the images than what its"),
+    "another look": (lambda: Counting(*parts()), "logits depend on more of the images than what its"),
+    "several outputs": (lambda: Several(*parts()), "returns a tuple instead of logits"),
     "another pooling": (lambda: Largest(*parts()), "reads neither the class token alone nor the mean of the patches"),
     "two models": (lambda: nn.ModuleList([vit(), vit()]), r"contains several models \(0, 1\); attach to one of them"),
     "no model": (lambda: nn.Linear(2, 2), "torch.Linear cannot be read: .* register a reader for it"),
@@ -414,6 +441,14 @@ def timm_in_transformers() -> Any:
     model = transformers.TimmWrapperForImageClassification(config).train()
     model.timm_model.load_state_dict(vit().state_dict())
     return model
+
+
+def test_a_hugging_face_model_without_its_classifier_names_the_one_that_is_read() -> None:
+    inner = hugging().vit
+    said = "use ViTForImageClassification, with your head as its classifier"
+    for model in (inner, nn.Sequential(inner, nn.Linear(24, CLASSES))):
+        with pytest.raises(ValueError, match=f"ViTModel is a model without a classifier; {said}"):
+            vitmix.smmix(CLASSES).attach(model)
 
 
 @each_method
