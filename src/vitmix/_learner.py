@@ -197,6 +197,11 @@ class Learner(nn.Module):
         self.mixer.check_labels(labels)
         if not self.training:
             return self._forward_plain(images, labels)
+        if getattr(self, "_is_replica", False) and self.mixer.looks_inside:
+            raise RuntimeError(
+                "nn.DataParallel copies a learner, whose method reads the original; start one process for each GPU "
+                "with torchrun"
+            )
         check_label_range(labels, self.mixer.num_classes)
         compiled = self._compile_settings is not None
         frame = None if compiled and draw is not None else self.mixing.frame(images)

@@ -364,6 +364,32 @@ def test_a_class_can_be_read_like_its_base(monkeypatch: pytest.MonkeyPatch) -> N
         register_reader(Twice, nn.Linear)
 
 
+def on_two_devices(model: nn.Module) -> nn.Module:
+    """As if this machine had two GPUs; nothing runs there before the first batch."""
+    wrapped = nn.DataParallel(model)
+    wrapped.device_ids = [0, 1]
+    return wrapped
+
+
+SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "a model": lambda: on_two_devices(vit()),
+    "compiled": lambda: torch.compile(on_two_devices(vit()), backend="eager"),
+    "a backbone": lambda: nn.Sequential(on_two_devices(parts()[0]), nn.Linear(24, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_batch_that_is_split_over_devices_cannot_be_read(name: str) -> None:
+    said = "nn.DataParallel splits a mixed batch over 2 devices.*; start one process for each GPU with torchrun"
+    for method in ("transmix", "tl_align", "smmix", "htm(block=1)", "cutmix | tl_align"):
+        with pytest.raises(ValueError, match=said):
+            vitmix.create(method, CLASSES).attach(SPLIT[name]())
+    with pytest.raises(ValueError, match=said):
+        vitmix.smmix(CLASSES).attach(vit(), guide=SPLIT[name]())
+    for method in ("mixup", "cutmix", "tokenmix"):
+        vitmix.create(method, CLASSES).attach(SPLIT[name]()).close()
+
+
 # Adapters and Hugging Face
 
 
@@ -492,6 +518,24 @@ def sharded(model):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+def of_first_version(*, blocks):
+    model = vit()
+    if blocks:
+        model.blocks[0] = FullyShardedDataParallel(model.blocks[0], device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+for blocks in (False, True):
+    for method in METHODS:
+        make = vitmix.create(method, 10)
+        try:
+            make.attach(of_first_version(blocks=blocks)).close()
+            assert not make.looks_inside and not make.needs.guide, method
+        except ValueError as problem:
+            assert "FullyShardedDataParallel cannot be read" in str(problem), problem
+            assert "use torch.distributed.fsdp.fully_shard" in str(problem), problem
+model = of_first_version(blocks=False)
+torch.testing.assert_close(loss(model, "cutmix"), loss(vit(), "cutmix"))
 
 makes = {
     "DDP": lambda: DistributedDataParallel(vit(), find_unused_parameters=True),

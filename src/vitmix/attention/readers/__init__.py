@@ -18,7 +18,14 @@ from vitmix.attention.readers.base import FusedBlock as FusedBlock
 from vitmix.attention.readers.base import Reader as Reader
 from vitmix.attention.readers.inside import as_if_pooled, backbones, logits_of, read_inside
 from vitmix.attention.readers.patches import grid_by_patches, rest_of_patches
-from vitmix.attention.readers.wrappers import WholePass, known_base, overridden, unsharded_classes, unwrap
+from vitmix.attention.readers.wrappers import (
+    WholePass,
+    check_wrappers,
+    known_base,
+    overridden,
+    unsharded_classes,
+    unwrap,
+)
 
 __all__ = [
     "BlockReader",
@@ -110,6 +117,7 @@ def read_model(model: nn.Module, *, inside: bool = True) -> Reader:
 
     `inside`: whether it may also be part of a larger module, which then runs once on an empty image.
     """
+    check_wrappers(model)
     model = unwrap(model)
     with unsharded_classes(model) as sharded:
         reader = _read(model, inside)
