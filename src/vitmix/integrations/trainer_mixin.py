@@ -67,6 +67,9 @@ class MixTrainerMixin:
                 "a method cannot be attached to nn.DataParallel, which splits mixed batches; start one process for "
                 "each GPU with torchrun"
             )
+        for name, enabled in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
+            if enabled:
+                raise ValueError(f"mixing in this trainer is tested with DDP, not with {name}; use torchrun without it")
 
     @property
     def mixing(self) -> Mixing:
