@@ -176,6 +176,14 @@ def test_labels_are_refused_before_anything_is_drawn() -> None:
     assert learner.step == 0
 
 
+def test_a_learner_takes_a_method_as_text() -> None:
+    learner = vitmix.Learner(nn.DataParallel(tiny_vit()), "mixup | smmix")
+    assert learner.mixer == vitmix.create("mixup | smmix", CLASSES)
+    for model in (nn.Linear(2, 2), tiny_vit(num_classes=0)):
+        with pytest.raises(ValueError, match="not say how many classes it has; pass vitmix.create.text, num_classes="):
+            vitmix.Learner(model, "cutmix")
+
+
 def test_settings_of_a_learner_are_those_of_its_mixing() -> None:
     model, guide = tiny_vit(), tiny_vit()
     learner = vitmix.Learner(model, vitmix.smmix(CLASSES), guide=guide, seed=4, rank=2)

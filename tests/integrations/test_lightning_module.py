@@ -220,6 +220,14 @@ def test_the_optimizer_may_be_given(tmp_path: Path) -> None:
     assert len(list(made.learner.added.parameters())) > 0
 
 
+def test_a_method_may_be_a_text(tmp_path: Path) -> None:
+    made = MixModule(tiny_vit(), HTM)
+    fit(made, 1, tmp_path)
+    assert made.learner.mixer == vitmix.create(HTM, CLASSES)
+    loaded = MixModule.load_from_checkpoint(tmp_path / "1.ckpt", model=tiny_vit(), mixer=HTM)
+    assert torch.equal(weights(loaded), weights(made))
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitmix import integrations
 
