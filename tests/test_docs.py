@@ -1,5 +1,6 @@
 """What the documents claim runs: every block of code, every example, every heading."""
 
+import ast
 import re
 import runpy
 import shlex
@@ -9,10 +10,14 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import yaml
 
 import vitmix
+import vitmix.models
 from vitmix._registry import KINDS, parts
+from vitmix.attention.readers import read_model
 from vitmix.lab.cli import main as cli
 from vitmix.lab.cli._parser import parse, settings_from
 from vitmix.lab.comparison.matrix import parse_matrix
@@ -117,6 +122,27 @@ def test_parts_and_their_settings_are_in_the_design() -> None:
         named = {name: ", ".join(field.name for field in fields(part)) for name, part in parts(kind).items()}
         row = ", ".join(f"`{name}({settings})`" if settings else f"`{name}`" for name, settings in named.items())
         assert f"| `{kind}` | {row} |" in page
+
+
+def test_examples_of_the_support_table_are_read_as_their_library_builds_them() -> None:
+    """A tiny model of a family may be built otherwise than the one that the table names."""
+    columns, _, *rows = re.findall(r"^\|.*\|$", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE)
+    column = next(n for n, name in enumerate(columns.split("|")) if "tl_align" in name)
+    found = {"yes": 0, "-": 0}
+    for cells in (row.split(" | ") for row in rows if re.search(r"\| (timm|vitmix) \|", row)):
+        name, _, given = cells[1].partition(", ")
+        setting, _, value = given.partition("=")
+        settings = {setting: ast.literal_eval(value)} if given else {}
+        with torch.device("meta"):
+            model = timm.create_model(name, **settings)
+        try:
+            read_model(model)
+            read = "yes"
+        except ValueError:
+            read = "-"
+        assert cells[column - 1] == read, cells[1]
+        found[read] += 1
+    assert found["yes"] > 30 and found["-"] >= 1
 
 
 def test_support_table_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,18 @@ def test_evaluation_is_the_cross_entropy_of_the_unmixed_batch() -> None:
     assert output.loss.requires_grad and not output.parts["main"].requires_grad and learner.step == 0
 
 
+def test_copies_that_data_parallelism_makes_are_refused() -> None:
+    for method, refused in (("cutmix", False), ("tl_align", True), ("mixup | smmix", True)):
+        learner = vitmix.Learner(tiny_vit().train(), vitmix.create(method, CLASSES))
+        replica = learner._replicate_for_data_parallel()
+        if not refused:
+            assert replica(*tiny_batch()).loss.isfinite()
+            continue
+        with pytest.raises(RuntimeError, match="nn.DataParallel copies a learner.*one process for each GPU"):
+            replica(*tiny_batch())
+        assert learner.step == 0
+
+
 def test_parts_of_a_loss_have_no_gradient() -> None:
     output = vitmix.Learner(tiny_vit(), vitmix.create("smmix", CLASSES))(*tiny_batch())
     assert output.loss.requires_grad and not any(part.requires_grad for part in output.parts.values())
@@ -162,6 +174,14 @@ def test_labels_are_refused_before_anything_is_drawn() -> None:
         with pytest.raises(ValueError, match="labels must"):
             learner(images, bad)
     assert learner.step == 0
+
+
+def test_a_learner_takes_a_method_as_text() -> None:
+    learner = vitmix.Learner(nn.DataParallel(tiny_vit()), "mixup | smmix")
+    assert learner.mixer == vitmix.create("mixup | smmix", CLASSES)
+    for model in (nn.Linear(2, 2), tiny_vit(num_classes=0)):
+        with pytest.raises(ValueError, match="not say how many classes it has; pass vitmix.create.text, num_classes="):
+            vitmix.Learner(model, "cutmix")
 
 
 def test_settings_of_a_learner_are_those_of_its_mixing() -> None:

@@ -57,7 +57,11 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 
 
 def trainer(folder: Path, method: Any = "smmix", *, model: Any = None, kind: Any = MixTrainer, **settings: Any) -> Any:
-    own = {name: settings.pop(name) for name in ("guide", "mix_seed", "optimizers") if name in settings}
+    own = {
+        name: settings.pop(name)
+        for name in ("guide", "mix_seed", "optimizers", "compute_loss_func")
+        if name in settings
+    }
     return kind(
         model=vit() if model is None else model,
         args=arguments(folder, **settings),

@@ -12,12 +12,13 @@ from torch.utils import _pytree
 from vitmix._mix import Frame, check_label_range, label_rows
 from vitmix._mixer import AnyMixer
 from vitmix._sampling import Draw
+from vitmix._text import create
 from vitmix.attention import _kernels as kernels
-from vitmix.attention.readers import logits_of
+from vitmix.attention.readers import logits_of, unwrap
 from vitmix.parts.base import Guidance
 from vitmix.parts.losses import main_loss
 
-__all__ = ["Learner", "Output"]
+__all__ = ["Learner", "Output", "mixer_for"]
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
@@ -50,6 +51,17 @@ _pytree.register_pytree_node(
 )
 
 
+def mixer_for(model: Any, mixer: AnyMixer | str) -> AnyMixer:
+    """The mixer, which may be a text; then the model says how many classes it has."""
+    if not isinstance(mixer, str):
+        return mixer
+    config = getattr(model, "config", None)
+    classes = getattr(config, "num_labels", None) or getattr(unwrap(model), "num_classes", None)
+    if not classes:
+        raise ValueError("the model does not say how many classes it has; pass vitmix.create(text, num_classes=...)")
+    return create(mixer, classes)
+
+
 class Learner(nn.Module):
     """`learner(images, labels)` is the forward pass of a training step; `learner(images)` is the plain model.
 
@@ -57,7 +69,7 @@ class Learner(nn.Module):
     given model, with its state-dict keys; `learner.added` has the parameters that the method adds.
 
     Args:
-        mixer: the method.
+        mixer: the method, as a mixer or as a text, which takes the number of classes from the model.
         guide: another model for the guide pass, SMMix's forward pass on the unmixed images (default: the model itself).
         seed, step, rank: determine every draw. `step` counts training batches. By default, the seed is drawn from
             torch's CPU generator, so that `torch.manual_seed` decides, and the rank is the process's. The state dict
@@ -67,7 +79,7 @@ class Learner(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        mixer: AnyMixer,
+        mixer: AnyMixer | str,
         *,
         guide: nn.Module | None = None,
         seed: int | None = None,
@@ -76,7 +88,7 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.mixing = mixer.attach(model, guide=guide, seed=seed, rank=rank, step=step)
+        self.mixing = mixer_for(model, mixer).attach(model, guide=guide, seed=seed, rank=rank, step=step)
         self.added = self.mixing.modules
         self._compile_settings: dict[str, Any] | None = None
         self._compiled: dict[int, Callable[..., Output]] = {}
@@ -197,6 +209,11 @@ class Learner(nn.Module):
         self.mixer.check_labels(labels)
         if not self.training:
             return self._forward_plain(images, labels)
+        if getattr(self, "_is_replica", False) and self.mixer.looks_inside:
+            raise RuntimeError(
+                "nn.DataParallel copies a learner, whose method reads the original; start one process for each GPU "
+                "with torchrun"
+            )
         check_label_range(labels, self.mixer.num_classes)
         compiled = self._compile_settings is not None
         frame = None if compiled and draw is not None else self.mixing.frame(images)

@@ -424,7 +424,7 @@ def _normalization(model: nn.Module) -> Normalization:
 def _reader_for(model: nn.Module, *, needed: bool) -> Reader | None:
     """The model's reader, whose grid masks can use; None if there is no reader and `needed` is False."""
     try:
-        return read_model(model, inside=needed)
+        return read_model(model if needed else unwrap(model), inside=needed)
     except ValueError:
         if needed:
             raise

@@ -79,12 +79,17 @@ def stored(model: Any, folder: Path) -> Path:
 
 def test_a_fresh_process_loads_what_was_trained(tmp_path: Path) -> None:
     saved: list[Path] = []
-    for number, method in enumerate(
-        ["mixup | cutmix", "tl_align", "smmix", HTM, "mix(mask=box) + region(head=separate)", "a timm model"]
-    ):
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
+    torch._dynamo.reset()
+    cases: list[tuple[str, dict[str, Any]]] = [
+        *((each, {}) for each in ("mixup | cutmix", "tl_align", "smmix", HTM, "mix(mask=box) + region(head=separate)")),
+        *((HTM, settings) for settings in ({"bf16": True}, {"gradient_checkpointing": True}, compiled)),
+        ("a timm model", {}),
+    ]
+    for number, (method, settings) in enumerate(cases):
         folder = tmp_path / str(number)
         of_timm = method == "a timm model"
-        mixed = trainer(folder, "smmix", model=timm_vit()) if of_timm else trainer(folder, method)
+        mixed = trainer(folder, "smmix", model=timm_vit()) if of_timm else trainer(folder, method, **settings)
         before = logits(mixed.model)
         mixed.train()
         mixed.save_model(str(folder / "saved"))
@@ -94,8 +99,9 @@ def test_a_fresh_process_loads_what_was_trained(tmp_path: Path) -> None:
             assert same_names(folder)
             config = json.loads((folder / "saved" / "config.json").read_text())
             assert config["architectures"] == ["ViTForImageClassification"] and "vitmix" not in json.dumps(config)
-        saved += [folder / "saved", stored(mixed.model, folder)]
-    assert fresh(LOAD, *saved).split() == ["equal"] * 6
+        plain = mixed.accelerator.unwrap_model(mixed.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+        saved += [folder / "saved", stored(plain, folder)]
+    assert fresh(LOAD, *saved).split() == ["equal"] * len(cases)
 
 
 def timm_vit() -> transformers.TimmWrapperForImageClassification:
@@ -185,6 +191,26 @@ def test_precision_checkpointing_and_compilation(method: str, settings: dict[str
     loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / "saved")
     weights = mixed.accelerator.unwrap_model(mixed.model, keep_torch_compile=False).state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.gpu
+def test_half_precision_scales_the_gradients_of_added_parameters(tmp_path: Path) -> None:
+    norms, losses = [], []
+    for number, settings in enumerate([{}, {"fp16": True, "use_cpu": False}]):
+        mixed = trainer(tmp_path / str(number), HTM, kind=InOrder, mix_seed=3, max_steps=4, **settings)
+        for parameter in mixed.mixing.parameters():
+            nn.init.constant_(parameter, 0.02)
+        if settings:
+            # Low enough for float16 from the first step, so that no update is left out.
+            mixed.accelerator.scaler.load_state_dict(mixed.accelerator.scaler.state_dict() | {"scale": 2.0**7})
+        before = added(mixed)
+        mixed.train()
+        assert all(not torch.equal(one, other) for one, other in zip(before, added(mixed), strict=True)) and before
+        losses.append(logged(mixed))
+        norms.append([each["grad_norm"] for each in mixed.state.log_history if "grad_norm" in each])
+    assert mixed.accelerator.scaler.get_scale() == 2.0**7
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
+    assert norms[1][0] == pytest.approx(norms[0][0], rel=0.05)
 
 
 # Evaluation
@@ -330,11 +356,29 @@ def test_a_new_model_is_attached_again(tmp_path: Path) -> None:
     [
         ({"label_smoothing_factor": 0.1}, "give the mixer smoothing= instead"),
         ({"method": "nothing like this"}, "expected|unknown"),
+        ({"compute_loss_func": lambda *given: 0}, "compute_loss_func does not know mixed labels; leave it out"),
     ],
 )
 def test_what_cannot_work_is_told_at_once(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         trainer(tmp_path, **settings)
+
+
+def test_several_gpus_in_one_process_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", property(lambda settings: 2))
+    with pytest.raises(ValueError, match="nn.DataParallel, which splits mixed batches; start one process for each GPU"):
+        trainer(tmp_path)
+
+
+@pytest.mark.parametrize(("backend", "name"), [("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")])
+def test_backends_that_shard_are_told_at_once(backend: str, name: str, tmp_path: Path) -> None:
+    class Sharding(MixTrainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            setattr(self, f"is_{backend}_enabled", True)
+
+    with pytest.raises(ValueError, match=f"not with {name}; use torchrun without it"):
+        trainer(tmp_path, kind=Sharding)
 
 
 DDP = """

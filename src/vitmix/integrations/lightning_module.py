@@ -26,7 +26,7 @@ class MixModule(LightningModule):
 
     Args:
         model: the model, which returns logits.
-        mixer: the method.
+        mixer: the method, as a mixer or as a text, which takes the number of classes from the model.
         guide: another model for the guide pass, see `vitmix.Learner`.
         seed: seed of the draws (default: drawn from torch's generator, see `lightning.seed_everything`).
         optimizer: makes the optimizer from parameters (default: AdamW with learning rate 1e-3 and weight decay 0.05).
@@ -35,7 +35,7 @@ class MixModule(LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        mixer: AnyMixer,
+        mixer: AnyMixer | str,
         *,
         guide: nn.Module | None = None,
         seed: int | None = None,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitmix._learner import Learner, Output
 from vitmix._mixer import AnyMixer
-from vitmix._text import create
 
 __all__ = ["MixTask"]
 
@@ -46,11 +45,6 @@ class MixTask(TrainingTask):
         verbose: bool = True,
     ) -> None:
         super().__init__(device=device, dtype=dtype, verbose=verbose)
-        if isinstance(mixer, str):
-            classes: Any = getattr(unwrap_model(model), "num_classes", None)
-            if not classes:
-                raise ValueError("the model has no num_classes; pass vitmix.create(text, num_classes=...)")
-            mixer = create(mixer, classes)
         # `step` is given, because a task that is made again on purpose repeats its seed.
         self.trainable_module: nn.Module = _TaskLearner(model, mixer, guide=guide, seed=seed, step=0)
 

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitmix._learner import mixer_for
 from vitmix._mixer import AnyMixer
 from vitmix._mixing import Mixing
-from vitmix._text import create
 from vitmix.attention.readers import logits_of, unwrap
 from vitmix.parts.base import Normalization
 
@@ -67,6 +67,9 @@ class MixTrainerMixin:
                 "a method cannot be attached to nn.DataParallel, which splits mixed batches; start one process for "
                 "each GPU with torchrun"
             )
+        for name, enabled in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
+            if enabled:
+                raise ValueError(f"mixing in this trainer is tested with DDP, not with {name}; use torchrun without it")
 
     @property
     def mixing(self) -> Mixing:
@@ -75,14 +78,11 @@ class MixTrainerMixin:
         if self._mixing is None or unwrap(self._mixing.model) is not unwrap(model):
             if self._mixing is not None:
                 self._mixing.close()
-            mixer = self._mixer
-            if isinstance(mixer, str):
-                mixer = create(mixer, _classes(model))
             device: torch.device = self.args.device  # pyright: ignore[reportAttributeAccessIssue]
             if self._guide is not None:
                 self._guide.to(device)
             # `step` is given, because a trainer that is made again on purpose repeats its seed.
-            self._mixing = mixer.attach(model, guide=self._guide, seed=self._mix_seed, step=0)
+            self._mixing = mixer_for(model, self._mixer).attach(model, guide=self._guide, seed=self._mix_seed, step=0)
             processor: Any = getattr(self, "processing_class", None)
             mean, std = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
             if mean and std:
@@ -205,14 +205,6 @@ def _images(inputs: dict[str, Any]) -> str:
 
 def _without(inputs: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in names}
-
-
-def _classes(model: Any) -> int:
-    config = getattr(model, "config", None)
-    classes = getattr(config, "num_labels", None) or getattr(unwrap(model), "num_classes", None)
-    if not classes:
-        raise ValueError("the model does not say how many classes it has; pass vitmix.create(text, num_classes=...)")
-    return classes
 
 
 def _processes() -> int:

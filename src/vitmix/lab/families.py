@@ -38,7 +38,7 @@ def _needs_no_model(text: str) -> bool:
 
 
 class Family(NamedTuple):
-    """A family of models: its package, the name of a model there, and a tiny model.
+    """A family of models: its package, the name of a model there with a setting if one is needed, and a tiny model.
 
     `package` must be installed, if it is not a dependency of this library.
     """
@@ -199,7 +199,7 @@ FAMILIES: dict[str, Family] = {
     "Hiera": _timm("hiera_tiny_224", size=64, img_size=(64, 64), embed_dim=8, num_heads=1, stages=(2, 2, 2), **HIERA),
     "MViT v2": _built("mvitv2_tiny", MultiScaleVit, cfg=MultiScaleVitCfg(**MVIT)),
     "VOLO": _built(
-        "volo_d1_224",
+        "volo_d1_224, use_aux_head=False",
         VOLO,
         size=64,
         layers=(2, 2),

@@ -233,6 +233,52 @@ def test_compiled_learners_read_an_own_head() -> None:
     torch.testing.assert_close(*outputs)
 
 
+# Batch norm
+
+
+class BetweenBatchNorms(nn.Module):
+    """A convolution with batch norm before the backbone, and a head with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
+        self.backbone, head = parts()
+        self.head = nn.Sequential(nn.BatchNorm1d(24, affine=False), head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(self.stem(images)))
+
+
+def small_levit() -> nn.Module:
+    """A known model whose own classifier has batch norm."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = dict(embed_dim=(16, 32), key_dim=8, depth=(2, 1), num_heads=(2, 4), stem_type="s8")
+    return timm.create_model("levit_128", img_size=64, num_classes=CLASSES, **small).train()
+
+
+def statistics_after_a_step(model: nn.Module, method: str, size: int, *, compiled: bool = False) -> dict[str, Tensor]:
+    learner = vitmix.Learner(model.train(), vitmix.create(method, CLASSES), seed=3, step=0)
+    if compiled:
+        learner.compile(backend="eager")
+    torch.manual_seed(2)
+    learner(*tiny_batch(size=(size, size))).loss.backward()
+    return {name: value for name, value in model.named_buffers() if "running" in name or "batches" in name}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("make", "size"), [(BetweenBatchNorms, 16), (small_levit, 64)])
+def test_batch_norm_counts_the_mixed_batch_alone(make: Callable[[], nn.Module], size: int, compiled: bool) -> None:
+    """The losses of SMMix classify regions by a second pass of the head, which is no batch of images."""
+    torch._dynamo.reset()
+    method = "cutmix + region + consistency"
+    expected = statistics_after_a_step(make(), "cutmix", size)
+    assert {int(value) for name, value in expected.items() if "batches" in name} == {1}
+    assert_equal(statistics_after_a_step(model := make(), method, size, compiled=compiled), expected)
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    assert all(each.track_running_stats for each in norms)
+
+
 # What is refused
 
 
@@ -260,10 +306,37 @@ class Largest(Own):
         return self.head(self.backbone.forward_features(images).amax(1))  # pyright: ignore
 
 
+class Beside(Own):
+    """Joins the backbone's features with those of a convolution, whose weights may be zero at first."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(*parts)
+        self.side, self.head = nn.Conv2d(3, 4, 4, 4), nn.Linear(24 + 4, CLASSES)
+        nn.init.zeros_(self.side.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(torch.cat([self.backbone(images), self.side(images).relu().mean((2, 3))], 1))
+
+
+class Counting(Own):
+    """Looks at the images beside the backbone by a function that lets no NaN through."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + (images > 0).float().mean((1, 2, 3)).unsqueeze(1)
+
+
+class Several(Own):
+    def forward(self, images: Tensor) -> Any:
+        return super().forward(images), images.mean()
+
+
 REFUSED = {
     "an overridden computation": (changed, "Changed overrides forward_features of VisionTransformer.*register_reader"),
     "two passes": (lambda: Twice(*parts()), "forward or forward_features 2 times, not once; call the backbone once"),
     "other images": (lambda: Smaller(*parts(dynamic_img_size=True)), "gets other images than the module"),
+    "a convolution beside": (lambda: Beside(*parts()), "logits depend on more of the images than what its"),
+    "another look": (lambda: Counting(*parts()), "logits depend on more of the images than what its"),
+    "several outputs": (lambda: Several(*parts()), "returns a tuple instead of logits"),
     "another pooling": (lambda: Largest(*parts()), "reads neither the class token alone nor the mean of the patches"),
     "two models": (lambda: nn.ModuleList([vit(), vit()]), r"contains several models \(0, 1\); attach to one of them"),
     "no model": (lambda: nn.Linear(2, 2), "torch.Linear cannot be read: .* register a reader for it"),
@@ -289,6 +362,32 @@ def test_a_class_can_be_read_like_its_base(monkeypatch: pytest.MonkeyPatch) -> N
     assert_equal(numbers(model.train(), "smmix"), numbers(vit(), "smmix"))
     with pytest.raises(ValueError, match="Linear cannot be read"):
         register_reader(Twice, nn.Linear)
+
+
+def on_two_devices(model: nn.Module) -> nn.Module:
+    """As if this machine had two GPUs; nothing runs there before the first batch."""
+    wrapped = nn.DataParallel(model)
+    wrapped.device_ids = [0, 1]
+    return wrapped
+
+
+SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "a model": lambda: on_two_devices(vit()),
+    "compiled": lambda: torch.compile(on_two_devices(vit()), backend="eager"),
+    "a backbone": lambda: nn.Sequential(on_two_devices(parts()[0]), nn.Linear(24, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_batch_that_is_split_over_devices_cannot_be_read(name: str) -> None:
+    said = "nn.DataParallel splits a mixed batch over 2 devices.*; start one process for each GPU with torchrun"
+    for method in ("transmix", "tl_align", "smmix", "htm(block=1)", "cutmix | tl_align"):
+        with pytest.raises(ValueError, match=said):
+            vitmix.create(method, CLASSES).attach(SPLIT[name]())
+    with pytest.raises(ValueError, match=said):
+        vitmix.smmix(CLASSES).attach(vit(), guide=SPLIT[name]())
+    for method in ("mixup", "cutmix", "tokenmix"):
+        vitmix.create(method, CLASSES).attach(SPLIT[name]()).close()
 
 
 # Adapters and Hugging Face
@@ -370,6 +469,14 @@ def timm_in_transformers() -> Any:
     return model
 
 
+def test_a_hugging_face_model_without_its_classifier_names_the_one_that_is_read() -> None:
+    inner = hugging().vit
+    said = "use ViTForImageClassification, with your head as its classifier"
+    for model in (inner, nn.Sequential(inner, nn.Linear(24, CLASSES))):
+        with pytest.raises(ValueError, match=f"ViTModel is a model without a classifier; {said}"):
+            vitmix.smmix(CLASSES).attach(model)
+
+
 @each_method
 def test_subclasses_of_hugging_face_models_are_read(method: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
@@ -411,6 +518,24 @@ def sharded(model):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+def of_first_version(*, blocks):
+    model = vit()
+    if blocks:
+        model.blocks[0] = FullyShardedDataParallel(model.blocks[0], device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+for blocks in (False, True):
+    for method in METHODS:
+        make = vitmix.create(method, 10)
+        try:
+            make.attach(of_first_version(blocks=blocks)).close()
+            assert not make.looks_inside and not make.needs.guide, method
+        except ValueError as problem:
+            assert "FullyShardedDataParallel cannot be read" in str(problem), problem
+            assert "use torch.distributed.fsdp.fully_shard" in str(problem), problem
+model = of_first_version(blocks=False)
+torch.testing.assert_close(loss(model, "cutmix"), loss(vit(), "cutmix"))
 
 makes = {
     "DDP": lambda: DistributedDataParallel(vit(), find_unused_parameters=True),

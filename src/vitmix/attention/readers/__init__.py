@@ -18,7 +18,14 @@ from vitmix.attention.readers.base import FusedBlock as FusedBlock
 from vitmix.attention.readers.base import Reader as Reader
 from vitmix.attention.readers.inside import as_if_pooled, backbones, logits_of, read_inside
 from vitmix.attention.readers.patches import grid_by_patches, rest_of_patches
-from vitmix.attention.readers.wrappers import WholePass, known_base, overridden, unsharded_classes, unwrap
+from vitmix.attention.readers.wrappers import (
+    WholePass,
+    check_wrappers,
+    known_base,
+    overridden,
+    unsharded_classes,
+    unwrap,
+)
 
 __all__ = [
     "BlockReader",
@@ -110,6 +117,7 @@ def read_model(model: nn.Module, *, inside: bool = True) -> Reader:
 
     `inside`: whether it may also be part of a larger module, which then runs once on an empty image.
     """
+    check_wrappers(model)
     model = unwrap(model)
     with unsharded_classes(model) as sharded:
         reader = _read(model, inside)
@@ -124,6 +132,10 @@ def _read(model: nn.Module, inside: bool) -> Reader:
     if (base := known_base(type(model), _is_known)) is not None:
         return _read_subclass(model, base)
     inner = backbones(model, lambda each: _is_known(type(unwrap(each)))) if inside else {}
+    if not inner and (found := _without_classifier(model)) is not None:
+        raise ValueError(
+            f"{found[0]} is a model without a classifier; use {found[1]}, with your head as its classifier"
+        )
     if len(inner) != 1:
         raise ValueError(_refusal(type(model), list(inner)))
     (backbone,) = map(unwrap, inner.values())
@@ -179,6 +191,17 @@ def _refusal(kind: type, inner: Sequence[str] = ()) -> str:
         f"{name} cannot be read: it is none of the classes that `vitmix models` lists; register a reader for it "
         "(docs/adapters.md), or use a method that needs no attention, which works on any model"
     )
+
+
+def _without_classifier(model: nn.Module) -> tuple[str, str] | None:
+    """The class of the first Hugging Face model without a classifier, such as ViTModel, and of that with one."""
+    classifiers = {path.rpartition(".")[0]: path.rpartition(".")[2] for path in reversed(READERS)}
+    for each in model.modules():
+        kind = type(each)
+        if kind.__name__.endswith("Model") and kind.__module__.startswith("transformers."):
+            if kind.__module__ in classifiers:
+                return kind.__name__, classifiers[kind.__module__]
+    return None
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

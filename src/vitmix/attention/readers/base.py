@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockReader",
+    "FrozenStatistics",
     "FusedBlock",
     "Handles",
     "ProjectedBlock",
@@ -355,6 +356,26 @@ class Reader:
     def stop_after(self, block: int, images: Tensor) -> None:
         """Runs the model up to and including a block, to record statistics."""
         self.model.forward_intermediates(images, indices=[block], stop_early=True, intermediates_only=True)
+
+
+class FrozenStatistics:
+    """A context in which batch norms in training mode normalize as they do, but leave their running statistics alone.
+
+    For a second pass of a head, whose input is no batch of images. This is a class, because older versions of
+    `torch.compile` cannot trace a generator.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        tracking = (each for each in module.modules() if getattr(each, "track_running_stats", False))
+        self.tracking: list[Any] = [each for each in tracking if each.training]
+
+    def __enter__(self) -> None:
+        for each in self.tracking:
+            each.track_running_stats = False
+
+    def __exit__(self, *error: object) -> None:
+        for each in self.tracking:
+            each.track_running_stats = True
 
 
 def check_size(size: Grid, wanted: Grid) -> None:

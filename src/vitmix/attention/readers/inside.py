@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmix.attention.readers.base import Reader
+from vitmix.attention.readers.base import FrozenStatistics, Reader
 from vitmix.attention.readers.wrappers import WholePass
 
 __all__ = ["Head", "Replaced", "as_if_pooled", "backbones", "logits_of", "read_inside"]
@@ -112,7 +112,7 @@ class Head:
         for each in replaced:
             each.__enter__()
         try:
-            self.whole(images)
+            logits = logits_of(self.whole(images))
         except Exception as problem:
             raise self.refusal(f"it does not run on an image of {tuple(images.shape)}: {problem}") from None
         finally:
@@ -126,6 +126,12 @@ class Head:
         if given.shape != images.shape or not isinstance(output, Tensor):
             raise self.refusal(f"its {self.reader.name} gets other images than the module, or returns no tensor")
         self.shape = output.shape[1:]
+        if not isinstance(logits, Tensor):
+            raise self.refusal(f"it returns a {type(logits).__name__} instead of logits", "return the logits alone")
+        # NaN passes weights of zero, which a new layer may have; noise passes comparisons.
+        others = (torch.full_like(images, torch.nan), torch.randn(images.shape).to(images))
+        if not all(torch.allclose(self.after(output, each), logits, equal_nan=True) for each in others):
+            raise self.refusal(f"its logits depend on more of the images than what its {self.reader.name} returns")
 
     def image(self, batch: int = 1) -> Tensor:
         """Empty images of the size that the backbone was made for."""
@@ -133,10 +139,11 @@ class Head:
         shape = (batch, *_input_size(self.reader.model))
         return torch.zeros((), device=like.device, dtype=like.dtype).expand(shape)
 
-    def after(self, output: Tensor) -> Tensor:
-        """The logits if the backbone returned this output."""
-        with Replaced(self.reader.model, self.called, lambda *args, **kwargs: output):
-            return logits_of(self.whole(self.image(len(output))))
+    def after(self, output: Tensor, images: Tensor | None = None) -> Tensor:
+        """The logits if the backbone returned this output. They do not depend on the images, as `look` checks."""
+        images = self.image(len(output)) if images is None else images
+        with FrozenStatistics(self.whole), Replaced(self.reader.model, self.called, lambda *args, **kwargs: output):
+            return logits_of(self.whole(images))
 
     @property
     def gets_tokens(self) -> bool:
@@ -179,10 +186,10 @@ class Head:
         changed[:, part] = torch.nan
         return bool(self.after(changed).isnan().any())
 
-    def refusal(self, reason: str) -> ValueError:
+    def refusal(self, reason: str, instead: str = "call the backbone once on the whole images") -> ValueError:
         return ValueError(
-            f"{type(self.whole).__name__} cannot be read: {reason}; call the backbone once on the whole images, or "
-            "register a reader for it (docs/adapters.md)"
+            f"{type(self.whole).__name__} cannot be read: {reason}; {instead}, or register a reader for it "
+            "(docs/adapters.md)"
         )
 
 

@@ -12,6 +12,7 @@ from vitmix._mix import Grid
 from vitmix.attention.flow import Flow, Products
 from vitmix.attention.readers.base import (
     BlockReader,
+    FrozenStatistics,
     Handles,
     ProjectedBlock,
     Reader,
@@ -93,7 +94,8 @@ class LevitReader(ConvolvedReader):
         return output
 
     def classify(self, pooled: Tensor) -> Tensor:
-        return self.model.forward_head(pooled.unsqueeze(1))
+        with FrozenStatistics(self.model):
+            return self.model.forward_head(pooled.unsqueeze(1))
 
 
 def read_levit(model: Any) -> Reader:

@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["WholePass", "known_base", "overridden", "unsharded_classes", "unwrap"]
+__all__ = ["WholePass", "check_wrappers", "known_base", "overridden", "unsharded_classes", "unwrap"]
 
+SPLITTING = "torch.nn.parallel.data_parallel.DataParallel"
+SHARDING = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
 # By name, so that no package is imported for a model of another: the attribute that holds the wrapped model.
 WRAPPERS = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "module",
+    SPLITTING: "module",
+    SHARDING: "module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.optim.swa_utils.AveragedModel": "module",
     "peft.peft_model.PeftModel": "base_model",
@@ -38,8 +40,27 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _attribute(kind: type) -> str | None:
-    paths = (f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
-    return next((WRAPPERS[path] for path in paths if path in WRAPPERS), None)
+    return next((WRAPPERS[path] for path in _paths(kind) if path in WRAPPERS), None)
+
+
+def _paths(kind: type) -> list[str]:
+    return [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+
+
+def check_wrappers(model: nn.Module) -> None:
+    """Raises an error for wrappers around or inside a model whose blocks do not see the whole batch or its weights."""
+    for module in model.modules():
+        paths, devices = _paths(type(module)), getattr(module, "device_ids", None) or ()
+        if SPLITTING in paths and len(devices) > 1:
+            raise ValueError(
+                f"nn.DataParallel splits a mixed batch over {len(devices)} devices, so attention of a whole batch is "
+                "not seen; start one process for each GPU with torchrun"
+            )
+        if SHARDING in paths:
+            raise ValueError(
+                "a model in FullyShardedDataParallel cannot be read, because it flattens weights; use "
+                "torch.distributed.fsdp.fully_shard"
+            )
 
 
 def known_base(kind: type, known: Any) -> type | None:
