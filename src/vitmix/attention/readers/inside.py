@@ -128,7 +128,8 @@ class Head:
         self.shape = output.shape[1:]
         if not isinstance(logits, Tensor):
             raise self.refusal(f"it returns a {type(logits).__name__} instead of logits", "return the logits alone")
-        # NaN passes weights of zero, which a new layer may have; noise passes comparisons.
+        # NaN passes weights of zero, which a new layer may have; noise passes comparisons. Drawn on the host, whose
+        # generator is restored.
         others = (torch.full_like(images, torch.nan), torch.randn(images.shape).to(images))
         if not all(torch.allclose(self.after(output, each), logits, equal_nan=True) for each in others):
             raise self.refusal(f"its logits depend on more of the images than what its {self.reader.name} returns")
