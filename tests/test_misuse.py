@@ -10,7 +10,9 @@ from torch.utils import _pytree
 
 import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
+from vitmix._guide import GuidePass
 from vitmix._mix import Frame
+from vitmix.attention.readers import read_model
 from vitmix.parts.base import Guidance
 
 CLASSES = 10
@@ -90,6 +92,23 @@ def test_guide_of_other_classes_is_refused() -> None:
     with vitmix.create("smmix", CLASSES).attach(tiny_vit(), guide=tiny_vit(num_classes=7)) as mixing:
         with pytest.raises(ValueError, match="the guide has 7 classes and the method 10"):
             mixing.mix(*tiny_batch())
+
+
+def test_a_model_of_other_classes_is_told_before_its_gradient_is_computed() -> None:
+    for count in (7, 1):  # of one class, whose loss would be broadcast
+        for model, guide in ((tiny_vit(), tiny_vit(num_classes=count)), (tiny_vit(num_classes=count), None)):
+            with vitmix.create("puzzlemix(blocks=[4])", CLASSES).attach(model, guide=guide) as mixing:
+                with pytest.raises(ValueError, match=rf"logits of shape \(6, 10\), got \(6, {count}\); use a guide"):
+                    mixing.mix(*tiny_batch())
+
+
+def test_a_model_that_is_its_own_guide_is_not_called_one() -> None:
+    """A gradient needs no tokens, so images may have a size that leaves a rest beside the patches."""
+    guide = GuidePass(model := tiny_vit(), read_model(model), (), (), separate=False)
+    guide.check((18, 18))
+    with pytest.raises(ValueError, match="the guide does not support these images"):
+        GuidePass(model, read_model(model), (), (), separate=True).check((18, 18))
+    GuidePass(Wordless(), None, (), (), separate=True).check((18, 18))
 
 
 def test_guide_that_is_not_asked_may_be_any() -> None:

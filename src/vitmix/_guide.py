@@ -69,7 +69,7 @@ class GuidePass:
                 reader.stop_after(max(plan.column_mean), images)
         forget_casts()
         tape.close()
-        other = self.separate and (needs.guide_gradient or needs.guide_logits)
+        other = self.separate and needs.guide_logits
         if logits is not None and other and logits.shape[-1] != mixer.num_classes:
             raise ValueError(
                 f"the guide has {logits.shape[-1]} classes and the method {mixer.num_classes}; use a guide with the "
@@ -137,6 +137,11 @@ def logits_and_gradient(model: nn.Module, images: Tensor, rows: Tensor) -> tuple
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = logits_of(model(images))
+        if logits.shape != rows.shape:
+            raise ValueError(
+                f"the gradient of a loss needs logits of shape {tuple(rows.shape)}, got {tuple(logits.shape)}; use a "
+                "guide with the method's classes, or check num_classes"
+            )
         (gradient,) = torch.autograd.grad(sample_cross_entropy(logits, rows).sum(), images)
     return logits.detach(), gradient.square().mean(1).sqrt()
 
