@@ -1,6 +1,7 @@
 """A method at work: what each batch draws, which losses are summed with which weights, and when hidden mixing acts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -288,12 +289,34 @@ def test_what_is_no_tensor_of_logits_is_told() -> None:
     with vitmix.create("cutmix", 10).attach(tiny_vit()) as mixing:
         batch = mixing.mix(images, labels)
         for wrong, words in (
-            ([1, 2], "got list"),
-            (torch.zeros(6, 9), "got \\(6, 9\\)"),
-            (torch.zeros(5, 10), "\\(5, 10\\)"),
+            ([1, 2], "got list; if it has several outputs, pass the logits"),
+            (torch.zeros(2, 6, 10), "got \\(2, 6, 10\\); if it has several outputs, pass the logits"),
+            (torch.zeros(6, 9), "got \\(6, 9\\); check num_classes"),
+            (torch.zeros(5, 10), "\\(5, 10\\); check num_classes"),
         ):
             with pytest.raises(ValueError, match=f"must return logits of shape \\(6, 10\\).*{words}"):
                 mixing.loss(wrong, batch)
+
+
+def test_a_part_gets_the_numbers_that_it_drew() -> None:
+    with vitmix.create("cutmix", 10).attach(tiny_vit()) as mixing:
+        batch = mixing.mix(*tiny_batch())
+        values = mixing.evidence(batch, "mask", batch.mixer.mask).values
+        assert values and values == batch.draw.part("mask")
+
+
+def test_a_given_frame_is_kept() -> None:
+    images, labels = tiny_batch()
+    with vitmix.create("cutmix", 10).attach(tiny_vit()) as mixing:
+        frame = replace(mixing.frame(images), dtype=torch.float64)
+        batch = mixing.apply(images, labels, mixing.draw(frame), frame=frame)
+        assert batch.frame is frame and mixing.targets(batch).dtype == torch.float64
+
+
+def test_shares_may_be_carried_through_a_single_block() -> None:
+    for text, carries in (("tl_align", True), ("cutmix", False), ("cutmix | tl_align", True)):
+        with vitmix.create(text, 10).attach(tiny_vit(depth=1)) as mixing:
+            assert mixing.carries_shares == carries
 
 
 # Guides

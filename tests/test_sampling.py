@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import vitmix
 from support import tiny_batch, tiny_vit
 from vitmix._mixing import Mixing
+from vitmix._sampling import Stream
 
 CLASSES = 10
 Make = Callable[..., Mixing]
@@ -52,6 +53,14 @@ def test_without_a_seed_torch_decides(make: Make) -> None:
         torch.manual_seed(seed)
         found.append(drawn(make(model)))
     assert equal(found[0], found[2]) and not equal(found[0], found[1])
+
+
+def test_a_drawn_seed_is_any_number_of_63_bits() -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        expected = int(torch.randint(2**63 - 1, ()))
+        torch.manual_seed(seed)
+        assert Stream(None, None, None).seed == expected
 
 
 @both

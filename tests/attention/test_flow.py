@@ -206,6 +206,22 @@ def test_reduced_keys_are_their_matrix() -> None:
             close(single.pull(share.float()), (share.unsqueeze(1) @ mean).squeeze(1), 5e-6)
 
 
+def test_a_bank_adds_keys_beside_the_reduced_ones() -> None:
+    grid, parts = (4, 6), ([range(2), range(2, 4)], [range(3), range(3, 6)])
+    rows, columns = (torch.zeros(2, side, dtype=torch.float64) for side in grid)
+    for weights, cells in ((rows, parts[0]), (columns, parts[1])):
+        for number, cell in enumerate(cells):
+            weights[number, cell] = 1 / len(cell)
+    query, key = random(BATCH, HEADS, 24 + BANK, WIDTH), random(BATCH, HEADS, 4 + BANK, WIDTH)
+    bank, share = torch.rand(BATCH, BANK, dtype=torch.float64), torch.rand(BATCH, 24, dtype=torch.float64)
+    flow = Reduced(Products(query, key), rows, columns).with_bank(BANK, bank)
+    attention = softmaxed(query[:, :, :24], key, None, None)
+    mean = dense.spread_cells(attention[..., :4], grid, parts).mean(1)
+    of_bank = (attention[..., 4:].mean(1) @ bank.unsqueeze(2)).squeeze(2)
+    close(flow.carry(share), (mean @ share.unsqueeze(2)).squeeze(2) + of_bank, 1e-12)
+    close(flow.pull(share), (share.unsqueeze(1) @ mean).squeeze(1), 1e-12)
+
+
 def test_statistics_have_no_gradient_and_float32_at_least() -> None:
     query, key = (random(2, HEADS, TOKENS, WIDTH).requires_grad_() for _ in range(2))
     flow = Products(query, key, bias=random(1, HEADS, TOKENS, TOKENS).requires_grad_())

@@ -14,6 +14,8 @@ import reference
 import vitmix
 from support import close, never_waiting, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
+from vitmix.attention.readers import read_model
+from vitmix.attention.tap import BlockHooks, Plan, Recorder, Tape
 
 FAMILY = {
     "class token": dict(),
@@ -339,6 +341,27 @@ def test_validation_between_steps_is_plain(text: str) -> None:
         same(model(others), plain)
         model.train()
         loss.backward()
+
+
+def test_logits_of_other_images_in_evaluation_are_not_those_of_the_batch() -> None:
+    """Also of a part that needs nothing but the logits, so that no block says which pass it is."""
+    model, plan, (images, _) = tiny_vit(), Plan(logits=True), tiny_batch()
+    recorder = Recorder(read_model(model), plan)
+    recorder.tape = tape = Tape(plan, one_pass=True, batch=len(images))
+    model.eval()(images[:2])
+    assert tape.logits is None
+    logits = model.train()(images)
+    assert tape.logits is not None
+    same(tape.logits, logits)
+    recorder.remove()
+
+
+def test_without_a_tape_a_hook_leaves_the_attention_as_it_is() -> None:
+    reader = read_model(tiny_vit())
+    recorder = Recorder(reader, Plan(bank=frozenset([1])))
+    block = reader.block(1)
+    assert BlockHooks(recorder, block, 1).shorten(block.attention, (), torch.rand(2, 17, 24)) is None
+    recorder.remove()
 
 
 @pytest.mark.parametrize("text", ["transmix", "tl_align", "smmix", "cutmix + htm(tau=1) + vtm", "tl_align + vtm"])

@@ -27,7 +27,7 @@ from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
 from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_costs, puzzle_mix, transport_plan
-from vitmix.parts.resized import ResizedMask, paste_resized
+from vitmix.parts.resized import ResizedMask, paste_resized, resize_weights, resized_pixels
 from vitmix.parts.token_labels import mixed_token_labels
 from vitmix.parts.top_cells import top_cells
 
@@ -94,6 +94,24 @@ def test_resizemix_on_a_device_is_that_of_the_host(interpolation: str) -> None:
         close(moved, mask.where(values, batch).images, 0 if nearest else 1e-6)
 
 
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_weights_of_a_reduction_are_in_double_precision(interpolation: str) -> None:
+    weights = resize_weights(3, 7, 3 / 7, interpolation)
+    assert weights.dtype == torch.float64
+    close(weights[:3].sum(1), torch.ones(3, dtype=torch.float64), 1e-14)
+
+
+def test_the_smallest_box_has_one_pixel() -> None:
+    """49 times its reciprocal is rounded to less than one."""
+    values = ResizedMask().values(vitmix.Frame(1, (49, 49)), 0.0, torch.tensor([[3, 4]]))
+    assert values["box"].tolist() == [[3, 4, 4, 5]]
+
+
+def test_the_zoom_of_a_box_is_its_part_of_the_image() -> None:
+    zoom = resized_pixels(torch.tensor([[1, 3, 2, 8], [0, 6, 0, 10]]), (torch.eye(6), torch.eye(10))).zoom
+    assert zoom is not None and zoom.tolist() == pytest.approx([0.2, 1.0])
+
+
 def test_pixels_are_pasted_whole_under_autocast() -> None:
     """A product with weights would round them to half precision."""
     images, history = torch.rand(4, 3, 16, 16), History()
@@ -137,6 +155,12 @@ def test_saliency_is_the_slow_one() -> None:
     fast = fine_grained_saliency(gray)
     for number in range(2):
         same(fast[number], torch.tensor(slow.saliency(gray[number].tolist())))
+
+
+def test_gray_levels_need_three_channels() -> None:
+    for channels in (1, 4):
+        with pytest.raises(ValueError):
+            gray_levels(torch.zeros(1, channels, 2, 2, dtype=torch.uint8))
 
 
 def test_saliency_of_normalized_images_is_that_of_their_pixels() -> None:
@@ -208,6 +232,18 @@ def test_manifold_mixup_at_the_pixels_is_mixup() -> None:
     close(output.targets, F.mix_targets(F.label_rows(labels, 10), partner, share.expand(5)), 1e-6)
 
 
+def test_manifold_mixup_mixes_targets_at_the_first_place() -> None:
+    """Also if tokens are blended later, so that a hidden mixing in between sees mixed targets."""
+    images, labels = tiny_batch(5)
+    model, seen = tiny_vit(), []
+    with vitmix.manifold_mixup(10, blocks=(0, 2), pixels=False).attach(model, seed=0) as mixing:
+        batch = mixing.mix(images, labels)
+        model.blocks[1].register_forward_pre_hook(lambda *_: seen.append(batch.tape.targets))
+        model(batch.images)
+        same(seen[0], mixing.targets(batch))
+        assert not torch.equal(seen[0], F.label_rows(labels, 10))
+
+
 def test_manifold_mixup_survives_activation_checkpointing() -> None:
     images, labels = tiny_batch(4)
     found = []
@@ -249,6 +285,12 @@ def test_cells_of_the_drawn_number(seed: int) -> None:
         same(cells.repeat_interleave(2, 0).repeat_interleave(2, 1)[:7, :7], each)
 
 
+def test_a_single_cell_is_kept() -> None:
+    frame = vitmix.Frame(3, (16, 16), (4, 4))
+    for seed in range(3):
+        assert not CellMask(tokens=4).draw(frame, generator_for(seed))["mask"].any()
+
+
 def test_progressive_shares_go_from_area_to_attention() -> None:
     area, attention = torch.tensor([0.2]), torch.tensor([0.8])
     targets = torch.tensor([[1.0, 0.0, 0.0]])
@@ -282,6 +324,9 @@ def test_decoupled_loss_needs_two_classes() -> None:
     learner = vitmix.Learner(tiny_vit(), vitmix.decouplemix(10))
     with pytest.raises(ValueError, match="needs one class per image"):
         learner(images, torch.full((4, 10), 0.1))
+    rounded = torch.zeros(4, 10)
+    rounded[:, 0], rounded[:, 1] = 0.999, 0.001
+    assert learner(images, rounded).loss.isfinite()
     with pytest.raises(ValueError, match="mixes in more"):
         vitmix.create("decouplemix + htm", 10)
 
@@ -310,8 +355,9 @@ def test_object_shares_of_uniform_objects_are_areas() -> None:
     close(targets, vitmix.cutmix(10)(images, labels, generator=generators[1])[1], 1e-6)
     with pytest.raises(ValueError, match="object shares need the object mask"):
         mixer(images, labels)
-    with pytest.raises(ValueError, match="one object mask per image"):
-        mixer(images, labels, maps=torch.ones(6, 10, 4, 4))
+    for shape in ((6, 10, 4, 4), (5, 16, 16), (7, 16, 16)):
+        with pytest.raises(ValueError, match="one object mask per image"):
+            mixer(images, labels, maps=torch.ones(shape))
 
 
 # Token labels
@@ -340,6 +386,8 @@ def test_token_labels_need_maps_of_every_class() -> None:
             learner(images, labels, maps=torch.rand(shape))
     with pytest.raises(ValueError, match="two parts need different maps"):
         vitmix.create("mix(mask=box, share=activation) + tokens", 10)
+    with pytest.raises(ValueError, match="Flatten"):
+        vitmix.create("cutmix + tokens", 10).attach(torch.nn.Flatten())
 
 
 # Puzzle Mix
@@ -414,7 +462,9 @@ def test_puzzlemix_prefers_salient_blocks() -> None:
     frame, partner = vitmix.Frame(2, (32, 32)), torch.tensor([1, 0])
     batch = vitmix.Unmixed(images, torch.zeros(2, 1), partner, frame, Guidance(gradient=saliency))
     values = {"share": torch.tensor(0.5, dtype=torch.float64), "blocks": torch.tensor(4)}
-    mask = PuzzleMask(transport=False, mean=(0.0,) * 3, std=(1.0,) * 3).where(values, batch).mask
+    made = PuzzleMask(transport=False, mean=(0.0,) * 3, std=(1.0,) * 3).where(values, batch)
+    mask = made.mask
+    assert made.moves is None  # without transport
     assert (mask[0, :, :16] == 0).all() and (mask[0, :, 16:] == 1).all()
     assert (mask[1, :, :16] == 1).all() and (mask[1, :, 16:] == 0).all()
 
@@ -521,6 +571,12 @@ def test_recursivemix_pastes_what_was_mixed_before() -> None:
     assert second.parts["recognize"] > 0
     second.loss.backward()
     assert learner.added["history"].head.weight.grad.abs().sum() > 0
+
+
+def test_a_box_of_an_oblong_image_is_pooled_over_its_tokens() -> None:
+    features = torch.rand(2, 3, 4, 8, dtype=torch.float64)
+    pooled = pooled_box(features, torch.tensor([[2, 6, 8, 24]]), (8, 32))
+    close(pooled, features[:, :, 1:3, 2:6].mean((2, 3)), 1e-12)
 
 
 def test_recursivemix_in_double_precision() -> None:
@@ -675,6 +731,7 @@ def test_consistency_by_the_label_uses_the_share_of_the_target() -> None:
         ("mix(mask=resized) + tokens", "moves tokens or pixels"),
         ("mix(mask=history) + region", "needs one partner per image"),
         ("mix(mask=joint) + region", "needs one partner per image"),
+        ("mix(mask=joint) + tokens", "needs one partner per image"),
         ("mix(mask=puzzle, share=prior)", "look up the partner at the pasted positions"),
         ("token_labeling + htm", "moves tokens or pixels"),
         ("tl_align + manifold", "needs the labels before the forward pass"),

@@ -40,6 +40,7 @@ def test_a_mask_on_tokens_that_do_not_nest() -> None:
     mask = torch.arange(12).view(1, 3, 4)
     same(on_tokens(mask, (3, 4)), mask)
     same(on_tokens(mask[:, :2, :2], (7, 3)), mask[:, [0, 0, 0, 1, 1, 1, 1]][:, :, [0, 1, 1]])
+    same(on_tokens(mask[:, :2, :1], (3, 3)), mask[:, [0, 1, 1]][:, :, [0, 0, 0]])
 
 
 def both(

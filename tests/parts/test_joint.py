@@ -193,6 +193,25 @@ def test_the_objective_decides_when_rounds_end() -> None:
     assert _objective(parts, cost, Weighing(beta=0.3, gamma=0.7)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_an_objective_of_zero_does_not_end_the_rounds() -> None:
+    """The best whole images cost as much as they gain; halves, from the second round on, cost less."""
+    cost = np.array([[[-1.0, 2.0], [0.0, 0.0]], [[0.0, 1.0], [0.0, 0.0]]])
+    start = np.array([[[0, 1], [0, 0]]])
+    (parts,) = joint_parts(cost, np.eye(2), start, Weighing(beta=0.0, gamma=0.0))
+    assert parts.tolist() == [[[1, 0], [0, 1]], [[0.5, 0.5], [0.5, 0.5]]]
+
+
+def test_halves_are_of_the_most_used_images_and_of_the_first_among_equals() -> None:
+    """Of more than 16 inputs, where NumPy's default sorting is not stable."""
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        start = random.integers(20, size=(1, 4, 4))
+        used = np.bincount(start.ravel(), minlength=20)
+        best = sorted(sorted(range(20), key=lambda each: (-used[each], each))[:3])
+        cut = inner_cut(np.zeros((20, 4, 4)), np.eye(20), np.eye(20)[start], 0, np.zeros(20), Weighing(), halves=True)
+        assert [tuple(np.flatnonzero(row)) for row in cut.parts[20:]] == list(itertools.combinations(best, 2))
+
+
 def test_the_saliency_of_the_first_image_is_shown() -> None:
     gradient = torch.rand(3, 8, 8)
     (shown,) = JointMask().shown(SimpleNamespace(guidance=Guidance(gradient=gradient)))  # pyright: ignore

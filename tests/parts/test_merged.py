@@ -60,6 +60,14 @@ def test_prefix_tokens_and_mean_pooling(model: str) -> None:
         assert len(observed[0].unique()) < 16  # merged tokens share theirs
 
 
+def test_no_block_merges_more_than_half_of_the_tokens() -> None:
+    """Blocks 0 to 2 would merge 7, 4 and 3 tokens; the last one has five left, so it merges two."""
+    images, labels = tiny_batch(4)
+    with vitmix.create("mergemix(merged=1.0, block=3)", 10).attach(tiny_vit(depth=4)) as mixing:
+        observed = mixing.mix(images, labels).guidance.observed
+    assert observed is not None and [len(each.unique()) for each in observed] == [3] * 4
+
+
 def test_each_image_keeps_its_most_salient_tokens() -> None:
     images, labels = tiny_batch(6)
     with vitmix.create("mergemix", 10).attach(tiny_vit(), seed=0) as mixing:

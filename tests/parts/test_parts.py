@@ -372,8 +372,10 @@ def test_label_rows_may_leave_the_range_by_four_roundings() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         eps = max(torch.finfo(dtype).eps, 1e-3 / 4)
         check_label_rows(torch.tensor([[1 + 4 * eps]]).to(dtype))
-        with pytest.raises(ValueError, match="must lie in 0..1"):
-            check_label_rows(torch.tensor([[1 + 5 * eps]]).to(dtype))
+        check_label_rows(torch.tensor([[-4 * eps]]).to(dtype))
+        for outside in (1 + 5 * eps, -5 * eps):
+            with pytest.raises(ValueError, match="must lie in 0..1"):
+                check_label_rows(torch.tensor([[outside]]).to(dtype))
 
 
 def test_predictions_are_averaged_as_logits_or_as_probabilities() -> None:

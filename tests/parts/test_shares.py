@@ -33,7 +33,7 @@ def test_attention_shares_blend_attention_with_area(blend: float, block: int, bu
         assert abs(float(targets[b, other] - mixed[b])) < 1e-9 and abs(float(targets[b, b] - 1 + mixed[b])) < 1e-9
 
 
-@pytest.mark.parametrize("text", ["mixup", "cutmix(per=sample)", "transmix", "tl_align"])
+@pytest.mark.parametrize("text", ["mixup", "cutmix(per=sample)", "transmix", "tl_align", "tdattenmix"])
 def test_both_weights_of_a_label_add_up_to_one(text: str) -> None:
     images, labels = tiny_batch(4)
     with vitmix.create(text, 10).attach(model := tiny_vit()) as mixing:
@@ -140,6 +140,8 @@ def test_one_cell_is_every_cell() -> None:
     tall = torch.rand(2, 2, 1)
     same(F.expand_mask(tall, (4, 3)), tall.repeat_interleave(2, 1).expand(2, 4, 3))
     same(F.expand_mask(tall.transpose(1, 2), (3, 4)), tall.transpose(1, 2).repeat_interleave(2, 2).expand(2, 3, 4))
+    same(F.resample_mask(whole, (4, 2), rule="area"), whole.float().unflatten(2, (2, 2)).mean(3))
+    same(F.resample_mask(whole, (2, 4), rule="area"), whole.float().unflatten(1, (2, 2)).mean(2))
     area = F.resample_mask(whole, (2, 2), rule="area", dtype=torch.float64)
     assert area.dtype == torch.float64 and F.resample_mask(whole, (2, 2), rule="area").dtype == torch.float32
     half = torch.rand(1, 4, 4).double()

@@ -69,3 +69,17 @@ def test_saliency_that_hidden_mixing_looked_at() -> None:
 def test_the_prior() -> None:
     (found,), _ = shown("mix(mask=box, share=prior(width=0.3))")
     same(found.grid, vitmix.functional.gaussian_prior((16, 16), width=0.3))
+
+
+def test_the_attention_that_a_progressive_share_reads() -> None:
+    (found,), batch = shown("mixpro(tokens=2)")
+    last = len(batch.frame.grids) - 1
+    same(found.grid, batch.tape.saliency[last][0].view(batch.frame.grids[last]))
+
+
+def test_gradients_of_both_images() -> None:
+    found, batch = shown("mix(mask=puzzle(blocks=[4]), pairing=rolled)")
+    assert [each.caption for each in found] == ["own gradient", "partner's gradient"]
+    assert batch.guidance.gradient is not None
+    same(found[0].grid, batch.guidance.gradient[0])
+    same(found[1].grid, batch.guidance.gradient[int(batch.mix.partner[0])])
