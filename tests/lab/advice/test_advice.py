@@ -87,6 +87,52 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
     assert "the best, smmix, was at -4.00 points" in few
 
 
+TUNED = dataclasses.replace(
+    EVIDENCE, series=(*EVIDENCE.series, series("pets", 600, WEIGHTS, cutmix=gain(0.4, 1), smmix=gain(-2, 1)))
+)
+
+
+def test_no_mixing_is_explained() -> None:
+    """The best method is named with its interval and cost, and why it is not recommended."""
+    text = shown(TUNED, PlannedTraining(3_600, 600, WEIGHTS, model="resnet"), command="")
+    assert "No method of the 2 measured showed a gain at 600 updates." in text
+    assert (
+        "Best  cutmix, +0.40 points (95 % interval -0.60 to +1.40, n = 3 seeds): no difference shown; results/pets"
+        in text
+    )
+    assert "Cost  of cutmix: 1.01 times the step of the bare model" in text
+    assert "Not   With fewer than 300 updates, train without mixing" in text
+    assert "Not   1 of 2 methods lost accuracy at 600 updates: smmix." in text
+    assert "Measured with vit, not with resnet." in text and "Not measured in fine-tuning: mixup, " in text
+    assert "| fine-tuning | 600 | yes | `none` | best: cutmix, +0.40 points" in page(TUNED)
+
+
+def test_the_best_method_works_with_the_model() -> None:
+    refuse = {"smmix": "it reads attention"}.get
+    text = shown(EVIDENCE, PlannedTraining(50_000, 10_000, SCRATCH, refusal=refuse), command="")
+    assert "No method that works with this model showed a gain" in text
+    assert "Best  mixup, +1.00 points (95 % interval -1.00 to +3.00, n = 3 seeds): no difference shown" in text
+    assert "smmix gained more, but it reads attention." in text
+
+
+def test_short_trainings_and_gains_name_the_next_answer() -> None:
+    few = shown(EVIDENCE, PlannedTraining(50_000, 600, SCRATCH), command="")
+    assert "Best  smmix, +5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds): a gain; results/short" in few
+    assert few.count("2,500 updates into the schedule") == 1 and "1 of 3 methods lost accuracy" in few
+    gained = shown(EVIDENCE, PlannedTraining(50_000, 10_000, SCRATCH), command="")
+    assert "Next  mixup, +1.00 points (95 % interval -1.00 to +3.00, n = 3 seeds): no difference shown; cost: 1.00" in (
+        gained
+    )
+
+
+def test_early_accuracy_is_said_of_its_own_training() -> None:
+    ahead = dataclasses.replace(TUNED.series[-1], updates=10_000)
+    rows = [dataclasses.replace(each, course=((100, 2.0),)) for each in ahead.methods[1:]]
+    evidence = Evidence((dataclasses.replace(ahead, methods=(ahead.methods[0], *rows)),), COST)
+    text = shown(evidence, PlannedTraining(50_000, 600, WEIGHTS), command="")
+    assert "In fine-tuning, 100 updates into the schedule of results/pets, 0 of 2" in text and "late" not in text
+
+
 def test_words() -> None:
     assert gain_text(SHORT.methods[2]) == "+5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds)"
     assert (
@@ -100,6 +146,34 @@ def test_words() -> None:
 def test_the_package_has_evidence() -> None:
     assert {"tinyimagenet100", "tinyimagenet200"} <= {each.name for each in stored().series}
     assert all(each.gain is not None for one in stored().series for each in one.methods if each.method != "none")
+
+
+def test_the_readme_recommends_what_the_evidence_does() -> None:
+    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    advice = words.split("In short: ")[1].split("## Results")[0]
+    short, long = stored().alike(start=SCRATCH, built_in=False)
+
+    def recommended(updates: int, start: str = SCRATCH, *, readable: bool = True) -> str:
+        def refusal(method: str) -> str | None:
+            simple = without_settings(method) in ("mixup", "cutmix")
+            return None if readable or simple else "it reads attention"
+
+        chosen = choose(stored(), PlannedTraining(50_000, updates, start, refusal=refusal)).chosen
+        return "none" if chosen is None else chosen.method
+
+    least = short.updates // 2
+    assert f"in fine-tuning, and in trainings from scratch with fewer than {least:,} updates, train without" in advice
+    assert recommended(least - 1) == "none"
+    assert {recommended(updates, WEIGHTS) for updates in (100, 600, 50_000)} == {"none"}
+    assert "In longer trainings from scratch, use `smmix`" in advice
+    assert recommended(least) == recommended(long.updates) == "smmix"
+    assert f"use `cutmix` in very long trainings ({long.updates:,} updates, one seed)" in advice
+    assert recommended(long.updates, readable=False) == "cutmix"
+    assert f"at {short.updates:,} updates, neither `mixup` nor `cutmix` showed a gain" in advice
+    assert recommended(short.updates, readable=False) == "none"
+    assert '`"mixup | cutmix"` is the mixing of DeiT\'s recipe, but showed no gain in our results' in advice
+    switches = [each for one in stored().series for each in one.methods if each.name == "MixUp or CutMix"]
+    assert len(switches) > 1 and not any(is_shown(each, 0) for each in switches)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def run(settings: Suggest) -> int:
         start = WEIGHTS if settings.pretrained or settings.checkpoint else SCRATCH
         refuses = lambda text: refusal(model, create(text, 2), sides)  # noqa: E731
         built_in, updates = settings.data.startswith("shapes"), len(images) // config.batch * epochs
-        return PlannedTraining(len(images), updates, start, built_in, sides[0], refuses), epochs
+        return PlannedTraining(len(images), updates, start, built_in, sides[0], settings.model, refuses), epochs
 
     # The method decides how long a step takes, and the length decides the method.
     method = _method(choose(evidence, planned("none")[0]))
