@@ -5,7 +5,11 @@ import runpy
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from command import done, vitmix
 from support import ROOT
@@ -13,7 +17,9 @@ from vitmix.lab.advice.choice import PlannedTraining, choose, is_shown, largest_
 from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, stored, without_settings
 from vitmix.lab.advice.page import page, shown
 from vitmix.lab.advice.words import gain_text
+from vitmix.lab.cli import suggest
 from vitmix.lab.runs import Estimate
+from vitmix.lab.training.config import resolve
 
 
 def test_files_follow_from_the_results() -> None:
@@ -203,7 +209,37 @@ def test_command(images: str) -> None:
     assert "test_vit, fine-tuning, 40 epochs" in text
     assert "The shortest training measured has 627 updates" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
-    assert "images/s, measured here" in text and "--epochs 300" in text
+    assert "images/s, measured here without loading, on steps of 16 images in fp32" in text and "--epochs 300" in text
+
+
+@pytest.mark.parametrize(("batch", "precision"), [(None, "fp32"), (5, "fp32"), (None, "bf16")])
+def test_speed_is_that_of_the_training(
+    images: str, batch: int | None, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps have the batch, the size and the precision of the training that is recommended."""
+    seen, forward = set(), VisionTransformer.forward
+
+    def watched(model: VisionTransformer, pixels: Tensor) -> Tensor:
+        scores = forward(model, pixels)
+        seen.add((*pixels.shape, str(scores.dtype), model.training))
+        return scores
+
+    monkeypatch.setattr(VisionTransformer, "forward", watched)
+    given = {"data": images, "model": "test_vit", "recipe": "finetune", "pretrained": True, "precision": precision}
+    config = resolve(given | ({"batch": batch} if batch else {}))
+    model = timm.create_model("test_vit", num_classes=2)
+    assert suggest._images_per_second(model, dataclasses.replace(config, cpu=True), (32, 32)) > 0
+    dtype = "torch.bfloat16" if precision == "bf16" else "torch.float32"
+    assert seen == {(config.batch, 3, 32, 32, dtype, True)} and config.batch == (batch or 16)
+
+
+def test_a_batch_that_does_not_fit_is_one_sentence(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(model: VisionTransformer, pixels: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(VisionTransformer, "forward", full)
+    said = vitmix("suggest", "--data", images, "--model", "test_vit", "--hours", "1", "--cpu")
+    assert said.code == 2 and "a step of 16 images does not fit into the memory of cpu; give a smaller" in said.err
 
 
 @pytest.mark.parametrize(
