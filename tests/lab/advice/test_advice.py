@@ -2,6 +2,7 @@
 
 import dataclasses
 import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,6 +241,18 @@ def test_a_batch_that_does_not_fit_is_one_sentence(images: str, monkeypatch: pyt
     monkeypatch.setattr(VisionTransformer, "forward", full)
     said = vitmix("suggest", "--data", images, "--model", "test_vit", "--hours", "1", "--cpu")
     assert said.code == 2 and "a step of 16 images does not fit into the memory of cpu; give a smaller" in said.err
+
+
+def test_what_training_refuses_is_not_suggested(images: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.txt"
+    weights.write_text("none")
+    for arguments, sentence in (
+        (["--checkpoint", str(weights)], "is not a weights file"),
+        (["--batch", "1000"], "a batch of 1000 is more than the 36 training images; lower --batch"),
+        (["--size", "33"], "size must be a multiple of the patches of test_vit, 16 pixels, got 33; use 32 or 48"),
+    ):
+        said = vitmix("suggest", "--data", images, "--model", "test_vit", "--cpu", *arguments)
+        assert said.code == 2 and sentence in said.err and said.err.count("\n") == 1, said
 
 
 @pytest.mark.parametrize(

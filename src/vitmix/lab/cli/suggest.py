@@ -47,6 +47,8 @@ def run(settings: Suggest) -> int:
 
     images = open_images(settings.data, "train")
     config = _config(settings, len(images))
+    if config.batch > len(images):
+        raise ValueError(f"a batch of {config.batch} is more than the {len(images)} training images; lower --batch")
     model = _model(config, len(images.classes))
     sides = build_augmentation(config, model).sides
     rate = None if settings.hours is None else _images_per_second(model, config, sides)
@@ -95,12 +97,12 @@ def _config(settings: Suggest, images: int) -> "TrainConfig":
 
 
 def _model(config: "TrainConfig", classes: int) -> "nn.Module":
-    """The model, with random weights."""
+    """The model; published weights are not downloaded for an answer, a file is read as the training will."""
     import dataclasses
 
     from vitmix.lab.training.prepare import build_model
 
-    return build_model(dataclasses.replace(config, pretrained=False, checkpoint=None), max(classes, 2))[0]
+    return build_model(dataclasses.replace(config, pretrained=False), max(classes, 2))[0]
 
 
 def _epochs(settings: Suggest, config: "TrainConfig", images: int, rate: float | None) -> int:
