@@ -148,7 +148,7 @@ def substitute(words: list[str]) -> list[str]:
         given.pop("--images", None)
     for flag, value in MORE.get(name, {}).items():
         given.setdefault(f"--{flag}", [value])
-    if "--suite" in given:
+    if name == "eval" and "--suite" in given:
         given.setdefault("--limit", SMALL["--limit"])
     if given.get("--recipe") == ["tl_align_deit_base"]:  # whose weights need a network
         given["--no-pretrained"] = []
