@@ -56,7 +56,7 @@ class Run:
         """The run in a folder, which must be one."""
         run = cls(path)
         if not run.exists:
-            raise ValueError(f"{run.path} is not a run folder: it has no {CONFIG}")
+            raise ValueError(f"{run.path} is not a run folder: it has no {CONFIG}; name one of vitmix train")
         return run
 
     @property
@@ -73,7 +73,9 @@ class Run:
     def classifier_config(self) -> TrainConfig:
         """The configuration of a run of `vitmix train`; refuses a transfer."""
         if not isinstance(self.config, TrainConfig):
-            raise ValueError(f"{self.path} is a run of vitmix transfer, whose model is not a classifier")
+            raise ValueError(
+                f"{self.path} is a run of vitmix transfer, whose model is not a classifier; name one of vitmix train"
+            )
         return self.config
 
     @cached_property
