@@ -241,6 +241,16 @@ def test_nothing_readable_is_one_sentence(tmp_path, workers):
     loader.close()
 
 
+def test_a_copy_of_a_batch_keeps_all_but_its_tensors(monkeypatch):
+    """Where there is a GPU, every batch of a loader is a pinned copy: it must still say that data is lost."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.clone())
+    values = torch.arange(4.0)
+    batch = Batch(values, values, values, values, values, values, {"mask": values}, {3: "3.png: empty"}, "no network")
+    for copied in (batch.pin_memory(), batch.to("cpu"), batch.part(slice(0, 4))):
+        assert repr(copied) == repr(batch)
+    assert repr(Batch(values, values, values).pin_memory()) == repr(Batch(values, values, values))
+
+
 # Evaluation
 
 

@@ -77,9 +77,9 @@ class Batch:
         return self._each(lambda values: values.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        given = (self.erase, self.maps, self.places)
-        given = [None if values is None else change(values) for values in given]
-        return Batch(change(self.images), change(self.labels), change(self.indices), *given, self.ahead, self.broken)
+        names = ("images", "labels", "indices", "erase", "maps", "places")
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: change(values) for name, values in given.items() if values is not None})
 
 
 def _empty(broken: dict[int, str], lost: str = "") -> Batch:
