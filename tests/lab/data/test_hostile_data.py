@@ -1,9 +1,11 @@
 """Data of unknown origin: what would hang, fill the memory or end in a traceback is skipped or refused."""
 
+import errno
 import io
 import json
 import os
 import random
+import socket
 import struct
 import subprocess
 import sys
@@ -26,13 +28,14 @@ from vitmix.lab.data import open_images, tar_index
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
-from vitmix.lab.data.images import ArrayImages, BrokenImage
+from vitmix.lab.data.images import ArrayImages, BrokenImage, DataLost, NothingReadable
 from vitmix.lab.evaluation.shifts import open_class_folders
 from vitmix.lab.figures import read_image
 from vitmix.lab.maps.making import make_maps
 from vitmix.lab.maps.stored import read_label_maps
 from vitmix.lab.maps.teachers import saliency_teacher
-from vitmix.lab.reading import open_regular, read_bytes
+from vitmix.lab.reading import is_fault, open_regular, read_bytes
+from vitmix.lab.studies.objects import read_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +78,59 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "file", 4) == b"four"
     with pytest.raises(ValueError, match="more than the 3 bytes allowed"):
         read_bytes(tmp_path / "file", 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no sockets in the file system")
+def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular("socket")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTCONN, errno.EKEYEXPIRED, errno.EIO, errno.ESTALE])
+def test_what_may_be_intact_is_not_damaged(number: int) -> None:
+    assert is_fault(OSError(number, "x"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("image file is truncated"), FileNotFoundError(errno.ENOENT, "x"), IsADirectoryError(errno.EISDIR, "x")],
+)
+def test_what_a_file_holds_is_no_fault(error: OSError) -> None:
+    assert not is_fault(error)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_a_place_that_fails_leaves_images_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    images = open_images(f"imagefolder:{folder_of(tmp_path, 'a', 'b')}", "train")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("vitmix.lab.data.images.read_bytes", fail)
+    with pytest.raises(DataLost, match=f"imagefolder.* cannot be read now: {os.strerror(number)}; rerun the command"):
+        images.readable(0)
+    assert not images.broken
+    number = errno.EIO  # a bad sector concerns one file
+    with pytest.raises(NothingReadable):
+        images.readable(0)
+
+
+def test_postscript_does_not_reach_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow looks at the content, and runs Ghostscript for EPS under any name."""
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, format="EPS")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("ran a program"))
+    path = folder_of(tmp_path, "a", "b") / "train" / "a" / "0.png"
+    path.write_bytes(content.getvalue())
+    with pytest.raises(BrokenImage, match="not an image of a known kind"):
+        open_images(f"imagefolder:{tmp_path}", "train")[0]
+    with pytest.raises(ValueError, match="not an image of a known kind"):
+        read_image(str(path), 16)
+    with pytest.raises(ValueError, match="not an image of a known kind"):
+        read_mask(path.parent, path.parent, "0.png")
 
 
 def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:

@@ -100,3 +100,10 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         write_file(tmp_path / "best.safetensors", b"new")
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes in the file system")
+def test_a_pipe_in_place_of_the_lock_does_not_hang(tmp_path: Path) -> None:
+    """A comparison asks who trains in a folder that others may have made."""
+    os.mkfifo(tmp_path / ".lock")
+    assert not FolderLock(tmp_path).held

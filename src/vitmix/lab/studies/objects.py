@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmix.lab.data.augment import Augmentation, eval_pixels
-from vitmix.lab.data.decoding import check_pixels, reason_of
+from vitmix.lab.data.decoding import check_pixels, open_image, reason_of
 from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
 from vitmix.lab.reading import open_regular
 
@@ -51,14 +51,14 @@ def read_mask(folder: Path, root: Path, name: str, value: int | None = None) -> 
     """The mask `(H, W)` below `folder` of an image below `root`: True on the object; see `object_finder`."""
     path = folder / Path(name).with_suffix(".png")
     try:
-        with open_regular(path) as file, Image.open(file) as image:
+        with open_regular(path) as file, open_image(file) as image:
             check_pixels(image)
             levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
     except FileNotFoundError:
         raise ValueError(f"there is no mask {path} for the image {name}; give one for every image") from None
     except (OSError, ValueError) as problem:
         raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
-    with open_regular(root / name) as file, Image.open(file) as image:
+    with open_regular(root / name) as file, open_image(file) as image:
         width, height = image.size
     if levels.shape != (height, width):
         found = f"{levels.shape[1]}x{levels.shape[0]}"

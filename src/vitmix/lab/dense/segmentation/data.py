@@ -21,14 +21,14 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from vitmix.lab.data.classes import class_names, numbered
-from vitmix.lab.data.decoding import MAX_BYTES, decode
+from vitmix.lab.data.classes import MOST_UNSEEN_CLASSES, names_in, numbered
+from vitmix.lab.data.decoding import MAX_BYTES, decode, reason_of
 from vitmix.lab.data.folders import image_files
 from vitmix.lab.data.images import BrokenImage, as_bytes
 from vitmix.lab.data.sources import Source, open_from
 from vitmix.lab.data.splits import SPLIT_NAMES, Openers, Split, by_split, parse_settings
 from vitmix.lab.dense.task import IGNORED, DenseSet
-from vitmix.lab.reading import read_bytes, read_json
+from vitmix.lab.reading import is_fault, read_bytes, read_json
 
 MASKS = ("masks", "labels", "annotations")  # usual names of the folder
 IMAGES = ("images", "imgs")
@@ -61,9 +61,15 @@ class MaskSet(DenseSet[torch.Tensor]):
 
 def read_labels(path: Path) -> np.ndarray:
     """The numbers in a PNG; of a palette its indices."""
-    labels = np.asarray(decode(read_bytes(path, MAX_BYTES)))
-    if labels.ndim != 2:
-        raise ValueError(f"its mask {path.name} has colors; save the numbers of classes as a gray or palette PNG")
+    try:
+        labels = np.asarray(decode(read_bytes(path, MAX_BYTES)))
+    except Exception as problem:  # decoders raise nearly anything on damaged bytes
+        if isinstance(problem, MemoryError) or (isinstance(problem, OSError) and is_fault(problem)):
+            raise
+        raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
+    if labels.ndim != 2 or labels.dtype.kind not in "biu":
+        what = "colors" if labels.ndim != 2 else "fractions"
+        raise ValueError(f"the mask {path} has {what}; save the numbers of classes as a gray or palette PNG")
     return labels.astype(np.int64)
 
 
@@ -193,13 +199,18 @@ def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], descrip
 def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -> list[str]:
     """Names from classes.json; without it numbers, as many as the training masks have."""
     if (root / "classes.json").is_file():
-        return class_names(root, len(read_json(root / "classes.json")))
+        return names_in(lambda: read_json(root / "classes.json"), str(root / "classes.json"), None)
     pairs, alone = listed(*place)
     _check_pairs(pairs, alone, f"masks:{root}")
     most = -1
     for _, mask in pairs:
         labels = read_labels(root / mask)
         most = max(most, int(labels[labels != IGNORED].max(initial=-1)))
+        if most - offset >= MOST_UNSEEN_CLASSES:
+            raise ValueError(
+                f"the mask {root / mask} has the label {most}, and at most {MOST_UNSEEN_CLASSES:,} classes are "
+                "allowed; number the classes without gaps"
+            )
     if most < offset:
         raise ValueError(f"masks: the masks in {place[1]} have no label from {offset} on; check offset")
     return [str(int(name) + offset) for name in numbered(most - offset + 1)]
