@@ -38,6 +38,15 @@ def make_folder(folder: Path) -> None:
         sync_folder(each.parent)
 
 
+def sync_files(folder: Path) -> None:
+    """Waits until the disk has a folder and the files in it."""
+    for path in (*folder.iterdir(), folder):
+        try:
+            sync_folder(path)  # a file is synced alike
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
 def sync_name(path: Path) -> None:
     """Makes a new name outlive a power loss. The content is safe already, so a failure is only a warning."""
     try:
