@@ -203,9 +203,7 @@ def test_an_export_names_its_models_image_size(tmp_path: Path, name: str) -> Non
     save_file({key: torch.empty(each.shape) for key, each in weights.items()}, tmp_path / name)
     assert read_export(exported(tmp_path, model, 224, 224)).preprocessing["size"] == 224
     for sides in ((4096, 4096), (4096, 224)):
-        with pytest.raises(
-            ValueError, match="size is .*4096.*, but its deit_tiny_patch16_224 takes images of 224"
-        ):
+        with pytest.raises(ValueError, match="size is .*4096.*, but its deit_tiny_patch16_224 takes images of 224"):
             read_export(exported(tmp_path, model, *sides))
 
 
