@@ -54,7 +54,7 @@ def test_masks_in_a_folder_of_their_own_and_an_offset(tmp_path: Path) -> None:
 
 def test_an_offset_is_a_whole_number(tmp_path: Path) -> None:
     write_masks(tmp_path)
-    for given in ("x", "-1", "1.5"):
+    for given in ("x", "-1", "1.5", "9" * 20, "9" * 5000):
         with pytest.raises(ValueError, match="offset must be a whole number"):
             open_masks(f"masks:{tmp_path}(offset={given})", "train")
 
