@@ -20,7 +20,7 @@ from vitmix.lab.data.classes import match_names
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.reading import read_json
-from vitmix.lab.writing import make_folder, write_file
+from vitmix.lab.writing import make_folder, remove_abandoned, write_file
 
 from .stored import FORMAT, INDEX, MapIndex, Shard, describe_data, read_index, read_shard
 from .teachers import Teacher
@@ -54,6 +54,7 @@ def make_maps(
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
     make_folder(folder)
+    remove_abandoned(folder)
     write_file(folder / INDEX, index.encoded(indent=1))  # before any shard, since a folder without an index is refused
     done = {shard.rows for shard in index.shards}
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
