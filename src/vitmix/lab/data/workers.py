@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitmix._checks import check_workers
 
-from .images import log
+from .images import DataLost, log
 
 Fetched = TypeVar("Fetched")
 WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
@@ -27,11 +27,21 @@ class WorkerLost(RuntimeError):
     """A worker process ended, for example because memory ran out; the text says which one and how."""
 
 
+class _Lost(str):
+    """Why data is lost; an error of a worker would come with its whole traceback."""
+
+
 class _Fetch(Dataset[Any]):
     """A function of the keys of a batch, as torch's loader calls it."""
 
     def __init__(self, fetch: Callable[[list[Any]], Any]) -> None:
-        self.__getitems__ = fetch
+        self.fetch = fetch
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        try:
+            return self.fetch(keys)
+        except DataLost as lost:
+            return _Lost(lost)
 
 
 class _Keys:
@@ -80,6 +90,8 @@ class Fetcher(Generic[Fetched]):
             with closing(_watched(self._loader)) as found:
                 for batch in found:
                     done += 1
+                    if isinstance(batch, _Lost):
+                        raise DataLost(batch)
                     yield batch
         except WorkerLost as lost:
             if self.when_lost is None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from vitmix.lab.reading import MOST_JSON, is_fault, read_bytes, read_json
 from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, resolve_any, to_yaml
-from vitmix.lab.writing import write_file
+from vitmix.lab.writing import remove_abandoned, write_file
 
 from .analysis import Analysis, LeftOut
 from .dense import DenseEvaluation
@@ -228,6 +228,7 @@ class Run:
         self._write(LEFT_OUT, left_out)
 
     def _write(self, name: str, record: Record, indent: int | None = None) -> Path:
+        remove_abandoned(self.path)
         write_file(self.path / name, record.encoded(indent))
         return self.path / name
 
