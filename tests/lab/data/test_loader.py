@@ -401,6 +401,23 @@ def test_the_loss_of_a_worker(reference, monkeypatch, forgiven):
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL  # nothing raises an error out of place
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError, ConnectionRefusedError, EOFError])
+def test_a_worker_is_lost_while_it_hands_over_a_batch(monkeypatch, error):
+    """Torch then fails to fetch tensors from it, and does not notice why."""
+    loader = EvalLoader(some_images(), PLAIN, batch=4, workers=2)
+    batches = iter(loader)
+    next(batches)
+
+    def fetch(self, *args):
+        self._workers[0].kill()  # it may still look alive for a moment
+        raise error
+
+    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(kind, "_next_data", fetch)
+    with pytest.raises(WorkerLost, match=r"loader worker \d+ was ended by SIGKILL"):
+        list(batches)
+
+
 def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
