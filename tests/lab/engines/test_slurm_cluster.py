@@ -97,7 +97,7 @@ def test_a_job_that_waits_and_a_killed_command(folder: Path, matrix: Path, refer
     assert ask("squeue", "--noheader", "--format=%T", f"--jobs={jobs[0]}") == "RUNNING"  # jobs outlive the command
     again = Command(matrix, output, *ON)
     assert again.end() == 0, again.said
-    assert f"{trainings[0].name} is still job {jobs[0]} of an earlier command" in again.said
+    assert f"{trainings[0].name} continues as job {jobs[0]} of an earlier command" in again.said
     check_equal(trainings, reference)
 
 
