@@ -97,7 +97,9 @@ class Home:
             except (OSError, ValueError) as error:
                 why = str(error).replace(str(file), CONFIG)
                 how = "remove that run there or give another --store"
-                raise ValueError(f"the settings of {training.name} in {self.url} cannot be read: {why}; {how}") from None
+                raise ValueError(
+                    f"the settings of {training.name} in {self.url} cannot be read: {why}; {how}"
+                ) from None
         if different:
             raise ValueError(
                 f"{self.url} holds a run {training.name} with another configuration ({', '.join(different)}); "
