@@ -169,10 +169,11 @@ def test_a_failed_run_tells_its_own_reason(commands: Commands, training: Trainin
 
 def test_a_node_without_the_folder_or_python(commands: Commands, training: Training) -> None:
     training.run.log.write_text("exec: no such file\n")
+    folder = training.run.path.parent
     for state, part in {
         "FAILED|JobLaunchFailure|n2|4021|0": "does not see the folder",
         "FAILED|NonZeroExitCode|n2|18688|0": "does not see the folder",
-        "FAILED|NonZeroExitCode|n2|18944|0": f"job 12 on node n2 cannot read or write the folder {training.run.path.parent}; "
+        "FAILED|NonZeroExitCode|n2|18944|0": f"job 12 on node n2 cannot read or write the folder {folder}; "
         "check its disk space and permissions there",
         "FAILED|NonZeroExitCode|n2|32512|0": "ended with code 127 before the run began: exec: no such file; check",
     }.items():
