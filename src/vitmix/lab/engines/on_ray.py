@@ -7,8 +7,8 @@ which node has which run, and keeps the files of runs whose node does not see th
 import os
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # before it is said what a run waits for: more than there is, or room
 CONNECT_SECONDS = 5.0
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+TRACEBACK = "Traceback (most recent call last)"
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
 
 
@@ -75,7 +76,8 @@ class DeskStore:
 
 def train(plan: Plan, desk: Any) -> Report:
     """The task."""
-    desk.begin.remote(plan.attempt, socket.gethostname())
+    # Waits for the answer: a task that has not reported must be one that did not begin.
+    need("ray").get(desk.begin.remote(plan.attempt, socket.gethostname()))
     return run(plan, carried=DeskStore(desk))
 
 
@@ -113,11 +115,21 @@ class RayCluster(Engine):
         # Ray ends processes when memory runs out, this one too; runs must not end with it.
         again = {"max_restarts": -1, "max_task_retries": -1}
         kind = self.ray.remote(num_cpus=0, scheduling_strategy=near, **again)(Desk)
-        self._desk = kind.remote(str(self.home.runs))
+        with self.asking():
+            self._desk = kind.remote(str(self.home.runs))
         return self
 
     def __exit__(self, *error: object) -> None:
         self.ray.shutdown()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While Ray itself is asked: its errors are not those of the command, which would end without a word."""
+        try:
+            yield
+        except self.ray.exceptions.RayError as error:
+            again = "restart Ray and rerun the command to resume"
+            raise ValueError(f"the Ray cluster no longer answers ({_line(error)}); {again}") from None
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         nodes = self.nodes()
@@ -129,7 +141,8 @@ class RayCluster(Engine):
         request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
         plan = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
         options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
-        task = self.ray.remote(**options)(train).remote(plan, self._desk)
+        with self.asking():
+            task = self.ray.remote(**options)(train).remote(plan, self._desk)
         return RayJob(self, training, plan.attempt, task, request, say)
 
     def _gpus(self, training: "Training") -> float:
@@ -139,12 +152,13 @@ class RayCluster(Engine):
 
     def nodes(self) -> list[Node]:
         """Those that are alive, by host name."""
-        alive = [each for each in self.ray.nodes() if each["Alive"]]
+        with self.asking():
+            alive = [each for each in self.ray.nodes() if each["Alive"]]
         return [Node(each["NodeManagerHostname"], each["Resources"]) for each in alive]
 
-    def node_of(self, attempt: str) -> str:
-        """The node that has begun a run; empty while it waits."""
-        if attempt not in self._nodes and time.monotonic() - self._looked > LOOK_SECONDS:
+    def node_of(self, attempt: str, *, now: bool = False) -> str:
+        """The node that has begun a run; empty while it waits. Asked at most every second, unless it must be `now`."""
+        if attempt not in self._nodes and (now or time.monotonic() - self._looked > LOOK_SECONDS):
             self._looked = time.monotonic()
             with suppress(self.ray.exceptions.RayError):  # it is being started again
                 self._nodes |= self.ray.get(self._desk.nodes.remote(), timeout=CONNECT_SECONDS)
@@ -174,30 +188,51 @@ class RayJob:
         if node and not self._told:
             self._told = True
             self.say(f"{self.training.name} {self.verb} on node {node}")
-        ended, _ = self.engine.ray.wait([self.task], timeout=0)
+        with self.engine.asking():
+            ended, _ = self.engine.ray.wait([self.task], timeout=0)
         if not ended:
             self.engine.home.glance(self.training)
             return None
-        self._outcome = self._ended(node or "a node that had not reported")
+        self._outcome = self._ended(node or self.engine.node_of(self.attempt, now=True))
         return self._outcome
 
     def _ended(self, node: str) -> Outcome:
+        """Args: node: that on which the task began; empty if it did not begin."""
         errors, home = self.engine.ray.exceptions, self.engine.home
+        where, on_node, again = (
+            f" ({node})" if node else "",
+            f" on node {node}" if node else "",
+            "and rerun the command",
+        )
         try:
             report: Report = self.engine.ray.get(self.task)
             failed = home.try_fetch(self.training)
             return Outcome(failed or f"{report.reason} (on node {report.node})")
         except errors.TaskCancelledError:
             return Outcome(home.try_fetch(self.training) or "it was stopped")
-        except errors.OutOfMemoryError:
-            fewer = "with more --cpus, fewer runs share a node"
-            reason = f"Ray ended it when memory ran out on node {node} ({fewer})"
-            return Outcome(reason, lost=True, update=home.update(self.training))
         except errors.RayTaskError as error:
-            return Outcome(f"node {node} could not run it: {_line(error.cause)}")
+            said = _line(error.cause)
+            if node:
+                return Outcome(f"node {node} could not run it: {said}")
+            install = f"install the same version of vitmix[cluster] on every node, {again}"
+            return Outcome(f"a node could not begin it ({said}); {install}")
+        except errors.RuntimeEnvSetupError as error:
+            correct = f"correct the runtime environment of Ray, {again}"
+            return Outcome(f"Ray could not prepare a node for it ({_line(error)}); {correct}")
+        except errors.TaskUnschedulableError as error:
+            return Outcome(f"Ray found no node for it ({_line(error)}); see 'ray status', {again}")
+        except errors.OutOfMemoryError:
+            fewer = "set a larger --cpus, so that fewer runs share a node, or a smaller batch"
+            return self._lost(f"Ray ended it when memory ran out{on_node}", remedy=fewer)
+        except errors.WorkerCrashedError:
+            return self._lost(f"its process ended{where}")
+        except (errors.NodeDiedError, errors.LocalRayletDiedError, errors.ObjectLostError):
+            return self._lost(f"the node was lost{where}")
         except errors.RayError as error:
-            died = "its process ended" if isinstance(error, errors.WorkerCrashedError) else "the node was lost"
-            return Outcome(f"{died} ({node})", lost=True, update=home.update(self.training))
+            return self._lost(f"Ray ended it{on_node} ({_line(error)})", remedy="see 'ray status' and the logs of Ray")
+
+    def _lost(self, reason: str, **remedy: str) -> Outcome:
+        return Outcome(reason, lost=True, update=self.engine.home.update(self.training), **remedy)
 
     def waiting(self) -> str:
         age = time.monotonic() - self.begun
@@ -207,13 +242,16 @@ class RayJob:
         # A run that is about to begin already holds what it needs, so nothing tells it from one that finds no room.
         if age < START_SECONDS and not too_much(self.request, nodes):
             return ""
-        return waiting_for(self.request, nodes, self.engine.ray.available_resources())
+        with self.engine.asking():
+            return waiting_for(self.request, nodes, self.engine.ray.available_resources())
 
     def stop(self) -> None:
-        self.engine.ray.cancel(self.task)
+        with self.engine.asking():
+            self.engine.ray.cancel(self.task)
 
     def kill(self) -> None:
-        self.engine.ray.cancel(self.task, force=True)
+        with self.engine.asking():
+            self.engine.ray.cancel(self.task, force=True)
 
 
 def connect(ray: Any, address: str | None) -> None:
@@ -265,4 +303,8 @@ def check_address(address: str | None) -> None:
 
 
 def _line(error: BaseException | None) -> str:
-    return " ".join(str(error).split())[:400] or type(error).__name__
+    """What an error says; of a traceback in it, as of a module that a node does not have, the last line."""
+    text = str(error).strip()
+    if TRACEBACK in text:
+        text = text.splitlines()[-1]
+    return " ".join(text.split())[:400] or type(error).__name__
