@@ -1,6 +1,7 @@
 """What a node does before and after its run, and what the command's side tells it."""
 
 import dataclasses
+import errno
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from comparing import write
 from vitmix.lab.comparison import read_matrix
 from vitmix.lab.comparison.matrix import Training
+from vitmix.lab.engines import home as home_module
 from vitmix.lab.engines import node
 from vitmix.lab.engines.home import Home
 from vitmix.lab.engines.local import reason_of
@@ -122,6 +124,24 @@ def test_a_store_that_does_not_tell_the_settings_of_a_run_is_refused(
     expected = f"the settings of {training.name} in {url} cannot be read: .*; remove that run there or give another"
     with pytest.raises(ValueError, match=expected):
         home_of(training, url).bring_results([training], pytest.fail)
+
+
+def test_a_store_that_fails_for_a_moment_ends_nothing(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system over a network can answer anything; what a glance has missed comes with the next one."""
+    home = home_of(training, f"file://{tmp_path}/store")
+    monkeypatch.setattr(home_module, "GLANCE_SECONDS", -1.0)
+    FolderStore(tmp_path / "store").write(training.name, "metrics.jsonl", b"{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "read", stale)
+        home.glance(training)
+    home.glance(training)
+    assert (training.run.path / "metrics.jsonl").read_bytes() == b"{}"
+
+
+def stale(*_: object) -> bytes:
+    raise OSError(errno.ESTALE, "Stale file handle")
 
 
 def test_a_run_that_ended_well_without_results_says_so(tmp_path: Path) -> None:

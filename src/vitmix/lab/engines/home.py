@@ -132,7 +132,7 @@ class Home:
         self._glanced[training.name] = now
         try:
             copy(self.store, self.here, training.name, self._seen[training.name], only=PROGRESS)
-        except StoreError:
+        except OSError:
             return
 
     def fetch(self, training: "Training") -> None:
