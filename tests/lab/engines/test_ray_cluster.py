@@ -5,15 +5,13 @@ Tests of the command's own cluster come first: later it would join the cluster t
 
 import importlib.util
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusters import Command, check_equal, trainings_of, updates, write_matrix
+from clusters import Command, check_equal, paused, processes_of, text_of, trainings_of, updates, write_matrix
 from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.comparison.runner import is_done
 
@@ -70,43 +68,14 @@ def cluster() -> Iterator[Any]:
         found.shutdown()
 
 
-def is_training(training: Training) -> bool:
-    """Whether its process is there."""
-    return bool(processes_of(training))
-
-
-def processes_of(training: Training) -> list[int]:
-    settings = f"{training.run.path}/.training.yaml"
-    texts = {int(each.parent.name): _text(each) for each in Path("/proc").glob("[0-9]*/cmdline")}
-    return [number for number, text in texts.items() if settings in text and "comparison.process" in text]
-
-
-@contextmanager
-def paused(training: Training) -> Iterator[None]:
-    """Lets it neither train nor end."""
-    (process,) = processes_of(training)
-    os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process, signal.SIGCONT)
-
-
 def node_of(cluster: Any, training: Training) -> Any:
     """The node whose raylet is an ancestor of the training's process."""
     (process,) = processes_of(training)
     ancestors = []
     while process > 1:
         ancestors.append(process)
-        process = int(_text(Path(f"/proc/{process}/stat")).rsplit(")", 1)[1].split()[1])
+        process = int(text_of(Path(f"/proc/{process}/stat")).rsplit(")", 1)[1].split()[1])
     return next(node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid in ancestors)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").replace("\0", " ")
-    except OSError:  # it has ended
-        return ""
 
 
 def test_a_cluster_of_the_command_ends_with_it_and_ctrl_c_leaves_what_continues(
@@ -119,7 +88,7 @@ def test_a_cluster_of_the_command_ends_with_it_and_ctrl_c_leaves_what_continues(
     command.wait_for(lambda: updates(trainings[0]) > 0)
     assert "Ray: 1 node with" in command.said
     assert command.interrupt() == 130 and "Stopped by SIGINT" in command.said
-    assert not any(map(is_training, trainings)) and not is_done(trainings[0])
+    assert not any(map(processes_of, trainings)) and not is_done(trainings[0])
     assert (again := Command(matrix, output, "--on", "ray")).end() == 0, again.said
     assert f"{trainings[0].name} resumes on node" in again.said
     check_equal(trainings, reference)
@@ -194,10 +163,10 @@ def test_runs_that_ask_for_a_gpu_take_turns_on_the_node_that_has_one(
         output = folder / "with_gpu"
         one, other = trainings = trainings_of(matrix, output)
         command = Command(matrix, output, "--on", "ray", "--address", cluster.address, "--gpus", "1")
-        command.wait_for(lambda: any(map(is_training, trainings)))
-        assert [node_of(cluster, each) for each in trainings if is_training(each)] == [node]
-        command.wait_for(lambda: is_done(one) or is_done(other) or all(map(is_training, trainings)))
-        assert not all(map(is_training, trainings))
+        command.wait_for(lambda: any(map(processes_of, trainings)))
+        assert [node_of(cluster, each) for each in trainings if processes_of(each)] == [node]
+        command.wait_for(lambda: is_done(one) or is_done(other) or all(map(processes_of, trainings)))
+        assert not all(map(processes_of, trainings))
         assert command.end() == 0, command.said
         check_equal(trainings, reference)
     finally:
