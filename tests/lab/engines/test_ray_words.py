@@ -162,6 +162,14 @@ def test_a_lost_cluster_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytes
         getattr(found, ask)()
 
 
+def test_what_a_cluster_has_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": True, "NodeManagerHostname": "a", "Resources": {"CPU": 1.0, "GPU": 1.0}}]
+    for alive, words in ((nodes, "Ray: 1 node with 1 CPU core and 1 GPU."), (nodes * 2, "2 nodes with 2 CPU cores")):
+        said = list[str]()
+        cluster(Ray(Errors.RayError(), nodes=alive), tmp_path, monkeypatch).prepare([], said.append)
+        assert len(said) == 1 and words in said[0]
+
+
 def test_a_cluster_lost_before_a_run_begins_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = cluster(Ray(Errors.RayError("GCS is unavailable")), tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="the Ray cluster no longer answers"):

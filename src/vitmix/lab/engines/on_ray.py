@@ -16,7 +16,7 @@ from .base import Engine, Outcome, Say, beginning
 from .home import Home, cores_of
 from .node import Plan, Report, run
 from .stores import FolderStore, need
-from .words import Node, too_much, waiting_for
+from .words import UNITS, Node, too_much, waiting_for
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -133,8 +133,9 @@ class RayCluster(Engine):
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         nodes = self.nodes()
-        cpus, gpus = (sum(node.total.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus:g} CPU cores and {gpus:g} GPUs.")
+        totals = {kind: sum(node.total.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
+        cpus, gpus = (f"{amount:g} {UNITS[kind][amount != 1]}" for kind, amount in totals.items())
+        say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} and {gpus}.")
         self.home.bring_results(trainings, say)
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "RayJob":
