@@ -180,9 +180,10 @@ def test_a_lost_head_is_told_in_a_sentence(folder: Path, matrix: Path) -> None:
         output = folder / "headless"
         trainings = trainings_of(matrix, output)
         command = Command(matrix, output, "--on", "ray", "--address", lone.address)
-        command.wait_for(lambda: any(map(updates, trainings)))
-        lone.head_node.kill_gcs_server(allow_graceful=False)
-        assert command.end() == 2
+        command.wait_for(lambda: updates(trainings[0]) > 0)
+        with paused(trainings[0]):  # which could end before anything is noticed
+            lone.head_node.kill_gcs_server()
+            assert command.end(300) != 0, command.said  # Ray itself may end the process, after the sentence
         assert "the Ray cluster no longer answers" in command.said and "Traceback" not in command.said, command.said
     finally:
         lone.shutdown()

@@ -1,5 +1,6 @@
 """What the comparison says of tasks of Ray, without Ray."""
 
+import socket
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vitmix.lab.engines import on_ray
+from vitmix.lab.engines import NoRoom, on_ray
 from vitmix.lab.engines.on_ray import RayCluster, RayJob
 from vitmix.lab.engines.words import Node
 
@@ -20,6 +21,7 @@ def job(request: dict[str, float], age: float, *, node: str = "") -> RayJob:
         nodes=lambda: [Node("a", {"CPU": 2}), Node("b", {"CPU": 2})],
         node_of=lambda attempt: node,
         asking=nullcontext,
+        head_answers=lambda **_: True,
     )
     run: Any = SimpleNamespace(is_trained=False, exists=False)
     found = RayJob(engine, SimpleNamespace(name="run", run=run), "attempt", None, request, print)  # type: ignore[arg-type]
@@ -160,6 +162,26 @@ def test_a_lost_cluster_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytes
     words = r"^the Ray cluster no longer answers \(GCS is unavailable\); restart Ray and rerun the command to resume$"
     with pytest.raises(ValueError, match=words):
         getattr(found, ask)()
+
+
+def test_a_silent_head_is_waited_for_and_then_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would end the whole command, after a minute without its head."""
+    engine = cluster(Ray(Errors.RayError("must not be asked")), tmp_path, monkeypatch)
+    found = handed(engine)
+    found.begun -= on_ray.START_SECONDS + 1
+    monkeypatch.setattr(on_ray, "HEAD_LOOK_SECONDS", -1.0)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        engine.head = f"127.0.0.1:{head.getsockname()[1]}"
+        assert engine.head_answers()
+    assert found.outcome() is None
+    with pytest.raises(NoRoom, match="the head of the Ray cluster does not answer at"):
+        engine.start(found.training, [], print)
+    assert found.waiting() == f"the head of the Ray cluster, which does not answer at {engine.head}"
+    monkeypatch.setattr(on_ray, "HEAD_SECONDS", -1.0)
+    words = rf"the Ray cluster no longer answers \(at {engine.head}\); restart Ray and rerun the command to resume"
+    for ask in (found.outcome, found.waiting):
+        with pytest.raises(ValueError, match=words):
+            ask()
 
 
 def test_what_a_cluster_has_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

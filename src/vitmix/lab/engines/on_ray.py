@@ -4,6 +4,7 @@ Ray's own retries are off: the runner starts lost runs again, and says so. An ac
 which node has which run, and keeps the files of runs whose node does not see the output folder.
 """
 
+import math
 import os
 import socket
 import time
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Engine, Outcome, Say, beginning
+from .base import Engine, NoRoom, Outcome, Say, beginning
 from .home import Home, cores_of
 from .node import Plan, Report, run
 from .stores import FolderStore, need
@@ -25,6 +26,7 @@ OBJECTS = "objects"  # as --store: files travel through Ray's object store in an
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # before it is said what a run waits for: more than there is, or room
 CONNECT_SECONDS = 5.0
+HEAD_LOOK_SECONDS, HEAD_SECONDS = 5.0, 40.0  # Ray ends the whole process 60 s after it has lost the head
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 TRACEBACK = "Traceback (most recent call last)"
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
@@ -107,10 +109,11 @@ class RayCluster(Engine):
         self.home, self.look = Home(runs, None if store == OBJECTS else store), store != OBJECTS
         self._looked, self._nodes = 0.0, dict[str, str]()
         self._desk: Any = None
+        self.head, self._head_looked, self._silent_since = "", -math.inf, 0.0
 
     def __enter__(self) -> "RayCluster":
         connect(self.ray, self.address)
-        here = self.ray.get_runtime_context().get_node_id()
+        here, self.head = self.ray.get_runtime_context().get_node_id(), self.ray.get_runtime_context().gcs_address
         near = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         # Ray ends processes when memory runs out, this one too; runs must not end with it.
         again = {"max_restarts": -1, "max_task_retries": -1}
@@ -120,7 +123,27 @@ class RayCluster(Engine):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.ray.shutdown()
+        # Without the head it waits, until Ray ends the process: our error must be told before. Ray calls it at the end.
+        if not self._silent_since:
+            self.ray.shutdown()
+
+    def head_answers(self, *, look: bool = False) -> bool:
+        """Whether the cluster can be asked now; ValueError if its head has been silent for long.
+
+        Args:
+            look: before a question that Ray would wait for, until it ends the process.
+        """
+        now = time.monotonic()
+        if self.head and (look or now - self._head_looked > HEAD_LOOK_SECONDS):
+            self._head_looked = now
+            try:
+                _knock(self.head)
+                self._silent_since = 0.0
+            except OSError:
+                self._silent_since = self._silent_since or now
+        if self._silent_since and now - self._silent_since > HEAD_SECONDS:
+            raise ValueError(_no_longer(f"at {self.head}"))
+        return not self._silent_since
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -128,8 +151,7 @@ class RayCluster(Engine):
         try:
             yield
         except self.ray.exceptions.RayError as error:
-            again = "restart Ray and rerun the command to resume"
-            raise ValueError(f"the Ray cluster no longer answers ({_line(error)}); {again}") from None
+            raise ValueError(_no_longer(_line(error))) from None
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         nodes = self.nodes()
@@ -139,6 +161,8 @@ class RayCluster(Engine):
         self.home.bring_results(trainings, say)
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "RayJob":
+        if not self.head_answers(look=True):
+            raise NoRoom(f"the head of the Ray cluster does not answer at {self.head}; waiting for it")
         request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
         plan = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
         options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
@@ -183,7 +207,7 @@ class RayJob:
         self._outcome: Outcome | None = None
 
     def outcome(self) -> Outcome | None:
-        if self._outcome is not None:
+        if self._outcome is not None or not self.engine.head_answers():
             return self._outcome
         node = self.engine.node_of(self.attempt)
         if node and not self._told:
@@ -237,7 +261,11 @@ class RayJob:
 
     def waiting(self) -> str:
         age = time.monotonic() - self.begun
-        if age < PATIENCE_SECONDS or self._outcome is not None or self.engine.node_of(self.attempt):
+        if age < PATIENCE_SECONDS or self._outcome is not None:
+            return ""
+        if not self.engine.head_answers(look=True):
+            return f"the head of the Ray cluster, which does not answer at {self.engine.head}"
+        if self.engine.node_of(self.attempt):
             return ""
         nodes = self.engine.nodes()
         # A run that is about to begin already holds what it needs, so nothing tells it from one that finds no room.
@@ -297,10 +325,20 @@ def check_address(address: str | None) -> None:
     if not host or not port.isdecimal():
         raise ValueError(f"--address needs HOST:PORT, got {address!r}; {ask}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        _knock(address)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"no Ray cluster answers at {address} ({why}); {ask}") from None
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError if nobody answers at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+
+
+def _no_longer(why: str) -> str:
+    return f"the Ray cluster no longer answers ({why}); restart Ray and rerun the command to resume"
 
 
 def _line(error: BaseException | None) -> str:
