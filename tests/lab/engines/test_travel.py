@@ -220,6 +220,9 @@ def test_names_in_a_store_stay_below_the_run(path: str) -> None:
 def test_stores_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="--store needs a URL"):
         open_store("folder")
+    for url in ("file://folder", "file://./folder", "file://"):  # each node would take it for another place
+        with pytest.raises(ValueError, match=f"--store needs an absolute path such as file:///folder, got '{url}'"):
+            open_store(url)
     with pytest.raises(ValueError, match="cannot open the store nosuch://x"):
         open_store("nosuch://x")
 
