@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -210,13 +211,16 @@ def test_resident_images_of_several_sizes(tmp_path: Path, tiny_file: str, capsys
 
 
 def test_one_process_of_each_node_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nodes may have other files; the processes of one node have the same."""
+    """Nodes may have other files; the processes of one node have the same. The silent ones let the first speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setenv("RANK", "8")
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert "no configuration file" in refused(capsys, "train", "--config", "nowhere.yaml")
     monkeypatch.setenv("LOCAL_RANK", "1")
+    assert waited == []
     assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "" and waited == [cli.TURN_SECONDS]
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
