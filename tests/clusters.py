@@ -76,6 +76,32 @@ def updates(training: Training) -> int:
     return max(found, default=0)
 
 
+def processes_of(training: Training) -> list[int]:
+    """Of this machine, those that train it."""
+    settings = f"{training.run.path}/.training.yaml"
+    texts = {int(each.parent.name): text_of(each) for each in Path("/proc").glob("[0-9]*/cmdline")}
+    return [number for number, text in texts.items() if settings in text and "comparison.process" in text]
+
+
+def text_of(file: Path) -> str:
+    """Of a file in /proc; empty if its process has ended."""
+    try:
+        return file.read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+@contextmanager
+def paused(training: Training) -> Iterator[None]:
+    """Lets it neither train nor end."""
+    (process,) = processes_of(training)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def check_equal(trainings: list[Training], reference: list[Training]) -> None:
     """Weights, epochs and tables are those of `--jobs 1`, bit for bit; only times differ."""
     for one, other in zip(trainings, reference, strict=True):

@@ -368,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000, help="cases of all kinds together (default: 1000)")
-    parser.add_argument("--kinds", help="some of texts, yaml, commands, headers, runs, images (default: all)")
+    parser.add_argument("--kinds", help="some of those in fuzz_kinds (default: all)")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep results there and go on from those it has")
     parser.add_argument("--case", type=int, metavar="N", help="only this case of one kind")

@@ -1,6 +1,5 @@
 """Data of which pictures, archives, shards, indices or class names are changed, and what reads it."""
 
-import hashlib
 import io
 import json
 import os
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 from PIL import Image
 
 from fuzz import Case
@@ -25,7 +23,6 @@ from vitmix.lab.data.augment import eval_pixels
 from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.data.images import ArrayImages, BrokenImage, ImageSet, in_memory
 from vitmix.lab.figures.images import read_image
-from vitmix.lab.maps.stored import describe_data, read_label_maps
 
 SUFFIXES = (".png", ".jpg", ".webp", ".gif", ".bmp", ".tif", ".ppm", ".pgm")
 SEEN = Augmentation(size=16, erasing=0.5, auto_augment=None)
@@ -328,47 +325,6 @@ def _with_sums(content: bytes) -> bytes:
     return bytes(fixed)
 
 
-# Activation maps
-
-
-@cache
-def _shapes() -> ImageSet:
-    return open_images("shapes(size=8, length=6, test_length=2)", "train")
-
-
-def _maps(case: Case) -> bool:
-    chance, images = case.chance, _shapes()
-    arrays = {"values": np.ones((6, 2, 2, 2), np.float16), "classes": np.zeros((6, 2, 2, 2), np.uint16)}
-    if chance.random() < 0.3:
-        name = chance.choice([*arrays])
-        kinds = [np.float64, np.int64, np.uint8, np.bool_, np.float16]
-        changes = [arrays[name][:3], arrays[name][..., :1], arrays[name].astype(chance.choice(kinds)), arrays[name][0]]
-        arrays[name] = np.ascontiguousarray(chance.choice(changes))
-    shard = safetensors.numpy.save(arrays)
-    if chance.random() < 0.2:
-        shard = change_bytes(shard, chance)
-    index: Any = {
-        "format": 1,
-        "data": describe_data(images).to_json(),
-        "teacher": {"name": "x"},
-        "top": 2,
-        "classes": list(range(len(images.classes))),
-        "grid": [2, 2],
-        "broken": [],
-        "shards": [{"file": "0.safetensors", "rows": [0, 6], "sha256": hashlib.sha256(shard).hexdigest()}],
-    }
-    for _ in range(chance.choice([0, 1, 1, 2])):
-        index = change_value(index, chance)
-    text = json.dumps(index)
-    (case.folder / "index.json").write_bytes(
-        change_bytes(text.encode(), chance) if chance.random() < 0.1 else text.encode()
-    )
-    (case.folder / "0.safetensors").write_bytes(shard)
-    case.shown = f"maps {text} {shard[:200]!r}"
-    read_label_maps(case.folder, images)
-    return True
-
-
 # Data of Hugging Face
 
 
@@ -395,11 +351,10 @@ def _saved(case: Case) -> bool:
 
 
 READERS: tuple[tuple[float, Callable[[Case], bool]], ...] = (
-    (0.30, _image_folder),
+    (0.40, _image_folder),
     (0.18, _shown_picture),
     (0.20, _npz),
     (0.20, _shard),
-    (0.10, _maps),
     (0.02, _saved),
 )
 

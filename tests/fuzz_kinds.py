@@ -24,6 +24,7 @@ import vitmix
 from fuzz import Case, Kind, Wrong
 from fuzz_commands import Enough, as_typed, prepare, run_command
 from fuzz_images import run_image
+from fuzz_labels import run_coco, run_maps, run_masks
 from fuzz_values import NUMBERS, TEXTS, WHOLE, change_bytes, change_text, change_value, hostile, hostile_text
 from training import TINY
 from vitmix._grammar import spelled
@@ -642,4 +643,7 @@ KINDS = {
     "commands": Kind(_prepared(run_line), share=10, batch=200),
     "runs": Kind(_prepared(run_folder), share=3, batch=100),
     "images": Kind(_prepared(run_image), share=6, batch=250),
+    "coco": Kind(_prepared(run_coco), share=3, batch=250),
+    "masks": Kind(_prepared(run_masks), share=3, batch=250),
+    "maps": Kind(_prepared(run_maps), share=3, batch=250),
 }

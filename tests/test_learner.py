@@ -8,6 +8,7 @@ from torch import nn
 
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
+from vitmix import _learner
 from vitmix import functional as F
 from vitmix.attention import _kernels as kernels
 
@@ -223,3 +224,12 @@ def test_a_learner_keeps_of_the_last_block_what_the_classifier_reads(monkeypatch
     )
     vitmix.Learner(tiny_vit(), vitmix.tl_align(CLASSES))(*tiny_batch())
     assert [share.shape[1] for share in batches[0].tape.token_share.values()] == [17, 17, 17, 1]
+
+
+def test_a_part_to_read_is_another_tensor_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor would take it for the loss; that it compiles is too slow for every run, see above."""
+    part = torch.tensor(2.0, requires_grad=True)
+    assert _learner._to_read(part).data_ptr() == part.data_ptr()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    read = _learner._to_read(part)
+    assert read == part and not read.requires_grad and read.data_ptr() != part.data_ptr()

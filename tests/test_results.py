@@ -14,6 +14,7 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import compare, read_matrix
 from vitmix.lab.comparison.rows import verdict
 from vitmix.lab.runs.published import FILE, read_published
+from vitmix.lab.training.recipes import read_recipe
 from vitmix.methods import METHODS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -168,9 +169,20 @@ def test_the_page_of_label_errors_has_the_stored_numbers() -> None:
 
 def test_pages_have_the_stored_accuracy_of_fine_tuning() -> None:
     last = json.loads((RESULTS / "pets" / "measured.json").read_text())["finetune"]["last"]
-    text = f"{100 * last['accuracy']:.2f} %"
+    one_seed = f"{100 * last['accuracy']:.2f}"
     for page in (DOCS / "training.md", RESULTS / "pets" / "README.md"):
-        assert text in page.read_text()
+        assert f"{one_seed} %" in page.read_text()
+    name = RESULTS / "finetune_pets"
+    matrix = read_matrix(str(name))
+    found = compare(matrix, matrix.trainings(name))
+    unmixed = found.rows[0]
+    mean = found.quantity.spread(unmixed)
+    assert (unmixed.row, len(unmixed.runs)) == ("no mixing", 3)
+    words = " ".join((DOCS / "training.md").read_text().split())
+    assert f"is {mean} % with three seeds on a GPU in bf16, and {one_seed} % with one seed on a CPU" in words
+    paragraph = words.split("Measured so far: DeiT-Tiny")[1].split("Without the recipe")[0]
+    assert re.findall(r"\b[89]\d\.\d+", paragraph) == [mean.split()[0], one_seed]  # and no other accuracy
+    assert f"{mean} (three seeds, GPU) and {one_seed} (one seed, CPU) of" in read_recipe("finetune").expected
 
 
 def test_pages_have_the_methods_of_fine_tuning() -> None:

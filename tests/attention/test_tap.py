@@ -14,6 +14,7 @@ import reference
 import vitmix
 from support import close, never_waiting, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
+from vitmix.attention import tap as taps
 from vitmix.attention.readers import read_model
 from vitmix.attention.tap import BlockHooks, Plan, Recorder, Tape
 
@@ -514,3 +515,9 @@ def test_saliency_is_the_class_row_or_the_column_mean(pool: str) -> None:
     with vitmix.AttentionTap(model, class_row=[1] if pool == "token" else [], column_mean=[1], saliency=[1]) as tap:
         model(images)
         same(tap.saliency(1), tap.class_row(1) if pool == "token" else tap.column_mean(1))
+
+
+def test_images_are_not_counted_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taps._count((torch.ones(3, 2),)) == 3 and taps._count(()) is None
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert taps._count((torch.ones(3, 2),)) is None

@@ -134,5 +134,5 @@ def test_other_folders_are_one_sentence(run: Path, exported: Path, tmp_path: Pat
         open_subject(tmp_path / "model")
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()
-    with pytest.raises(ValueError, match="is not a run folder: it has no config.yaml"):
+    with pytest.raises(ValueError, match="is not a run folder: it has no config.yaml; name one of vitmix train"):
         open_subject(tmp_path / "model")

@@ -12,6 +12,7 @@ import vitmix
 from support import SMALL_SWIN, close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
 from vitmix.attention.readers import read_model
+from vitmix.parts import assignment
 from vitmix.parts.hidden import ScoreNet, check_replay
 
 MODELS = {
@@ -271,3 +272,16 @@ def test_borrowed_tokens_are_counted_where_they_came_from() -> None:
                     counts[position - 3] += 1
         assert expected.sum(1).tolist() == [6, 6, 6]
         same(actor.borrowed, expected)
+
+
+def test_a_gain_that_is_no_number_counts_as_none() -> None:
+    """As in the kernel; of partners with the same total gain, the first by SciPy's rules."""
+    values = torch.tensor([[0.5, 0.75, 0.0], [float("nan")] * 3, [0.5, 1.0, 0.5], [0.75, 0.25, 0.5]])
+    assert assignment.assign_on_host(values, torch.ones(4, dtype=torch.bool), 0.1).tolist() == [3, 0, 1, 2]
+
+
+def test_a_rerun_is_not_looked_at_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="reran a block of an earlier batch"):
+        check_replay(torch.ones(1, 2), torch.zeros(1, 2))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    check_replay(torch.ones(1, 2), torch.zeros(1, 2))

@@ -256,3 +256,22 @@ def test_random_windows_have_equal_odds_at_every_place(grid: tuple[int, int], da
     same(found, torch.cartesian_prod(torch.arange(rows), torch.arange(columns)))
     corner = F.random_window(torch.ones(1, 2), grid, torch.tensor([height]), torch.tensor([width]))
     assert corner.tolist() == [[rows - 1, columns - 1]]
+
+
+def test_shares_are_drawn_in_double_precision() -> None:
+    drawn = F.beta_share(4, 0.3, generator=gen(0)).tolist()
+    assert drawn == pytest.approx(
+        [0.9792959061627542, 0.5002362963183858, 0.013490413789388808, 0.0007531780212], 1e-10
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_are_drawn_from_eight_candidates_at_a_time(seed: int) -> None:
+    """Masks hardly ever depend on how many there are; what is drawn after them does."""
+    drawn, expected = gen(seed), gen(seed)
+    F.draw_blocks((6, 6), torch.full((3,), 18), generator=drawn)
+    states = []
+    for _ in range(6):
+        torch.rand(8, 3, 4, generator=expected, dtype=torch.float64)
+        states.append(expected.get_state())
+    assert any(torch.equal(drawn.get_state(), state) for state in states)

@@ -378,6 +378,13 @@ def test_label_rows_may_leave_the_range_by_four_roundings() -> None:
                 check_label_rows(torch.tensor([[outside]]).to(dtype))
 
 
+def test_label_rows_may_miss_one_by_four_roundings() -> None:
+    rows = torch.tensor([[1, 2**-5]], dtype=torch.bfloat16)
+    check_label_rows(rows, "a part")
+    with pytest.raises(ValueError, match="must sum to 1 for a part, got one that sums to 1.03"):
+        check_label_rows(torch.cat([rows, rows[:, 1:] / 8], dim=1), "a part")
+
+
 def test_predictions_are_averaged_as_logits_or_as_probabilities() -> None:
     with pytest.raises(ValueError, match="unknown average .mean., known: logits, probabilities"):
         F.consistency_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([1, 0]), torch.zeros(2), average="mean")

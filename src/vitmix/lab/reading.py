@@ -19,22 +19,31 @@ JsonObject = dict[str, Any]
 MOST_JSON, MOST_YAML = 2**25, 2**17  # bytes
 MOST_DEPTH = 64  # of nested lists and mappings; our own files have at most six
 MOST_VALUES = 200_000  # of a YAML file; repeated references count each time
-# Errors of a disk, a network or this machine; the file itself may be intact.
-_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# Errors about what is there. All others are of a disk, a network, this machine or its permissions.
+_CONTENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
 _TOO_DEEP = f"lists and mappings are nested more than {MOST_DEPTH} deep"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file to read: a pipe would block forever, and a device has no end."""
     # Opening a pipe blocks, unless it is opened without blocking.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno == errno.ENXIO and stat.S_ISSOCK(os.stat(path).st_mode):
+            raise _not_regular(path) from None
+        raise
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")
     os.close(handle)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    raise _not_regular(path)
+
+
+def _not_regular(path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
@@ -54,7 +63,7 @@ def read_json(path: Path) -> Any:
 
 def is_fault(error: OSError) -> bool:
     """Whether reading failed although the file may be intact, so that it must not be reported as damaged."""
-    return error.errno in _FAULTS
+    return error.errno is not None and error.errno not in _CONTENT  # a decoder's own errors have no number
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -2,10 +2,15 @@
 
 import errno
 import os
+import re
+import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 PARTIAL = ".partial"  # ends the name of a file or folder that is being written
+ABANDONED_SECONDS = 24 * 3600  # after which nobody is still writing a file
+_UNFINISHED = re.compile(rf"\..+\.[0-9]+{re.escape(PARTIAL)}")
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -36,6 +41,23 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in new:
         sync_folder(each.parent)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what processes that were killed long ago left unfinished in a folder."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        with suppress(OSError):  # another process removes it too
+            if _UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                path.unlink()
+
+
+def sync_files(folder: Path) -> None:
+    """Waits until the disk has a folder and the files in it."""
+    for path in (*folder.iterdir(), folder):
+        try:
+            sync_folder(path)  # a file is synced alike
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def sync_name(path: Path) -> None:

@@ -2,10 +2,15 @@
 
 import dataclasses
 import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from command import done, vitmix
 from support import ROOT
@@ -13,7 +18,9 @@ from vitmix.lab.advice.choice import PlannedTraining, choose, is_shown, largest_
 from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, stored, without_settings
 from vitmix.lab.advice.page import page, shown
 from vitmix.lab.advice.words import gain_text
+from vitmix.lab.cli import suggest
 from vitmix.lab.runs import Estimate
+from vitmix.lab.training.config import resolve
 
 
 def test_files_follow_from_the_results() -> None:
@@ -87,6 +94,52 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
     assert "the best, smmix, was at -4.00 points" in few
 
 
+TUNED = dataclasses.replace(
+    EVIDENCE, series=(*EVIDENCE.series, series("pets", 600, WEIGHTS, cutmix=gain(0.4, 1), smmix=gain(-2, 1)))
+)
+
+
+def test_no_mixing_is_explained() -> None:
+    """The best method is named with its interval and cost, and why it is not recommended."""
+    text = shown(TUNED, PlannedTraining(3_600, 600, WEIGHTS, model="resnet"), command="")
+    assert "No method of the 2 measured showed a gain at 600 updates." in text
+    assert (
+        "Best  cutmix, +0.40 points (95 % interval -0.60 to +1.40, n = 3 seeds): no difference shown; results/pets"
+        in text
+    )
+    assert "Cost  of cutmix: 1.01 times the step of the bare model" in text
+    assert "Not   With fewer than 300 updates, train without mixing" in text
+    assert "Not   1 of 2 methods lost accuracy at 600 updates: smmix." in text
+    assert "Measured with vit, not with resnet." in text and "Not measured in fine-tuning: mixup, " in text
+    assert "| fine-tuning | 600 | yes | `none` | best: cutmix, +0.40 points" in page(TUNED)
+
+
+def test_the_best_method_works_with_the_model() -> None:
+    refuse = {"smmix": "it reads attention"}.get
+    text = shown(EVIDENCE, PlannedTraining(50_000, 10_000, SCRATCH, refusal=refuse), command="")
+    assert "No method that works with this model showed a gain" in text
+    assert "Best  mixup, +1.00 points (95 % interval -1.00 to +3.00, n = 3 seeds): no difference shown" in text
+    assert "smmix gained more, but it reads attention." in text
+
+
+def test_short_trainings_and_gains_name_the_next_answer() -> None:
+    few = shown(EVIDENCE, PlannedTraining(50_000, 600, SCRATCH), command="")
+    assert "Best  smmix, +5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds): a gain; results/short" in few
+    assert few.count("2,500 updates into the schedule") == 1 and "1 of 3 methods lost accuracy" in few
+    gained = shown(EVIDENCE, PlannedTraining(50_000, 10_000, SCRATCH), command="")
+    assert "Next  mixup, +1.00 points (95 % interval -1.00 to +3.00, n = 3 seeds): no difference shown; cost: 1.00" in (
+        gained
+    )
+
+
+def test_early_accuracy_is_said_of_its_own_training() -> None:
+    ahead = dataclasses.replace(TUNED.series[-1], updates=10_000)
+    rows = [dataclasses.replace(each, course=((100, 2.0),)) for each in ahead.methods[1:]]
+    evidence = Evidence((dataclasses.replace(ahead, methods=(ahead.methods[0], *rows)),), COST)
+    text = shown(evidence, PlannedTraining(50_000, 600, WEIGHTS), command="")
+    assert "In fine-tuning, 100 updates into the schedule of results/pets, 0 of 2" in text and "late" not in text
+
+
 def test_words() -> None:
     assert gain_text(SHORT.methods[2]) == "+5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds)"
     assert (
@@ -100,6 +153,34 @@ def test_words() -> None:
 def test_the_package_has_evidence() -> None:
     assert {"tinyimagenet100", "tinyimagenet200"} <= {each.name for each in stored().series}
     assert all(each.gain is not None for one in stored().series for each in one.methods if each.method != "none")
+
+
+def test_the_readme_recommends_what_the_evidence_does() -> None:
+    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    advice = words.split("In short: ")[1].split("## Results")[0]
+    short, long = stored().alike(start=SCRATCH, built_in=False)
+
+    def recommended(updates: int, start: str = SCRATCH, *, readable: bool = True) -> str:
+        def refusal(method: str) -> str | None:
+            simple = without_settings(method) in ("mixup", "cutmix")
+            return None if readable or simple else "it reads attention"
+
+        chosen = choose(stored(), PlannedTraining(50_000, updates, start, refusal=refusal)).chosen
+        return "none" if chosen is None else chosen.method
+
+    least = short.updates // 2
+    assert f"in fine-tuning, and in trainings from scratch with fewer than {least:,} updates, train without" in advice
+    assert recommended(least - 1) == "none"
+    assert {recommended(updates, WEIGHTS) for updates in (100, 600, 50_000)} == {"none"}
+    assert "In longer trainings from scratch, use `smmix`" in advice
+    assert recommended(least) == recommended(long.updates) == "smmix"
+    assert f"use `cutmix` in very long trainings ({long.updates:,} updates, one seed)" in advice
+    assert recommended(long.updates, readable=False) == "cutmix"
+    assert f"at {short.updates:,} updates, neither `mixup` nor `cutmix` showed a gain" in advice
+    assert recommended(short.updates, readable=False) == "none"
+    assert '`"mixup | cutmix"` is the mixing of DeiT\'s recipe, but showed no gain in our results' in advice
+    switches = [each for one in stored().series for each in one.methods if each.name == "MixUp or CutMix"]
+    assert len(switches) > 1 and not any(is_shown(each, 0) for each in switches)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +210,49 @@ def test_command(images: str) -> None:
     assert "test_vit, fine-tuning, 40 epochs" in text
     assert "The shortest training measured has 627 updates" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
-    assert "images/s, measured here" in text and "--epochs 300" in text
+    assert "images/s, measured here without loading, on steps of 16 images in fp32" in text and "--epochs 300" in text
+
+
+@pytest.mark.parametrize(("batch", "precision"), [(None, "fp32"), (5, "fp32"), (None, "bf16")])
+def test_speed_is_that_of_the_training(
+    images: str, batch: int | None, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps have the batch, the size and the precision of the training that is recommended."""
+    seen, forward = set(), VisionTransformer.forward
+
+    def watched(model: VisionTransformer, pixels: Tensor) -> Tensor:
+        scores = forward(model, pixels)
+        seen.add((*pixels.shape, str(scores.dtype), model.training))
+        return scores
+
+    monkeypatch.setattr(VisionTransformer, "forward", watched)
+    given = {"data": images, "model": "test_vit", "recipe": "finetune", "pretrained": True, "precision": precision}
+    config = resolve(given | ({"batch": batch} if batch else {}))
+    model = timm.create_model("test_vit", num_classes=2)
+    assert suggest._images_per_second(model, dataclasses.replace(config, cpu=True), (32, 32)) > 0
+    dtype = "torch.bfloat16" if precision == "bf16" else "torch.float32"
+    assert seen == {(config.batch, 3, 32, 32, dtype, True)} and config.batch == (batch or 16)
+
+
+def test_a_batch_that_does_not_fit_is_one_sentence(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(model: VisionTransformer, pixels: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(VisionTransformer, "forward", full)
+    said = vitmix("suggest", "--data", images, "--model", "test_vit", "--hours", "1", "--cpu")
+    assert said.code == 2 and "a step of 16 images does not fit into the memory of cpu; give a smaller" in said.err
+
+
+def test_what_training_refuses_is_not_suggested(images: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.txt"
+    weights.write_text("none")
+    for arguments, sentence in (
+        (["--checkpoint", str(weights)], "is not a weights file"),
+        (["--batch", "1000"], "a batch of 1000 is more than the 36 training images; lower --batch"),
+        (["--size", "33"], "size must be a multiple of the patches of test_vit, 16 pixels, got 33; use 32 or 48"),
+    ):
+        said = vitmix("suggest", "--data", images, "--model", "test_vit", "--cpu", *arguments)
+        assert said.code == 2 and sentence in said.err and said.err.count("\n") == 1, said
 
 
 @pytest.mark.parametrize(

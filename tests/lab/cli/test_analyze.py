@@ -14,10 +14,10 @@ from PIL import Image
 from training import one_thread, train
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data import Shapes
-from vitmix.lab.runs import Estimate, Table
+from vitmix.lab.runs import Analysis, Estimate, Table
 from vitmix.lab.studies import labels
 from vitmix.lab.studies.figures import plot_bars, plot_blocks, plot_label_error
-from vitmix.lab.studies.studies import STUDIES
+from vitmix.lab.studies.studies import STUDIES, headline
 
 __all__ = ["one_thread"]
 
@@ -45,6 +45,38 @@ def test_analyze_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert stored["tables"][0]["rows"][0]["samples"]["mean"] == 1  # tau 9: everybody is easy
     assert stored["weights_sha256"] == hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
     assert json.loads((output / "labels.json").read_text())["tables"][0]["rows"][0]["error"]["n"] <= 16
+
+
+HEADLINES = {  # title of the table, its number, and how the sentence names the row with the best one
+    "accuracy": ("Accuracy", "top-1", "images mixed by {method} are recognized best"),
+    "labels": ("Label error", "error", "the labels of '{rule}' are closest to the visible objects"),
+    "fluctuation": ("RMSE", "of shares", "{labels} labels differ by"),
+    "regions": ("Attention", "partner to partner", "attend most to each other with {method}"),
+    "presence": ("Presence", "deviation", "({method})"),
+    "sharpness": ("Sharpness", "TV, L1", "{saliency} is sharpest in block {block}"),
+    "coverage": ("Objects", "pasted", "{method} shows most of the partner's object"),
+    "htm": ("What HTM", "samples", "in epoch {epoch}, the last"),
+}
+
+
+def test_every_study_begins_with_its_main_number(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert HEADLINES.keys() == STUDIES.keys()
+    assert cli.main(["analyze", str(run), "--images", "16", "--output", str(tmp_path / "found")]) == 0
+    said = capsys.readouterr().out
+    for study, (title, column, words) in HEADLINES.items():
+        stored = json.loads((tmp_path / "found" / f"{study}.json").read_text())
+        table = next(each for each in stored["tables"] if each["title"].startswith(title))
+        rows = [row for row in table["rows"] if column in row]
+        place = next((key for key in ("block", "epoch") if key in table["keys"]), None)
+        if place and study != "sharpness":
+            rows = [row for row in rows if row[place] == rows[-1][place]]
+        best = (min if study == "labels" else max)(rows, key=lambda row: row[column]["mean"])
+        text = headline(Analysis.from_json(stored))
+        assert text.startswith(f"{study}: ") and words.format(**best) in text, text
+        percent = column in table.get("percent", ())
+        number = Estimate.from_json(best[column])
+        assert (f"{number.text(100, '.1f')} %" if percent else number.text()) in text, text
+        assert f"\n{text}\n" in f"\n{said}", text
 
 
 def test_only_what_is_the_runs_own_goes_to_its_folder(

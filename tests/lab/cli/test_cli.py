@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+from command import vitmix
 from training import TINY, one_thread, rows, train  # noqa: F401
 from vitmix._registry import KINDS, METHODS, parts
 from vitmix.lab.cli import main as cli
@@ -209,13 +211,16 @@ def test_resident_images_of_several_sizes(tmp_path: Path, tiny_file: str, capsys
 
 
 def test_one_process_of_each_node_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nodes may have other files; the processes of one node have the same."""
+    """Nodes may have other files; the processes of one node have the same. The silent ones let the first speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setenv("RANK", "8")
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert "no configuration file" in refused(capsys, "train", "--config", "nowhere.yaml")
     monkeypatch.setenv("LOCAL_RANK", "1")
+    assert waited == []
     assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "" and waited == [cli.TURN_SECONDS]
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,3 +366,18 @@ def test_every_command_names_a_model_in_the_same_way(
     for flag in ("--model RUN|FILE|NAME", "--arch NAME", "--model-args KEY=VALUE", "--size N"):
         assert flag in said
     assert command == "bench" or ("--weights best|last" in said and "--pretrained" in said)
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_size_with_part_of_a_patch_is_one_sentence(command: str, tmp_path: Path) -> None:
+    """timm's models that take any size assert it in the forward pass only."""
+    data = "shapes(size=16, length=24, test_length=24)"
+    if command == "eval":
+        timm_weights = timm.create_model("test_vit", num_classes=12).state_dict()
+        save_file(timm_weights, tmp_path / "weights.safetensors")
+        words = ["eval", str(tmp_path / "weights.safetensors"), "--arch", "test_vit", "--data", data]
+    else:
+        words = ["train", "--data", data, "--model", "test_vit", "--output", str(tmp_path / "run")]
+    said = vitmix(*words, "--size", "33", "--cpu")
+    assert said.code == 2 and said.err.count("\n") == 1
+    assert "size must be a multiple of the patches of test_vit, 16 pixels, got 33; use 32 or 48" in said.err

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from comparing import SETTINGS, wait_for, write
+from command import vitmix
+from comparing import SETTINGS, finish, wait_for, write
 from vitmix.lab.comparison import read_matrix, runner
 from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.comparison.runner import is_busy
@@ -58,6 +59,19 @@ def test_ctrl_c_ends_all_trainings_at_a_checkpoint(tmp_path: Path) -> None:
     for training in trainings[:2]:
         assert list((training.run.checkpoints).iterdir()) and "Checkpoint of update" in training.run.log.read_text()
         assert not is_busy(training)
+
+
+def test_ctrl_c_writes_the_table_of_finished_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, output = write(tmp_path), tmp_path / "out"
+
+    def stopped(trainings: list[Training], **_: object) -> None:
+        finish(trainings[0])
+        raise runner.Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(runner, "run_trainings", stopped)
+    said = vitmix("compare", str(path), "--output", str(output))
+    assert said.code == 130 and "Stopped by SIGINT" in said.out
+    assert "CutMix" in (output / "compare.csv").read_text() and str(output) in said.out
 
 
 # The rest with processes that only say when they begin and end: what starts and stops them is at stake.

@@ -1,9 +1,13 @@
 """Data of unknown origin: what would hang, fill the memory or end in a traceback is skipped or refused."""
 
+import errno
+import hashlib
 import io
 import json
 import os
 import random
+import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -18,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 from PIL import Image
 
 from training import one_thread  # noqa: F401
@@ -26,13 +32,14 @@ from vitmix.lab.data import open_images, tar_index
 from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
-from vitmix.lab.data.images import ArrayImages, BrokenImage
+from vitmix.lab.data.images import ArrayImages, BrokenImage, DataLost, NothingReadable
 from vitmix.lab.evaluation.shifts import open_class_folders
 from vitmix.lab.figures import read_image
 from vitmix.lab.maps.making import make_maps
-from vitmix.lab.maps.stored import read_label_maps
-from vitmix.lab.maps.teachers import saliency_teacher
-from vitmix.lab.reading import open_regular, read_bytes
+from vitmix.lab.maps.stored import Shard, describe_data, read_label_maps, read_top_maps
+from vitmix.lab.maps.teachers import Teacher, saliency_teacher
+from vitmix.lab.reading import is_fault, open_regular, read_bytes
+from vitmix.lab.studies.objects import read_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +82,59 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "file", 4) == b"four"
     with pytest.raises(ValueError, match="more than the 3 bytes allowed"):
         read_bytes(tmp_path / "file", 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no sockets in the file system")
+def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular("socket")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTCONN, errno.EKEYEXPIRED, errno.EIO, errno.ESTALE])
+def test_what_may_be_intact_is_not_damaged(number: int) -> None:
+    assert is_fault(OSError(number, "x"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("image file is truncated"), FileNotFoundError(errno.ENOENT, "x"), IsADirectoryError(errno.EISDIR, "x")],
+)
+def test_what_a_file_holds_is_no_fault(error: OSError) -> None:
+    assert not is_fault(error)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_a_place_that_fails_leaves_images_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    images = open_images(f"imagefolder:{folder_of(tmp_path, 'a', 'b')}", "train")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("vitmix.lab.data.images.read_bytes", fail)
+    with pytest.raises(DataLost, match=f"imagefolder.* cannot be read now: {os.strerror(number)}; rerun the command"):
+        images.readable(0)
+    assert not images.broken
+    number = errno.EIO  # a bad sector concerns one file
+    with pytest.raises(NothingReadable):
+        images.readable(0)
+
+
+def test_postscript_does_not_reach_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow looks at the content, and runs Ghostscript for EPS under any name."""
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, format="EPS")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("ran a program"))
+    path = folder_of(tmp_path, "a", "b") / "train" / "a" / "0.png"
+    path.write_bytes(content.getvalue())
+    with pytest.raises(BrokenImage, match="not an image of a known kind"):
+        open_images(f"imagefolder:{tmp_path}", "train")[0]
+    with pytest.raises(ValueError, match="not an image of a known kind"):
+        read_image(str(path), 16)
+    with pytest.raises(ValueError, match="not an image of a known kind"):
+        read_mask(path.parent, path.parent, "0.png")
 
 
 def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
@@ -469,11 +529,99 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_hostile_maps_are_one_sentence(tmp_path: Path, name: str) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), np.uint8)
-    images = ArrayImages(pixels, [0, 1, 0, 1], ["a", "b"], "four")
+    images = four_images()
     make_maps(images, saliency_teacher("spectral"), tmp_path)
     assert read_label_maps(tmp_path, images).shape == (4, 16, 16)
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps(index | CHANGES[name]))
     with pytest.raises(ValueError):
         read_label_maps(tmp_path, images)
+
+
+def four_images() -> ArrayImages:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), np.uint8)
+    return ArrayImages(pixels, [0, 1, 0, 1], ["a", "b"], "four")
+
+
+def top_maps(folder: Path, spans: list[tuple[int, int]], **changes: Any) -> ArrayImages:
+    """A folder of the two highest logits, in shards of these rows, with other arrays or classes in it."""
+    images, teacher = four_images(), Teacher("t", torch.nn.Identity(), (16, 16))
+    number, rank = np.indices((4, 2, 3, 3))[:2]
+    arrays = {"values": number.astype(np.float16), "classes": rank.astype(np.uint16)} | changes
+    shards = []
+    for number, (first, end) in enumerate(spans):
+        content = safetensors.numpy.save({name: arrays[name][first:end].copy() for name in ("values", "classes")})
+        (folder / f"{number}.safetensors").write_bytes(content)
+        shards.append(Shard(f"{number}.safetensors", (first, end), hashlib.sha256(content).hexdigest()))
+    index = {"format": 1, "top": 2, "classes": changes.get("known", (0, 1)), "grid": (3, 3), "broken": ()}
+    facts = {"data": describe_data(images).to_json(), "teacher": teacher.facts().to_json()}
+    (folder / "index.json").write_text(json.dumps(index | facts | {"shards": [each.to_json() for each in shards]}))
+    return images
+
+
+def test_maps_in_several_shards_are_read(tmp_path: Path) -> None:
+    images = top_maps(tmp_path, [(2, 4), (0, 2)])
+    values, classes = read_top_maps(tmp_path, images)
+    assert values.shape == classes.shape == (4, 2, 3, 3) and classes[0, :, 2, 2].tolist() == [0, 1]
+    assert values[:, 1, 2, 2].tolist() == read_label_maps(tmp_path, images)[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("spans", [[(0, 2), (1, 3)], [(0, 2), (0, 2)], [(0, 4), (1, 2)], [(0, 3)], [(0, 2), (1, 4)]])
+@pytest.mark.parametrize("read", [read_label_maps, read_top_maps])
+def test_shards_must_hold_each_image_once(tmp_path: Path, spans: list[tuple[int, int]], read: Any) -> None:
+    images = top_maps(tmp_path, spans)
+    with pytest.raises(ValueError, match="shards overlap|lacks the maps of 1 of 4 images"):
+        read(tmp_path, images)
+
+
+LOGITS, NUMBERS = np.ones((4, 2, 3, 3), np.float16), np.ones((4, 2, 3, 3), np.int64)
+UNFIT: dict[str, dict[str, Any]] = {
+    "NaN": {"values": np.where(NUMBERS.cumsum().reshape(NUMBERS.shape) == 17, np.float16("nan"), LOGITS)},
+    "infinite": {"values": LOGITS * np.float16("inf")},
+    "too large": {"values": LOGITS.astype(np.float64) * 1e30},
+    "integers": {"values": NUMBERS},
+    "no logits": {"values": LOGITS[:, :0], "classes": NUMBERS[:, :0]},
+    "large classes": {"classes": NUMBERS << 40},
+    "classes that wrap around": {"classes": NUMBERS + 2**32},
+    "negative classes": {"classes": -NUMBERS},
+    "large classes of the teacher": {"known": (0, 2**40)},
+    "negative classes of the teacher": {"known": (-1, 0)},
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("read", [read_label_maps, read_top_maps])
+def test_unfit_numbers_in_maps_are_one_sentence(tmp_path: Path, name: str, read: Any) -> None:
+    """A NaN loss, many updates later, would blame the learning rate."""
+    images = top_maps(tmp_path, [(0, 2), (2, 4)], **UNFIT[name])
+    with pytest.raises(ValueError, match=r"does not hold the maps of 2 images|not an index of activation maps"):
+        read(tmp_path, images)
+
+
+def test_one_class_several_times_stays_finite(tmp_path: Path) -> None:
+    images = top_maps(tmp_path, [(0, 4)], values=LOGITS * np.float16(60_000), classes=NUMBERS)
+    assert read_label_maps(tmp_path, images).isfinite().all()
+
+
+@pytest.mark.parametrize("factor", [float("nan"), 1e6])
+def test_a_teacher_whose_maps_are_not_finite_is_refused(tmp_path: Path, factor: float) -> None:
+    """1e6 is infinite in the half precision in which maps are stored."""
+
+    class Unfit(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images[:, :2, ::8, ::8] * 0 + factor
+
+    teacher = Teacher("unfit", Unfit(), (16, 16), mean=(0.0,) * 3, std=(1.0,) * 3)
+    with pytest.raises(ValueError, match="^teacher unfit gives image 0 a map .* not finite.*; use another teacher$"):
+        make_maps(four_images(), teacher, tmp_path)
+
+
+def test_shards_of_other_sizes_are_made_again(tmp_path: Path) -> None:
+    images, teacher = four_images(), saliency_teacher("spectral")
+    make_maps(images, teacher, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "other")
+    index = json.loads((tmp_path / "other" / "index.json").read_text())
+    index["shards"] = [index["shards"][0] | {"rows": [0, 3]}]
+    (tmp_path / "other" / "index.json").write_text(json.dumps(index))
+    make_maps(images, teacher, tmp_path / "other")
+    assert torch.equal(read_label_maps(tmp_path / "other", images), read_label_maps(tmp_path / "whole", images))

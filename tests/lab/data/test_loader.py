@@ -17,11 +17,13 @@ import pytest
 import torch
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from samples import eval_sample, seed_all, train_sample
 from training import look_often, one_thread  # noqa: F401
+from vitmix.lab.data import workers as workers_module
 from vitmix.lab.data.augmentation import Augmentation
-from vitmix.lab.data.images import ArrayImages, FileImages, ImageSet
+from vitmix.lab.data.images import ArrayImages, DataLost, FileImages, ImageSet
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader
 from vitmix.lab.data.plan import EpochPlan
 from vitmix.lab.data.workers import WorkerLost, started
@@ -241,6 +243,52 @@ def test_nothing_readable_is_one_sentence(tmp_path, workers):
     loader.close()
 
 
+def test_a_copy_of_a_batch_keeps_all_but_its_tensors(monkeypatch):
+    """Where there is a GPU, every batch of a loader is a pinned copy."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.clone())
+    values = torch.arange(4.0)
+    batch = Batch(values, values, values, values, values, values, {"mask": values}, {3: "3.png: empty"})
+    for copied in (batch.pin_memory(), batch.to("cpu"), batch.part(slice(0, 4))):
+        assert repr(copied) == repr(batch)
+    assert repr(Batch(values, values, values).pin_memory()) == repr(Batch(values, values, values))
+
+
+class LostImages(ArrayImages):
+    """Their storage fails at one of them."""
+
+    lost = 37
+
+    def read(self, index: int) -> Image.Image:
+        if index == self.lost:
+            raise DataLost("the network is gone")
+        return super().read(index)
+
+
+def map_pinned(batches):
+    """Each batch as torch's loader pins it."""
+    try:
+        yield from map(pin_memory, batches)
+    finally:
+        batches.close()
+
+
+@WORKERS
+def test_lost_data_is_one_sentence(workers, monkeypatch):
+    """Also where there is a GPU: every batch is then a pinned copy, in which nothing may be missing."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.clone())
+    watched = workers_module._watched
+    monkeypatch.setattr(workers_module, "_watched", lambda loader: map_pinned(watched(loader)))
+    pixels = np.zeros((40, 8, 8, 3), np.uint8)
+    images = LostImages(pixels, [0] * 40, ["one"], "noise")
+    training = TrainLoader(images, PLAIN, batch=8, seed=0, workers=workers)
+    evaluation = EvalLoader(images, PLAIN, batch=8, workers=workers)
+    for batches in (training.epoch(0), iter(evaluation)):
+        with pytest.raises(DataLost, match="^the network is gone$"):
+            list(batches)
+    training.close()
+    assert not images.broken
+
+
 # Evaluation
 
 
@@ -351,6 +399,23 @@ def test_the_loss_of_a_worker(reference, monkeypatch, forgiven):
     assert [*map(same, loader.epoch(1), reference[1])] == [True] * 5  # with new workers
     loader.close()
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL  # nothing raises an error out of place
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, ConnectionRefusedError, EOFError])
+def test_a_worker_is_lost_while_it_hands_over_a_batch(monkeypatch, error):
+    """Torch then fails to fetch tensors from it, and does not notice why."""
+    loader = EvalLoader(some_images(), PLAIN, batch=4, workers=2)
+    batches = iter(loader)
+    next(batches)
+
+    def fetch(self, *args):
+        self._workers[0].kill()  # it may still look alive for a moment
+        raise error
+
+    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(kind, "_next_data", fetch)
+    with pytest.raises(WorkerLost, match=r"loader worker \d+ was ended by SIGKILL"):
+        list(batches)
 
 
 def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -1,4 +1,7 @@
-"""Comparisons on a real Ray cluster of three nodes on this machine: a lost node, Ctrl-C, files that travel."""
+"""Comparisons on real Ray clusters of this machine: a lost node, Ctrl-C, files that travel, GPUs, a lost head.
+
+Tests of the command's own cluster come first: later it would join the cluster that is there.
+"""
 
 import importlib.util
 import os
@@ -8,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusters import Command, check_equal, trainings_of, updates, write_matrix
+from clusters import Command, check_equal, paused, processes_of, text_of, trainings_of, updates, write_matrix
 from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.comparison.runner import is_done
 
@@ -36,45 +39,59 @@ def reference(folder: Path, matrix: Path) -> list[Training]:
     return trainings_of(matrix, folder / "jobs")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    # A machine with other work: Ray's niceness of 15 would starve, and its monitor would end tasks for others' memory.
+@pytest.fixture(scope="module", autouse=True)
+def busy_machine() -> Iterator[None]:
+    """Other work beside Ray's: its niceness of 15 would starve, and its monitor would end tasks for others' memory."""
     given = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
     os.environ.update(given)
+    yield
+    for name in given:
+        del os.environ[name]
+
+
+def start_cluster(nodes: int) -> Any:
+    from ray.cluster_utils import Cluster
+
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": MEMORY})
+    for _ in range(nodes):
+        found.add_node(num_cpus=1, object_store_memory=MEMORY)
+    found.wait_for_nodes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    found = start_cluster(2)
     try:
-        for _ in range(2):
-            found.add_node(num_cpus=1, object_store_memory=MEMORY)
-        found.wait_for_nodes()
         yield found
     finally:
         found.shutdown()
-        for name in given:
-            del os.environ[name]
 
 
 def node_of(cluster: Any, training: Training) -> Any:
     """The node whose raylet is an ancestor of the training's process."""
-    settings = f"{training.run.path}/.training.yaml"
-    (process,) = [
-        int(each.parent.name)
-        for each in Path("/proc").glob("[0-9]*/cmdline")
-        if settings in _text(each) and "comparison.process" in _text(each)
-    ]
+    (process,) = processes_of(training)
     ancestors = []
     while process > 1:
         ancestors.append(process)
-        process = int(_text(Path(f"/proc/{process}/stat")).rsplit(")", 1)[1].split()[1])
+        process = int(text_of(Path(f"/proc/{process}/stat")).rsplit(")", 1)[1].split()[1])
     return next(node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid in ancestors)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").replace("\0", " ")
-    except OSError:  # it has ended
-        return ""
+def test_a_cluster_of_the_command_ends_with_it_and_ctrl_c_leaves_what_continues(
+    folder: Path, matrix: Path, reference: list[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    output = folder / "own"
+    trainings = trainings_of(matrix, output)
+    command = Command(matrix, output, "--on", "ray")
+    command.wait_for(lambda: updates(trainings[0]) > 0)
+    assert "Ray: 1 node with" in command.said
+    assert command.interrupt() == 130 and "Stopped by SIGINT" in command.said
+    assert not any(map(processes_of, trainings)) and not is_done(trainings[0])
+    assert (again := Command(matrix, output, "--on", "ray")).end() == 0, again.said
+    assert f"{trainings[0].name} resumes on node" in again.said
+    check_equal(trainings, reference)
 
 
 def test_a_lost_node_takes_no_training_with_it(
@@ -86,8 +103,9 @@ def test_a_lost_node_takes_no_training_with_it(
     command.wait_for(lambda: updates(one) > 0 and updates(other) > 0)
     cluster.remove_node(node_of(cluster, one), allow_graceful=False)
     again = f"{one.name} starts again from its newest checkpoint, because the node was lost"
-    command.wait_for(lambda: again in command.said)
-    command.wait_for(lambda: "waits for 1 CPU core: none of the 2 nodes has one free" in command.said or is_done(other))
+    with paused(other):  # so that the one node left has no room
+        command.wait_for(lambda: again in command.said)
+        command.wait_for(lambda: "waits for 1 CPU core: none of the 2 nodes has one free" in command.said)
     assert command.end() == 0, command.said
     assert command.said.count(f"{one.name} begins on node") == 1 and f"{one.name} resumes on node" in command.said
     cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
@@ -133,3 +151,39 @@ def test_a_gpu_that_no_node_has_is_told(folder: Path, matrix: Path, cluster: Any
     command = Command(matrix, folder / "gpu", *flags)
     assert command.end() == 75
     assert "wait for 1 GPU: none of the 3 nodes has one; add such a node, or ask for less" in command.said, command.said
+
+
+def test_runs_that_ask_for_a_gpu_take_turns_on_the_node_that_has_one(
+    folder: Path, matrix: Path, reference: list[Training], cluster: Any
+) -> None:
+    """Ray believes in the GPU; the runs train on the CPU."""
+    node = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=MEMORY)
+    cluster.wait_for_nodes()
+    try:
+        output = folder / "with_gpu"
+        one, other = trainings = trainings_of(matrix, output)
+        command = Command(matrix, output, "--on", "ray", "--address", cluster.address, "--gpus", "1")
+        command.wait_for(lambda: any(map(processes_of, trainings)))
+        assert [node_of(cluster, each) for each in trainings if processes_of(each)] == [node]
+        command.wait_for(lambda: is_done(one) or is_done(other) or all(map(processes_of, trainings)))
+        assert not all(map(processes_of, trainings))
+        assert command.end() == 0, command.said
+        check_equal(trainings, reference)
+    finally:
+        cluster.remove_node(node)
+
+
+def test_a_lost_head_is_told_in_a_sentence(folder: Path, matrix: Path) -> None:
+    """Last: of this cluster nothing is left."""
+    lone = start_cluster(1)
+    try:
+        output = folder / "headless"
+        trainings = trainings_of(matrix, output)
+        command = Command(matrix, output, "--on", "ray", "--address", lone.address)
+        command.wait_for(lambda: updates(trainings[0]) > 0)
+        with paused(trainings[0]):  # which could end before anything is noticed
+            lone.head_node.kill_gcs_server()
+            assert command.end(300) != 0, command.said  # Ray itself may end the process, after the sentence
+        assert "the Ray cluster no longer answers" in command.said and "Traceback" not in command.said, command.said
+    finally:
+        lone.shutdown()

@@ -1,5 +1,6 @@
 """The runner with an engine that only pretends: lost runs, full clusters, and what is said of them."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -90,6 +91,50 @@ def test_a_run_that_is_lost_without_progress_fails(trainings: list[Training]) ->
         "the node was lost (n2), 3 times without a new checkpoint; write checkpoints more often "
         "(--set checkpoint_every='300 seconds') and rerun the command"
     )
+
+
+def test_a_loss_that_checkpoints_do_not_help_names_its_own_remedy(trainings: list[Training]) -> None:
+    full: list[Outcome | None] = [Outcome("memory ran out", lost=True, remedy="set a smaller batch")]
+    (failure,) = runner.run_trainings(trainings[:1], engine=Cluster(full, full, full))
+    assert failure.reason == (
+        "memory ran out, 3 times without a new checkpoint; set a smaller batch and rerun the command"
+    )
+
+
+class Broken(Pretended):
+    """A job whose engine no longer answers."""
+
+    def stop(self) -> None:
+        raise ValueError("the cluster no longer answers")
+
+
+class BreaksLater(Pretended):
+    """A job whose engine does not tell how it ended."""
+
+    def outcome(self) -> Outcome | None:
+        if self.orders:
+            raise ValueError("the cluster no longer answers")
+        return None
+
+
+@pytest.mark.parametrize("kind", [Broken, BreaksLater])
+def test_a_job_that_cannot_be_stopped_leaves_no_other_at_work(
+    trainings: list[Training], monkeypatch: pytest.MonkeyPatch, kind: type[Pretended]
+) -> None:
+    cluster = Cluster([None] * 99, [None] * 99)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def start(*arguments: object) -> Pretended:
+        job = Cluster.start(cluster, *arguments)  # type: ignore[arg-type]
+        return kind(iter([None] * 99)) if len(cluster.handed) == 1 else job
+
+    monkeypatch.setattr(cluster, "start", start)
+    with pytest.raises(ValueError, match="the cluster no longer answers"):
+        runner.run_trainings(trainings, engine=cluster, minutes=0.05 / 60)
+    assert cluster.handed[1].orders == ["stop"] and not cluster.open
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    crew = runner._Crew(cluster, runner.NOTHING, print)
+    assert all(crew._claim(training) for training in trainings)  # no claim is left behind
 
 
 def test_one_sentence_tells_what_several_runs_wait_for(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import slurm_cluster
-from clusters import Command, check_equal, moto_server, trainings_of, updates, write_matrix
+from clusters import Command, check_equal, moto_server, paused, trainings_of, updates, write_matrix
 from comparing import wait_for
 from slurm_cluster import ask
 from vitmix.lab.comparison.matrix import Training
@@ -96,8 +96,9 @@ def test_a_job_that_waits_and_a_killed_command(folder: Path, matrix: Path, refer
     command.process.wait()
     assert ask("squeue", "--noheader", "--format=%T", f"--jobs={jobs[0]}") == "RUNNING"  # jobs outlive the command
     again = Command(matrix, output, *ON)
+    with paused(trainings[0]):  # which would otherwise end before the command has begun
+        again.wait_for(lambda: f"{trainings[0].name} continues as job {jobs[0]} of an earlier command" in again.said)
     assert again.end() == 0, again.said
-    assert f"{trainings[0].name} is still job {jobs[0]} of an earlier command" in again.said
     check_equal(trainings, reference)
 
 

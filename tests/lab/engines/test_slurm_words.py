@@ -36,14 +36,38 @@ class Commands:
         }
         self.called: list[tuple[str, ...]] = []
         self.jobs: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.takes_and_is_silent = False
 
     def __call__(self, command: tuple[str, ...], **options: Any) -> "subprocess.CompletedProcess[str]":
         self.called.append(command)
         if command[0] == "squeue" and "squeue" not in self.answers:
-            numbers = next(each for each in command if each.startswith("--jobs=")).removeprefix("--jobs=").split(",")
-            lines = [f"{number}|{self.jobs[number]}|" for number in numbers if number in self.jobs]
+            lines = [f"{number}|{self.jobs[number]}|" for number in self._asked(command)]
             return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
+        if command[0] == "sbatch" and not self.answers["sbatch"][0]:
+            self.names["12"] = _value(command, "--job-name=")
+            if self.takes_and_is_silent:
+                self.jobs["12"] = "RUNNING|None|n1|0|0"
+                raise subprocess.TimeoutExpired(command, options["timeout"])
         return subprocess.CompletedProcess(command, *self.answers[command[0]])
+
+    def _asked(self, command: tuple[str, ...]) -> list[str]:
+        if numbers := _value(command, "--jobs="):
+            return [number for number in numbers.split(",") if number in self.jobs]
+        name = _value(command, "--name=")
+        return [number for number in self.jobs if self.names.get(number) == name]
+
+    @property
+    def submitted(self) -> int:
+        return sum(command[0] == "sbatch" for command in self.called)
+
+
+class Killed(BaseException):
+    """Nothing after it is executed."""
+
+
+def _value(command: tuple[str, ...], option: str) -> str:
+    return next((each.removeprefix(option) for each in command if each.startswith(option)), "")
 
 
 @pytest.fixture
@@ -86,7 +110,8 @@ def test_a_job_carries_the_plan_and_the_options(commands: Commands, training: Tr
     plan = engine.home.hand_over(training, ["--analyze"], 3)
     text = on_slurm.script(plan)
     assert text.startswith("#!/bin/sh\nexec ") and json.loads(text.splitlines()[2])["flags"] == ["--analyze"]
-    assert json.loads((training.run.path / on_slurm.JOB).read_text())["id"] == "12"
+    note = json.loads((training.run.path / on_slurm.JOB).read_text())
+    assert note["answered"] and f"--job-name={training.name}-{note['attempt'][:8]}" in flags
 
 
 def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) -> None:
@@ -103,7 +128,7 @@ def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) ->
         "SUSPENDED|None": "an administrator: job 12 is suspended; 'scontrol resume 12' lets it go on",
         "RUNNING|None": "",
     }.items():
-        commands.jobs["12"] = f"{state}||0|0|{training.name}"
+        commands.jobs["12"] = f"{state}||0|0"
         assert job.waiting() == words and job.outcome() is None
 
 
@@ -127,7 +152,7 @@ def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) ->
 )
 def test_why_a_job_ended(commands: Commands, training: Training, state: str, reason: str, lost: bool) -> None:
     _, job = begin(training)
-    commands.jobs["12"] = f"{state}|{training.name}"
+    commands.jobs["12"] = state
     outcome = job.outcome()
     assert outcome is not None and (outcome.reason, outcome.lost) == (reason, lost)
     assert job.outcome() is outcome and job.waiting() == ""
@@ -135,7 +160,7 @@ def test_why_a_job_ended(commands: Commands, training: Training, state: str, rea
 
 def test_a_failed_run_tells_its_own_reason(commands: Commands, training: Training) -> None:
     _, job = begin(training)
-    commands.jobs["12"] = f"FAILED|NonZeroExitCode|n2|512|0|{training.name}"
+    commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|512|0"
     report = Report(job.attempt, "host", 2, "no such data")
     (training.run.path / REPORT).write_text(json.dumps(vars(report)))
     outcome = job.outcome()
@@ -144,14 +169,16 @@ def test_a_failed_run_tells_its_own_reason(commands: Commands, training: Trainin
 
 def test_a_node_without_the_folder_or_python(commands: Commands, training: Training) -> None:
     training.run.log.write_text("exec: no such file\n")
+    folder = training.run.path.parent
     for state, part in {
         "FAILED|JobLaunchFailure|n2|4021|0": "does not see the folder",
         "FAILED|NonZeroExitCode|n2|18688|0": "does not see the folder",
-        "FAILED|NonZeroExitCode|n2|18944|0": "cannot read or write the store",
+        "FAILED|NonZeroExitCode|n2|18944|0": f"job 12 on node n2 cannot read or write the folder {folder}; "
+        "check its disk space and permissions there",
         "FAILED|NonZeroExitCode|n2|32512|0": "ended with code 127 before the run began: exec: no such file; check",
     }.items():
         _, job = begin(training)
-        commands.jobs["12"] = f"{state}|other"
+        commands.jobs["12"] = state
         outcome = job.outcome()
         assert outcome is not None and part in outcome.reason and not outcome.lost
 
@@ -160,7 +187,7 @@ def test_a_requeued_job_is_told(commands: Commands, training: Training) -> None:
     said: list[str] = []
     _, job = begin(training, said)
     for state in ("RUNNING|None|n1|0|0", "PENDING|BeginTime||0|1", "RUNNING|None|n2|0|1"):
-        commands.jobs["12"] = f"{state}|{training.name}"
+        commands.jobs["12"] = state
         assert job.outcome() is None
     assert said[1:] == [
         f"{training.name} begins on node n1",
@@ -184,14 +211,85 @@ def test_a_silent_controller_ends_nothing(commands: Commands, training: Training
 
 def test_a_job_of_a_killed_command_is_taken_over(commands: Commands, training: Training) -> None:
     begin(training)
-    commands.jobs["12"] = f"RUNNING|None|n1|0|0|{training.name}"
-    commands.answers["sbatch"] = (1, "", "sbatch: error: it must not be asked")
+    commands.jobs["12"] = "RUNNING|None|n1|0|0"
     said: list[str] = []
     engine, job = begin(training, said)
-    assert engine.knows(training) and job.number == "12"
+    assert engine.knows(training) and job.number == "12" and commands.submitted == 1
     assert said == [f"{training.name} continues as job 12 of an earlier command"]
-    commands.jobs["12"] = "RUNNING|None|n1|0|0|another"  # numbers begin again after a reinstallation
+    commands.names["12"] = "another"  # numbers begin again after a reinstallation
     assert not engine.knows(training)
+
+
+def test_no_second_job_while_the_controller_is_silent(commands: Commands, training: Training) -> None:
+    """Silence says nothing about the job of an earlier command."""
+    begin(training)
+    commands.jobs["12"] = "RUNNING|None|n1|0|0"
+    commands.answers["squeue"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(NoRoom, match=r"Slurm's controller does not answer \(Unable to contact slurm controller\)"):
+        begin(training)
+    assert commands.submitted == 1
+    del commands.answers["squeue"]
+    assert begin(training)[1].number == "12" and commands.submitted == 1
+
+
+def test_a_job_that_slurm_took_without_an_answer_is_found(commands: Commands, training: Training) -> None:
+    commands.takes_and_is_silent = True
+    engine = SlurmCluster(training.run.path.parent).__enter__()
+    with pytest.raises(NoRoom, match="sbatch has not answered for 60 s"):
+        engine.start(training, [], print)
+    job = engine.start(training, [], print)
+    assert job.number == "12" and commands.submitted == 1
+    commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|512|0"
+    report = Report(job.attempt, "host", 2, "no such data")
+    (training.run.path / REPORT).write_text(json.dumps(vars(report)))
+    outcome = job.outcome()
+    assert outcome is not None and outcome.reason == "no such data (job 12 on node n2)"
+
+
+def test_a_job_that_appears_late_is_found(commands: Commands, training: Training) -> None:
+    """Slurm may take a job after sbatch has given up, so a request keeps its name until one is answered."""
+    commands.takes_and_is_silent = True
+    engine, names = SlurmCluster(training.run.path.parent).__enter__(), set[str]()
+    for _ in range(3):
+        with pytest.raises(NoRoom):
+            engine.start(training, [], print)
+        commands.jobs.clear()
+        names.add(commands.names["12"])
+    assert len(names) == 1
+    commands.takes_and_is_silent = False
+    assert engine.start(training, [], print).number == "12"
+    engine.start(training, [], print)  # its job has ended, so this one is another
+    assert commands.names["12"] not in names
+
+
+def test_a_command_killed_while_it_submits_leaves_a_job_that_is_found(
+    commands: Commands, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = slurm.submit
+
+    def killed(*arguments: Any) -> str:
+        submit(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(slurm, "submit", killed)
+        begin(training)
+    commands.jobs["12"] = "PENDING|Priority||0|0"
+    engine, job = begin(training)
+    assert engine.knows(training) and job.number == "12" and commands.submitted == 1
+
+
+def test_slurm_is_not_asked_again_at_once(
+    commands: Commands, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = begin(training)
+    (training.run.path / on_slurm.JOB).unlink()
+    commands.answers["sbatch"] = (1, "", "sbatch: error: too many jobs")
+    with pytest.raises(NoRoom):
+        engine.start(training, [], print)
+    assert engine.has_room(0)
+    monkeypatch.setattr(on_slurm, "LOOK_SECONDS", 5.0)
+    assert not engine.has_room(0)
 
 
 def test_refused_jobs(commands: Commands, training: Training) -> None:
@@ -213,7 +311,7 @@ def test_refused_jobs(commands: Commands, training: Training) -> None:
 def test_stopping_signals_what_runs_and_cancels_what_waits(commands: Commands, training: Training) -> None:
     _, job = begin(training)
     for state, command in (("RUNNING", "--batch"), ("PENDING", "12")):
-        commands.jobs["12"] = f"{state}|None|n1|0|0|{training.name}"
+        commands.jobs["12"] = f"{state}|None|n1|0|0"
         job.stop()
         assert [each for each in commands.called if each[0] == "scancel"][-1][1] == command
 
@@ -233,7 +331,7 @@ def test_slurm_without_a_configuration_is_told(commands: Commands, training: Tra
 
 def test_a_node_without_the_store(commands: Commands, training: Training, tmp_path: Path) -> None:
     _, job = begin(training, store=f"file://{tmp_path}/store")
-    commands.jobs["12"] = f"FAILED|NonZeroExitCode|n2|18688|0|{training.name}"
+    commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|18688|0"
     outcome = job.outcome()
     assert outcome is not None and outcome.reason == (
         f"job 12 on node n2 does not see what the command wrote to file://{tmp_path}/store; "

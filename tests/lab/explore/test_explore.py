@@ -22,6 +22,7 @@ from vitmix._mixer import Mixer
 from vitmix._registry import KINDS, METHODS, parts
 from vitmix.lab.cli.main import main
 from vitmix.lab.data.augment import Augmentation
+from vitmix.lab.data.decoding import FORMATS
 from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
@@ -365,7 +366,7 @@ def eps() -> str:
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
-@pytest.mark.parametrize("kind", photos.FORMATS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_uploads_of_usual_formats_are_read(kind):
     assert open_image(data_url(Image.new("RGB", (40, 30), "red"), kind), 32).image.size == (40, 30)
 

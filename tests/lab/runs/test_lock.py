@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vitmix.lab.comparison.runner import take
-from vitmix.lab.runs import FolderLock, lock
+from vitmix.lab.runs import FolderLock, Run, lock
+from vitmix.lab.runs.analysis import LeftOut
 from vitmix.lab.writing import write_file
 
 
@@ -100,3 +101,26 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         write_file(tmp_path / "best.safetensors", b"new")
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes in the file system")
+def test_a_pipe_in_place_of_the_lock_does_not_hang(tmp_path: Path) -> None:
+    """A comparison asks who trains in a folder that others may have made."""
+    os.mkfifo(tmp_path / ".lock")
+    assert not FolderLock(tmp_path).held
+
+
+def test_unfinished_files_do_not_pile_up(tmp_path: Path) -> None:
+    """Commands that write without the lock remove what was killed long ago, and leave alone what is being written."""
+    for name in (
+        ".evaluation.json.123.partial",
+        ".maps-000000000.safetensors.9.partial",
+        "own.partial",
+        ".config.yaml",
+    ):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / ".evaluation.json.124.partial").write_text("half")
+    Run(tmp_path).write_left_out(LeftOut("x", ("labels",)))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"own.partial", ".config.yaml", ".evaluation.json.124.partial", ".left_out"}

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, whatever happens; and weights of other origin."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -143,6 +144,44 @@ def test_damage_that_cannot_be_moved_aside_is_still_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "rename", fail)
     _, (remark,) = checkpoints.move_damaged(tmp_path, keep=1)
     assert "update-000000007 is damaged and was skipped" in remark and path.exists()
+
+
+def test_what_a_kill_left_is_on_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss after the kill would leave its name without content, and older checkpoints are removed by then."""
+    path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
+    partial = path.rename(tmp_path / f".{path.name}.partial")
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def note_sync(handle: int) -> None:
+        steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        sync(handle)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    assert checkpoints.settle_partial(tmp_path) == []
+    before = steps[: steps.index("rename")]
+    assert sorted(before[:-1]) == sorted(names(path)) and before[-1] == partial.name
+    assert checkpoints.newest_checkpoint(tmp_path) == (path, {})
+
+
+def test_a_disk_that_fails_meanwhile_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoints.save_checkpoint(tmp_path, 7, some(7), keep=1)
+    path.rename(tmp_path / f".{path.name}.partial")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing_sync)
+        with pytest.raises(OSError, match="Input/output error.*update-000000007.partial"):
+            checkpoints.settle_partial(tmp_path)
+    assert checkpoints.settle_partial(tmp_path) == []
+    assert checkpoints.newest_checkpoint(tmp_path) == (path, {})
+
+
+def failing_sync(handle: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_stray_names_are_left_alone(tmp_path: Path) -> None:

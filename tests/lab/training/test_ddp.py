@@ -242,3 +242,26 @@ def test_one_sentence_for_the_process_that_failed(tmp_path: Path, failure: str) 
     said = [line for line in done.stderr.splitlines() if line.startswith("vitmix: error: ")]
     assert len(said) == 1 and sentence in said[0], done.stderr
     assert done.stderr.count("Traceback") == 1  # of the launcher
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for threads in /proc")
+def test_no_thread_of_the_group_outlives_a_training(tmp_path: Path) -> None:
+    """One that frees a tensor while the interpreter ends aborts the process, and torchrun counts it as failed."""
+    script = """
+        import sys
+        from pathlib import Path
+        from vitmix.lab.cli.main import main
+        code = main(sys.argv[1:])
+        print("Threads:", *sorted(each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")))
+        sys.exit(code)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**TINY, **WHOLE}))
+    command = [sys.executable, "-m", *LAUNCHERS["torchrun"], str(tmp_path / "script.py"), "train"]
+    command += ["--config", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    said = [line for line in done.stdout.splitlines() if line.startswith("Threads: ")]
+    assert done.returncode == 0 and len(said) == 2 and not any("gloo" in line for line in said), (
+        done.stdout + done.stderr
+    )

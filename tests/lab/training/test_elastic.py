@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -167,6 +168,26 @@ def test_a_machine_is_lost_and_another_joins(tmp_path: Path) -> None:
     assert f"resuming at update {stopped.split()[6]} of" in first.said  # nothing is lost when a machine joins
 
 
+@pytest.mark.slow
+def test_a_machine_falls_silent(tmp_path: Path) -> None:
+    """Without power: its connections stay open. The other machine waits until its process is ended, as documented."""
+    (port,) = free_ports(1)
+    with ExitStack() as agents:
+        first = agents.enter_context(Agent(tmp_path, "first", port))
+        wait_for(lambda: answers(port))
+        second = agents.enter_context(Agent(tmp_path, "second", port))
+        wait_for(lambda: updates(tmp_path) > 0)
+        second.send(signal.SIGSTOP)
+        time.sleep(5)  # for what was under way
+        silent = updates(tmp_path)
+        time.sleep(20)
+        assert updates(tmp_path) == silent and first.process.poll() is None
+        first.send(signal.SIGKILL, agent=False)
+        alone = other_world(tiny("run"), 2, 1)
+        wait_for(lambda: alone in first.said)
+        wait_for(lambda: updates(tmp_path) > silent)
+
+
 class Agent:
     """`torchrun ... -m vitmix train ...` on one machine of one or two, with one process."""
 
@@ -189,10 +210,14 @@ class Agent:
 
     def kill(self) -> None:
         """Agent and worker at once, as when a machine is lost."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        for process in (self.process.pid, *map(int, children)):
-            os.kill(process, signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self.process.wait()
+
+    def send(self, number: int, *, agent: bool = True) -> None:
+        """A signal to the worker and, first, to the agent."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for process in (*([self.process.pid] if agent else []), *map(int, children)):
+            os.kill(process, number)
 
     def __enter__(self) -> "Agent":
         return self

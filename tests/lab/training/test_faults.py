@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import faults
 from test_checkpoints import names, some
@@ -20,6 +21,7 @@ from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison.runner import take
 from vitmix.lab.runs import FolderLock, Run, lock
 from vitmix.lab.training import checkpoints
+from vitmix.lab.training.checkpoints import Foreign, list_checkpoints
 from vitmix.lab.training.engine import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -254,6 +256,53 @@ def test_a_tracker_is_no_reason_to_stop(
     monkeypatch.setattr(trainer.accelerator, where, failing(getattr(trainer.accelerator, where)))
     assert trainer.run() == 0
     assert "Tracking stopped: Input/output error. The run continues without it." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "said"), [(RuntimeError("no\nanswer"), "no answer"), (KeyError(), "KeyError")])
+def test_nor_are_the_errors_of_its_own_kinds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    said: str,
+) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", epochs=1))
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trainer.accelerator, "log", fail)
+    assert trainer.run() == 0
+    assert f"Tracking stopped: {said}. The run continues without it." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+        torch.distributed.DistError("timeout"),
+        torch.OutOfMemoryError("no memory"),
+    ],
+)
+def test_a_machine_that_fails_does_not_make_a_checkpoint_foreign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The user would be told to remove a good one."""
+    trainer = Trainer(tiny(tmp_path / "run", epochs=1))
+    assert trainer.run() == 0
+    (path,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+
+    def fail(checkpoint: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trainer.state, "restore", fail)
+    with pytest.raises(type(error)) as caught:
+        trainer.state.load(path)
+    assert caught.value is error
+    monkeypatch.setattr(trainer.state, "restore", lambda _: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(Foreign, match="is not a checkpoint of this run"):
+        trainer.state.load(path)
 
 
 def test_a_lock_that_fails_to_close_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

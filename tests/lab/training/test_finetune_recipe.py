@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from support import ROOT, SHARED
 from training import TINY, one_thread, same_weights, tiny, train, train_until, weights, whole_run  # noqa: F401
@@ -185,6 +186,20 @@ def test_wrong_input_is_one_sentence(
     assert "unknown model 'deit_tinny'" in refused(capsys, "--data", place, *start, "--model", "deit_tinny")
     both = refused(capsys, "--data", place, *start, "--freeze", "--lora", "4")
     assert "freeze trains the classifier alone, lora trains more; give one of them" in both
+    small = folder(tmp_path / "small", {"first": 8, "second": 8})
+    save_file(timm.create_model("test_resnet", num_classes=2).state_dict(), tmp_path / "cnn.safetensors")
+    cnn = refused(
+        capsys,
+        "--data",
+        small,
+        "--model",
+        "test_resnet",
+        "--checkpoint",
+        str(tmp_path / "cnn.safetensors"),
+        "--lora",
+        "4",
+    )
+    assert "lora adds to linear layers, but ResNet has none; use --freeze instead" in cnn
     assert "lora must be" in refused(capsys, "--data", place, *start, "--lora", "0")
     assert cli.main(["train", "--data", place, "--freeze", "--epochs", "1"]) == 2
     assert "freeze keeps the weights to start from" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.training.config import FIELDS, resolve
-from vitmix.lab.training.header import PREPROCESSING, Header, read_header
+from vitmix.lab.training.header import PREPROCESSING, Header, read_export, read_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HONEST: dict[str, Any] = {
@@ -183,3 +184,32 @@ def test_a_hostile_header_gives_no_hint(tmp_path: Path) -> None:
     path = weights_saying(tmp_path, {**HONEST, "preprocessing": []})
     with pytest.raises(ValueError, match="the weights in .* do not fit this"):
         open_subject(path, model="test_vit", model_args={"num_classes": 8})
+
+
+def exported(folder: Path, model: str, *sides: int) -> Path:
+    """The config.json of an exported folder."""
+    cfg = {"input_size": [3, *sides], "mean": [0.5] * 3, "std": [0.5] * 3}
+    facts = {"architecture": model, "num_classes": 8, "pretrained_cfg": cfg, "label_names": HONEST["classes"]}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])
+def test_an_export_names_its_models_image_size(tmp_path: Path, name: str) -> None:
+    """Otherwise a small folder could cause days of computation."""
+    model = "deit_tiny_patch16_224"
+    with torch.device("meta"):
+        weights = timm.create_model(model, num_classes=8).state_dict()
+    save_file({key: torch.empty(each.shape) for key, each in weights.items()}, tmp_path / name)
+    assert read_export(exported(tmp_path, model, 224, 224)).preprocessing["size"] == 224
+    for sides in ((4096, 4096), (4096, 224)):
+        with pytest.raises(ValueError, match="size is .*4096.*, but its deit_tiny_patch16_224 takes images of 224"):
+            read_export(exported(tmp_path, model, *sides))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file systems may have no holes")
+def test_a_file_of_holes_holds_no_weights(tmp_path: Path) -> None:
+    with open(tmp_path / "model.onnx", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match="values, but the file holds"):
+        read_export(exported(tmp_path, "vit_large_patch16_224", 224, 224))

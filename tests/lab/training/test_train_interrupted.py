@@ -33,6 +33,7 @@ from training import (  # noqa: F401
 from vitmix.lab import writing
 from vitmix.lab.cli import main as cli
 from vitmix.lab.data import workers
+from vitmix.lab.data.images import DataLost
 from vitmix.lab.data.loader import Batch
 from vitmix.lab.runs import Epoch
 from vitmix.lab.training import checkpoints
@@ -380,6 +381,29 @@ def lose_workers_at(trainer: Trainer, update: int, monkeypatch: pytest.MonkeyPat
 
 
 LONGER = {"ema": 0.9, "data": "shapes(size=16, length=160, test_length=24)", "epochs": 1}
+
+
+def test_lost_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint is written before the run ends: an hour of training is not worth less than a network."""
+    train(tmp_path / "whole", **LONGER)
+    trainer = Trainer(tiny(tmp_path / "run", **LONGER))
+    read = type(trainer.loader.images).read
+    left = iter([True] * 37)
+
+    def fail(self: Any, index: int) -> Any:
+        if not next(left, False):
+            raise DataLost("the network is gone")
+        return read(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer.loader.images), "read", fail)
+        with pytest.raises(DataLost, match="^the network is gone$"):
+            trainer.run()
+    assert trainer.update > 0
+    said = f"Checkpoint of update {trainer.update} is written"
+    assert said in capsys.readouterr().out
+    train(tmp_path / "run", **LONGER)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
 def test_a_killed_loader_worker(

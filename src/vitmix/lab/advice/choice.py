@@ -15,6 +15,7 @@ class PlannedTraining:
     """A training that is planned.
 
     Attributes:
+        model: its name; None if any.
         refusal: why a method does not work with the model; None if it does.
     """
 
@@ -23,6 +24,7 @@ class PlannedTraining:
     start: str
     built_in: bool = False
     size: int | None = None
+    model: str | None = None
     refusal: Callable[[str], str | None] = lambda method: None
 
 
@@ -33,12 +35,15 @@ class Advice:
     series: the measurements that decide; None if there are none.
     short: the training is much shorter than everything measured.
     refused: methods that gained more but do not work with the model, and why.
+    best: the method with the largest mean gain that works with the model and is not chosen, whether or not the gain
+        was shown.
     """
 
     chosen: Measured | None
     series: Series | None
     short: bool
     refused: dict[str, str]
+    best: Measured | None = None
 
 
 def choose(evidence: Evidence, plan: PlannedTraining) -> Advice:
@@ -47,16 +52,22 @@ def choose(evidence: Evidence, plan: PlannedTraining) -> Advice:
     if not series:
         return Advice(None, None, False, {})
     if plan.updates * SHORT < series[0].updates:
-        return Advice(None, series[0], True, {})
+        return Advice(None, series[0], True, {}, _best(series[0], plan, besides=None))
     nearest = min(series, key=lambda each: abs(math.log(plan.updates / each.updates)))
     gaining = [each for each in nearest.methods if is_shown(each, largest_deviation(series))]
     refused: dict[str, str] = {}
     for each in sorted(gaining, key=_gain, reverse=True):
         reason = plan.refusal(each.method)
         if reason is None:
-            return Advice(each, nearest, False, refused)
+            return Advice(each, nearest, False, refused, _best(nearest, plan, besides=each))
         refused[each.name] = reason
-    return Advice(None, nearest, False, refused)
+    return Advice(None, nearest, False, refused, _best(nearest, plan, besides=None))
+
+
+def _best(series: Series, plan: PlannedTraining, *, besides: Measured | None) -> Measured | None:
+    others = [each for each in series.methods if each.gain is not None and each != besides]
+    ranked = sorted(others, key=_gain, reverse=True)
+    return next((each for each in ranked if plan.refusal(each.method) is None), None)
 
 
 def _gain(measured: Measured) -> float:
@@ -70,6 +81,15 @@ def is_shown(measured: Measured, deviation: float) -> bool:
     if measured.gain.low is not None:
         return measured.gain.low > 0
     return measured.gain.mean > MARGIN * deviation
+
+
+def is_loss(measured: Measured, deviation: float) -> bool:
+    """Whether a loss is more than chance, by the rule for gains."""
+    if measured.gain is None:
+        return False
+    if measured.gain.high is not None:
+        return measured.gain.high < 0
+    return measured.gain.mean < -MARGIN * deviation
 
 
 def largest_deviation(series: list[Series]) -> float:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from vitmix.lab.columns import markdown_table
 
-from .choice import PlannedTraining, choose
+from .choice import Advice, PlannedTraining, choose
 from .evidence import SCRATCH, WEIGHTS, Evidence, Measured, Series, without_settings
-from .words import STARTS, caveats, cost_text, gain_text, place_text, reasons, when_not
+from .words import STARTS, best_text, caveats, cost_text, gain_text, place_text, reasons, unmeasured, when_not
 
 SECTION = "## Measured here"
 BEFORE = "## Cost"  # where the section goes on a card
@@ -24,8 +24,9 @@ def page(evidence: Evidence) -> str:
         "```\nvitmix suggest --data imagefolder:DIR --model deit_tiny_patch16_224 --pretrained\n"
         "vitmix suggest --data imagefolder:DIR --model deit_small_patch16_224 --hours 8\n```",
         "It prints a command, the reason, the measured gain with its 95 % interval and the number of seeds (n), the "
-        "cost, and what the evidence does not cover. `python docs/make_evidence.py` makes this page and the package's "
-        "evidence.json from the stored results; a test compares both with them.",
+        "cost, when mixing does not pay, and what the evidence does not cover. If it recommends no mixing, it names "
+        "the best method measured. `python docs/make_evidence.py` makes this page and the package's evidence.json "
+        "from the stored results; a test compares both with them.",
         "## In short",
         markdown_table(
             ["training", "updates", "attention can be read", "use", "gain over no mixing"], *_short(evidence)
@@ -55,9 +56,21 @@ def _short(evidence: Evidence) -> Iterable[list[str]]:
                 plan = PlannedTraining(
                     0, updates, start, refusal=lambda text, all_=readable: None if all_ else _needs(text)
                 )
-                chosen = choose(evidence, plan).chosen
-                method, gain = ("none", "") if chosen is None else (chosen.method, gain_text(chosen))
+                advice = choose(evidence, plan)
+                method = "none" if advice.chosen is None else advice.chosen.method
+                gain = _gain(advice, plan, evidence)
                 yield [STARTS[start], f"{updates:,}", "yes" if readable else "no", f"`{method}`", gain]
+
+
+def _gain(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> str:
+    """The gain of the method, or what was measured without showing one."""
+    if advice.chosen is not None:
+        return gain_text(advice.chosen)
+    if advice.series is None or advice.best is None:
+        return "not measured"
+    if advice.short:
+        return f"not measured with fewer than {advice.series.updates:,} updates"
+    return f"best: {best_text(advice.best, plan, evidence)}"
 
 
 def _needs(method: str) -> str | None:
@@ -102,8 +115,10 @@ def gaps(evidence: Evidence) -> list[str]:
     largest = max((each.size for each in photographs), default=0)
     most = max((each.images for each in photographs), default=0)
     models = sorted({each.model for each in photographs})
+    missing = [unmeasured(evidence, start=start, built_in=False) for start in STARTS if start in starts]
     return [
         *lines,
+        *filter(None, missing),
         f"Images of more than {largest} pixels, more than {most:,} images, and models other than {', '.join(models)}.",
     ]
 
@@ -149,10 +164,22 @@ def shown(evidence: Evidence, plan: PlannedTraining, *, command: str, note: str 
     """The answer of `vitmix suggest`."""
     advice = choose(evidence, plan)
     lines = [("Use", command), *(("Why", line) for line in reasons(advice, plan, evidence))]
-    if advice.chosen is not None and advice.series is not None:
-        lines += [("Gain", f"{gain_text(advice.chosen)} of top-1 over no mixing; {place_text(advice.series)}")]
-        lines += [("Cost", cost_text(evidence.cost, advice.chosen))]
-        lines += [("Not", line) for line in when_not(plan, evidence)]
+    if advice.series is not None:
+        lines += _measured(advice, advice.series, plan, evidence)
+    lines += [("Not", line) for line in when_not(advice, plan, evidence)]
     lines += [("Time", note)] if note else []
     lines += [("But", line) for line in caveats(advice, plan, evidence)]
     return "\n".join(f"{name:<6}{line}" for name, line in lines)
+
+
+def _measured(advice: Advice, series: Series, plan: PlannedTraining, evidence: Evidence) -> Iterable[tuple[str, str]]:
+    """Gain and cost of the recommended method and of the next one; of the best one if none is recommended."""
+    chosen, best = advice.chosen, advice.best
+    if chosen is not None:
+        yield "Gain", f"{gain_text(chosen)} of top-1 over no mixing; {place_text(series)}"
+        yield "Cost", cost_text(evidence.cost, chosen)
+        if best is not None:
+            yield "Next", f"{best_text(best, plan, evidence)}; cost: {cost_text(evidence.cost, best)}"
+    elif best is not None:
+        yield "Best", f"{best_text(best, plan, evidence)}; {place_text(series)}"
+        yield "Cost", f"of {best.name}: {cost_text(evidence.cost, best)}"

@@ -149,6 +149,7 @@ def run(settings: Compare) -> int:
             )
         except Interrupted as stopped:
             print(f"Stopped by {stopped}. Checkpoints were written; rerun the command to resume.")
+            _conclude(matrix, trainings, output, settings.measure, settings.publish)
             return stopped.exit_code
     _conclude(matrix, trainings, output, settings.measure, settings.publish)
     for failure in failures:

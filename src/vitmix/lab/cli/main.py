@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from vitmix.lab.training.output import flush_or_discard
 
 BAD_INPUT = 2
 INTERRUPTED = 128 + signal.SIGINT
+TURN_SECONDS = 10  # that other processes of a node give the first one to speak
 CLOSED_PIPE = 141  # as a shell reports a tool that SIGPIPE ended
 
 
@@ -75,6 +77,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per node: another node may have other files
             with suppress(BrokenPipeError):
                 print(f"vitmix: error: {_one_line(error)}", file=sys.stderr)
+        else:  # torchrun ends all processes of a node once one has ended, so the first would lose its turn
+            time.sleep(TURN_SECONDS)
         return BAD_INPUT
 
 

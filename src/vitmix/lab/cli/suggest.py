@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitmix.lab.training.config import TrainConfig
 
 MOST_EPOCHS = 300  # of a training from scratch, as the papers train
-SAMPLES, REPEATS = 8, 3  # images of a step and steps, to measure the speed
+STEPS = {"cpu": (1, 2), "cuda": (10, 20)}  # untimed and timed, to measure the speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,11 @@ def run(settings: Suggest) -> int:
 
     images = open_images(settings.data, "train")
     config = _config(settings, len(images))
+    if config.batch > len(images):
+        raise ValueError(f"a batch of {config.batch} is more than the {len(images)} training images; lower --batch")
     model = _model(config, len(images.classes))
     sides = build_augmentation(config, model).sides
-    rate = None if settings.hours is None else _images_per_second(model, sides, cpu=settings.cpu)
+    rate = None if settings.hours is None else _images_per_second(model, config, sides)
     evidence = stored()
 
     def planned(method: str) -> tuple[PlannedTraining, int]:
@@ -59,14 +61,14 @@ def run(settings: Suggest) -> int:
         start = WEIGHTS if settings.pretrained or settings.checkpoint else SCRATCH
         refuses = lambda text: refusal(model, create(text, 2), sides)  # noqa: E731
         built_in, updates = settings.data.startswith("shapes"), len(images) // config.batch * epochs
-        return PlannedTraining(len(images), updates, start, built_in, sides[0], refuses), epochs
+        return PlannedTraining(len(images), updates, start, built_in, sides[0], settings.model, refuses), epochs
 
     # The method decides how long a step takes, and the length decides the method.
     method = _method(choose(evidence, planned("none")[0]))
     plan, epochs = planned(method)
     method = _method(choose(evidence, plan))
     seconds = 0.0 if rate is None else len(images) * epochs * (evidence.cost.of(method) or 1.0) / rate
-    time = "" if rate is None else _time(seconds, rate, settings.hours)
+    time = "" if rate is None else _time(seconds, rate, config, settings.hours)
     print(
         f"{len(images):,} images of {len(images.classes):,} classes, {settings.model}, {STARTS[plan.start]}, {epochs} "
         f"epochs of batch {config.batch}: {plan.updates:,} updates"
@@ -95,12 +97,12 @@ def _config(settings: Suggest, images: int) -> "TrainConfig":
 
 
 def _model(config: "TrainConfig", classes: int) -> "nn.Module":
-    """The model, with random weights."""
+    """The model; published weights are not downloaded for an answer, a file is read as the training will."""
     import dataclasses
 
     from vitmix.lab.training.prepare import build_model
 
-    return build_model(dataclasses.replace(config, pretrained=False, checkpoint=None), max(classes, 2))[0]
+    return build_model(dataclasses.replace(config, pretrained=False), max(classes, 2))[0]
 
 
 def _epochs(settings: Suggest, config: "TrainConfig", images: int, rate: float | None) -> int:
@@ -111,27 +113,43 @@ def _epochs(settings: Suggest, config: "TrainConfig", images: int, rate: float |
     return min(max(int(settings.hours * 3600 * rate / images), 1), most)
 
 
-def _images_per_second(model: "nn.Module", sides: tuple[int, int], *, cpu: bool) -> float:
-    """Of forward and backward passes here."""
+def _images_per_second(model: "nn.Module", config: "TrainConfig", sides: tuple[int, int]) -> float:
+    """Of forward and backward passes here, with the batch and the precision of the training."""
     import torch
 
-    from vitmix.lab.bench.clock import milliseconds
+    from vitmix.lab.bench.clock import DTYPES, milliseconds
 
-    device = torch.device("cpu" if cpu or not torch.cuda.is_available() else "cuda")
-    model, batch = model.train().to(device), torch.randn(SAMPLES, 3, *sides, device=device)
+    device = torch.device("cpu" if config.cpu or not torch.cuda.is_available() else "cuda")
+    images = max(config.batch // config.accumulate, 1)
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    dtype = DTYPES.get(config.precision, torch.float32)
+    untimed, timed = STEPS[device.type]
+    try:
+        model, batch = model.train().to(device), torch.randn(images, 3, *sides, device=device)
 
-    def step() -> None:
-        model.zero_grad()
-        model(batch).sum().backward()
+        def step() -> None:
+            model.zero_grad()
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                scores = model(batch)
+            scores.float().sum().backward()
 
-    step()
-    rate = SAMPLES * 1000 / milliseconds(step, REPEATS, device)
-    model.cpu()
-    return rate
+        milliseconds(step, untimed, device)
+        return images * 1000 / milliseconds(step, timed, device)
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"a step of {images} images does not fit into the memory of {device}; give a smaller --batch"
+        ) from None
+    finally:
+        torch.set_float32_matmul_precision(kept)
+        model.cpu()
 
 
-def _time(seconds: float, rate: float, hours: float | None) -> str:
-    said = f"about {seconds / 3600:.1f} hours at {rate:.0f} images/s, measured here on steps of {SAMPLES} images"
+def _time(seconds: float, rate: float, config: "TrainConfig", hours: float | None) -> str:
+    said = (
+        f"about {seconds / 3600:.1f} hours at {rate:.0f} images/s, measured here without loading, on steps of "
+        f"{max(config.batch // config.accumulate, 1)} images in {config.precision}"
+    )
     return said if hours is None or seconds <= 3600 * hours else f"{said}; not even one epoch fits into {hours:g} hours"
 
 

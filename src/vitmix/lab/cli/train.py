@@ -1,5 +1,6 @@
 """`vitmix train`: its flags are the fields of `TrainConfig`."""
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -62,6 +63,11 @@ def _train_in_processes(make: Callable[[], Any]) -> int:
         code = trainer.run()
         if code == 0:
             trainer.evaluate_best()
+        if torch.distributed.is_initialized():
+            # Threads of Gloo end with the group, once no model refers to it. One that frees a tensor while the
+            # interpreter ends would abort the process. After a failure they may wait for a process that is gone.
+            del trainer
+            gc.collect()
         return code
     except processes.Refused:
         if torch.distributed.get_rank() == 0:  # one process prints for all

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitmix.lab.dense.backbone import check_backbone
 from vitmix.lab.dense.config import TransferConfig
@@ -144,9 +144,11 @@ class _Crew:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        try:
+            self._stop()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: Any) -> None:
         """Remembers a signal: an exception here could part a job from the list that it must be in."""
@@ -239,25 +241,40 @@ class _Crew:
     def _fail(self, training: Training, outcome: Outcome) -> None:
         reason = outcome.reason
         if outcome.lost:
-            often = "write checkpoints more often (--set checkpoint_every='300 seconds')"
-            reason = f"{reason}, {MOST_LOSSES} times without a new checkpoint; {often} and rerun the command"
+            reason = f"{reason}, {MOST_LOSSES} times without a new checkpoint; {outcome.remedy} and rerun the command"
         self.failures.append(Failure(training, reason, training.run.log))
         self.say(f"{training.name} failed: {reason}")
 
     def _stop(self) -> None:
-        """Lets every run write its checkpoint and end; a second Ctrl-C does not wait for that."""
-        for work in self.working:
-            work.job.stop()
-        while any(work.job.outcome() is None for work in self.working):
-            if self._hurry:
-                for work in self.working:
-                    work.job.kill()
-                self._hurry = False
-            time.sleep(STOP_LOOK_SECONDS)
-        self.working.clear()
-        for claim in self._claims.values():
-            os.close(claim)
-        self._claims.clear()
+        """Lets every run write its checkpoint and end; a second Ctrl-C does not wait for that.
+
+        A job whose engine no longer answers is given up; its error is raised once all others have ended.
+        """
+        failed: list[Exception] = []
+        try:
+            self._ask_all("stop", failed)
+            while None in self._ask_all("outcome", failed):
+                if self._hurry:
+                    self._ask_all("kill", failed)
+                    self._hurry = False
+                time.sleep(STOP_LOOK_SECONDS)
+        finally:
+            self.working.clear()
+            for claim in self._claims.values():
+                os.close(claim)
+            self._claims.clear()
+        if failed:
+            raise failed[0]
+
+    def _ask_all(self, method: Literal["stop", "outcome", "kill"], failed: list[Exception]) -> list[Outcome | None]:
+        answers = []
+        for work in [*self.working]:
+            try:
+                answers.append(getattr(work.job, method)())
+            except Exception as error:
+                failed.append(error)
+                self.working.remove(work)
+        return answers
 
 
 def take(file: Path) -> int:

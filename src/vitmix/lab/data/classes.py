@@ -34,10 +34,16 @@ def class_names(folder: Path, count: int) -> list[str]:
     return names_in(lambda: read_json(path), str(path), count) if path.is_file() else numbered(count)
 
 
-def names_in(read: Callable[[], Any], place: str, count: int) -> list[str]:
-    """Names as JSON: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`."""
+def names_in(read: Callable[[], Any], place: str, count: int | None) -> list[str]:
+    """Names as JSON: a list of names, or of `{"label": 0, "name": "cat"}`, or `{"0": "cat"}`.
+
+    Args:
+        count: how many there must be; None takes all, and at least one.
+    """
     try:
         stored = read()
+        if not isinstance(stored, (dict, list)):
+            raise TypeError(f"a {type(stored).__name__}")
         if isinstance(stored, dict):
             named = {int(label): str(name) for label, name in stored.items()}
         elif stored and isinstance(stored[0], dict):
@@ -48,6 +54,7 @@ def names_in(read: Callable[[], Any], place: str, count: int) -> list[str]:
         raise ValueError(
             f"{place!r} must be a JSON list of class names, got {problem!r}; write one name per label"
         ) from None
+    count = max(1, len(named)) if count is None else count
     missing = [label for label in range(count) if label not in named]
     if missing:
         raise ValueError(f"{place!r} has no name for label {missing[0]}, but the data has {count} classes; add it")

@@ -2,18 +2,26 @@
 
 import io
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 MAX_PIXELS = 89_478_485  # of one image; Pillow warns above this
+# By name, because Pillow goes by the content, and would start Ghostscript for an EPS file under any name.
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 2**30  # of one image file: that many pixels, uncompressed, in 16 bits
+
+
+def open_image(file: BinaryIO) -> Image.Image:
+    """An image that is not yet decoded, if it has one of the accepted formats."""
+    return Image.open(file, formats=FORMATS)
 
 
 def decode(content: bytes) -> Image.Image:
     """The image in the bytes of a file."""
     # From memory: given a file, Pillow asks for as many bytes as a header claims, and Python allocates them.
-    image = Image.open(io.BytesIO(content))
+    image = open_image(io.BytesIO(content))
     check_pixels(image)  # before the pixels are unpacked
     image.load()
     return image

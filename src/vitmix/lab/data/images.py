@@ -5,6 +5,7 @@ replacement depends on the index alone, so every worker and every resumed run ma
 """
 
 import copy
+import errno
 import logging
 import os
 import warnings
@@ -17,13 +18,14 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vitmix.lab.reading import read_bytes
+from vitmix.lab.reading import is_fault, read_bytes
 
 from .decoding import MAX_BYTES, as_rgb, check_pixels, decode, reason_of
 from .plan import Window
 
 log = logging.getLogger("vitmix.lab.data")
 Loaded = TypeVar("Loaded")
+_OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.EIO)  # others are of the whole place where the images are
 
 
 class BrokenImage(Exception):
@@ -113,7 +115,15 @@ class ImageSet(Dataset, ABC):
         except (MemoryError, DataLost):
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
-            raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem
+            raise self.unreadable(index, problem) from problem
+
+    def unreadable(self, index: int, problem: Exception) -> "BrokenImage | DataLost":
+        """What to raise for an image whose reading ended in this error."""
+        if isinstance(problem, OSError) and is_fault(problem) and problem.errno not in _OF_ONE_FILE:
+            return DataLost(
+                f"{self.description} cannot be read now: {problem.strerror}; rerun the command when its place answers"
+            )
+        return BrokenImage(f"{self.name(index)}: {reason_of(problem)}")
 
     def readable(self, index: int) -> tuple[Image.Image, int, int]:
         """Image, label and index of the first readable sample from `index` on, wrapping around at the end."""

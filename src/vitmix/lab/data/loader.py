@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from .augment import (
     normalize,
 )
 from .augmentation import Augmentation
-from .images import DataLost, ImageSet, NothingReadable
+from .images import ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
 from .workers import WorkerLost as WorkerLost
@@ -50,7 +49,6 @@ class Batch:
             is stored, and the part of the cell that is inside it.
         ahead: what the method computes from the images alone, `(B, ...)` each; it stays on the host.
         broken: the unreadable images found while loading it, because a worker's own list would stay in the worker.
-        lost: why the data could not be read at all; an error of a worker would come with its whole traceback.
     """
 
     images: Tensor
@@ -61,7 +59,6 @@ class Batch:
     places: Tensor | None = None
     ahead: dict[str, Tensor] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
-    lost: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,29 +74,13 @@ class Batch:
         return self._each(lambda values: values.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        given = (self.erase, self.maps, self.places)
-        given = [None if values is None else change(values) for values in given]
-        return Batch(change(self.images), change(self.labels), change(self.indices), *given, self.ahead, self.broken)
+        names = ("images", "labels", "indices", "erase", "maps", "places")
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: change(values) for name, values in given.items() if values is not None})
 
 
-def _empty(broken: dict[int, str], lost: str = "") -> Batch:
-    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken), lost=lost)
-
-
-def _or_lost(fetch: Callable[[Any], Batch], keys: Any) -> Batch:
-    """The batch of these keys; if the data is lost, an empty one that says why."""
-    try:
-        return fetch(keys)
-    except DataLost as problem:
-        return _empty({}, str(problem))
-
-
-def _checked(batch: Batch, images: ImageSet) -> Batch:
-    """The batch, in the main process."""
-    if batch.lost:
-        raise DataLost(batch.lost)
-    images.note_broken(batch.broken)
-    return batch
+def _empty(broken: dict[int, str]) -> Batch:
+    return Batch(torch.empty(0), torch.empty(0), torch.empty(0), broken=dict(broken))
 
 
 def _train_batch(
@@ -231,11 +212,12 @@ class TrainLoader(Fetcher[Batch], Epochs):
         self.plan = EpochPlan(len(images), batch, seed, rank, world, repeats, labels, images.window, extra)
         fetch = partial(_train_batch, images, augmentation, seed, maps, map_grid, place_grid, ahead)
         images.check_shuffled()
-        super().__init__(partial(_or_lost, fetch), workers, persistent=True)
+        super().__init__(fetch, workers, persistent=True)
 
     def _epoch(self, number: int, start: int) -> Iterator[Batch]:
         for batch in self.fetched(partial(self.plan.keys, number, start)):
-            if not len(_checked(batch, self.images)):
+            self.images.note_broken(batch.broken)
+            if not len(batch):
                 raise self.images.nothing_readable()
             yield batch
 
@@ -259,12 +241,13 @@ class EvalLoader(Fetcher[Batch]):
         start: int = 0,
     ) -> None:
         self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world, start)
-        super().__init__(partial(_or_lost, partial(_eval_batch, images, augmentation)), workers)
+        super().__init__(partial(_eval_batch, images, augmentation), workers)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.fetched(self._rows.__iter__):
-            if len(_checked(batch, self.images)):
+            self.images.note_broken(batch.broken)
+            if len(batch):
                 yield batch

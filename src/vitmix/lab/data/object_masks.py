@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from vitmix.lab.reading import open_regular
 
-from .decoding import check_pixels, reason_of
+from .decoding import check_pixels, open_image, reason_of
 from .images import FileImages, ImageSet
 
 
@@ -45,14 +44,14 @@ class MaskFolder:
         """The mask `(H, W)` of an image: True on the object."""
         path = self.place(index)
         try:
-            with open_regular(path) as file, Image.open(file) as image:
+            with open_regular(path) as file, open_image(file) as image:
                 check_pixels(image)
                 levels = np.asarray(image if image.mode in ("L", "P", "1", "I;16") else image.convert("L"))
         except FileNotFoundError:
             raise ValueError(self.missing(index)) from None
         except (OSError, ValueError) as problem:
             raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
-        with open_regular(Path(self.images.root) / self.images.name(index)) as file, Image.open(file) as image:
+        with open_regular(Path(self.images.root) / self.images.name(index)) as file, open_image(file) as image:
             width, height = image.size
         if levels.shape != (height, width):
             found = f"{levels.shape[1]}x{levels.shape[0]}"

@@ -143,5 +143,8 @@ def held_out_mask(labels: np.ndarray, fraction: float) -> np.ndarray:
         order = torch.randperm(len(rows), generator=generator_for(HOLDOUT_SEED, int(label))).numpy()
         mask[rows[order[:count]]] = True
     if not mask.any():
-        raise ValueError(f"cannot hold out images where every class has a single image ({len(labels)} images in all)")
+        raise ValueError(
+            f"cannot hold out images where every class has a single image ({len(labels)} images in all); add images, "
+            "or a folder val/ beside train/"
+        )
     return mask

@@ -5,6 +5,7 @@ import itertools
 import multiprocessing.util  # noqa: F401  its own exit handler must be registered before the one below
 import os
 import signal
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -15,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitmix._checks import check_workers
 
-from .images import log
+from .images import DataLost, log
 
 Fetched = TypeVar("Fetched")
 WORKERS_IGNORE = (signal.SIGINT, signal.SIGTERM)
+HANDOVER_SECONDS = 5  # in which a killed worker has ended once its connections are closed
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -27,11 +29,21 @@ class WorkerLost(RuntimeError):
     """A worker process ended, for example because memory ran out; the text says which one and how."""
 
 
+class _Lost(str):
+    """Why data is lost; an error of a worker would come with its whole traceback."""
+
+
 class _Fetch(Dataset[Any]):
     """A function of the keys of a batch, as torch's loader calls it."""
 
     def __init__(self, fetch: Callable[[list[Any]], Any]) -> None:
-        self.__getitems__ = fetch
+        self.fetch = fetch
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        try:
+            return self.fetch(keys)
+        except DataLost as lost:
+            return _Lost(lost)
 
 
 class _Keys:
@@ -80,6 +92,8 @@ class Fetcher(Generic[Fetched]):
             with closing(_watched(self._loader)) as found:
                 for batch in found:
                     done += 1
+                    if isinstance(batch, _Lost):
+                        raise DataLost(batch)
                     yield batch
         except WorkerLost as lost:
             if self.when_lost is None:
@@ -103,8 +117,8 @@ def _watched(loader: DataLoader) -> Generator[Any]:
     try:
         iterator = started(loader)
         yield from iterator
-    except RuntimeError as error:
-        ended = [worker for worker in getattr(iterator, "_workers", ()) if not worker.is_alive()]
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        ended = _ended(iterator, patience=0 if isinstance(error, RuntimeError) else HANDOVER_SECONDS)
         if not ended:
             raise
         end_workers(iterator)
@@ -113,6 +127,16 @@ def _watched(loader: DataLoader) -> Generator[Any]:
     finally:
         if not loader.persistent_workers:
             end_workers(iterator)
+
+
+def _ended(iterator: Any, patience: float) -> list[Any]:
+    """The workers that have ended, or do so within some seconds: one that is killed while it hands over a batch closes
+    its connections first."""
+    found = getattr(iterator, "_workers", ())
+    end = time.monotonic() + patience
+    while all(worker.is_alive() for worker in found) and time.monotonic() < end:
+        time.sleep(0.01)
+    return [worker for worker in found if not worker.is_alive()]
 
 
 def _how_it_ended(worker: Any) -> str:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from vitmix.attention.readers import frame_of
 from vitmix.dense.transforms import DenseMix, dense_mixer
-from vitmix.lab.data.decoding import reason_of
-from vitmix.lab.data.images import BrokenImage, FileImages, NothingReadable
+from vitmix.lab.data.images import FileImages, NothingReadable
 from vitmix.lab.data.splits import Split
 from vitmix.lab.dense.backbone import Backbone
 from vitmix.lab.dense.config import TransferConfig
@@ -63,7 +62,7 @@ class DenseSet(FileImages, Generic[Target]):
         except MemoryError:
             raise
         except Exception as problem:  # decoders raise nearly anything on damaged bytes
-            raise BrokenImage(f"{self.name(index)}: {reason_of(problem)}") from problem
+            raise self.unreadable(index, problem) from problem
 
     def nothing_readable(self) -> NothingReadable:
         return NothingReadable(

@@ -23,11 +23,13 @@ class Outcome:
         reason: a clause without a full stop.
         lost: the node or its time was lost, so the run may start again from its checkpoint.
         update: of the newest checkpoint, by which the runner knows whether a lost run makes progress.
+        remedy: what to do if the run is lost again and again for this reason.
     """
 
     reason: str
     lost: bool = False
     update: int = 0
+    remedy: str = "write checkpoints more often (--set checkpoint_every='300 seconds')"
 
 
 class Job(Protocol):

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmix._registry import PLUGINS
-from vitmix.lab.training.config import AnyConfig, to_yaml
+from vitmix.lab.training.config import CONFIG, AnyConfig, differences, resolve_any, to_yaml
 from vitmix.lab.writing import make_folder, write_file
 
 from .base import Say
@@ -74,14 +75,42 @@ class Home:
         if self.store is None:
             return
         for training in trainings:
-            if not training.run.is_trained and is_finished(self.store.files(training.name)):
+            if training.run.is_trained:
+                continue
+            files = self.store.files(training.name)
+            self._check_settings(training, self.store, files)
+            if is_finished(files):
                 say(f"{training.name} is finished in {self.url}; fetching it")
                 self.fetch(training)
+
+    def _check_settings(self, training: "Training", store: Store, files: dict[str, str]) -> None:
+        """Refuses the run of another comparison: the name of a run does not tell all of its settings."""
+        if not any(progress(files)):
+            return
+        with tempfile.TemporaryDirectory(prefix="vitmix-") as scratch:
+            file = Path(scratch) / CONFIG
+            try:
+                write_file(file, store.read(training.name, CONFIG))
+                different = differences(resolve_any(file=file), training.config)
+            except StoreError:
+                raise
+            except (OSError, ValueError) as error:
+                why = str(error).replace(str(file), CONFIG)
+                how = "remove that run there or give another --store"
+                raise ValueError(
+                    f"the settings of {training.name} in {self.url} cannot be read: {why}; {how}"
+                ) from None
+        if different:
+            raise ValueError(
+                f"{self.url} holds a run {training.name} with another configuration ({', '.join(different)}); "
+                "give another --store, or the run's own settings"
+            )
 
     def _send(self, training: "Training", mark: str) -> None:
         """Brings the store up to date before a job starts, or this folder if the store is ahead of it."""
         if self.store is None:
             return
+        self._check_settings(training, self.store, self.store.files(training.name))
         try:
             self.store.write(training.name, MARK, mark.encode())
         except StoreError:
@@ -103,7 +132,7 @@ class Home:
         self._glanced[training.name] = now
         try:
             copy(self.store, self.here, training.name, self._seen[training.name], only=PROGRESS)
-        except StoreError:
+        except OSError:
             return
 
     def fetch(self, training: "Training") -> None:

@@ -4,19 +4,20 @@ Ray's own retries are off: the runner starts lost runs again, and says so. An ac
 which node has which run, and keeps the files of runs whose node does not see the output folder.
 """
 
+import math
 import os
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Engine, Outcome, Say, beginning
+from .base import Engine, NoRoom, Outcome, Say, beginning
 from .home import Home, cores_of
 from .node import Plan, Report, run
 from .stores import FolderStore, need
-from .words import Node, too_much, waiting_for
+from .words import UNITS, Node, too_much, waiting_for
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -25,7 +26,9 @@ OBJECTS = "objects"  # as --store: files travel through Ray's object store in an
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS, START_SECONDS = 6.0, 60.0  # before it is said what a run waits for: more than there is, or room
 CONNECT_SECONDS = 5.0
+HEAD_LOOK_SECONDS, HEAD_SECONDS = 5.0, 40.0  # Ray ends the whole process 60 s after it has lost the head
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+TRACEBACK = "Traceback (most recent call last)"
 OBJECT_MEMORY = 300_000_000  # of a cluster on this machine; files are the only objects, and do not stay
 
 
@@ -75,7 +78,8 @@ class DeskStore:
 
 def train(plan: Plan, desk: Any) -> Report:
     """The task."""
-    desk.begin.remote(plan.attempt, socket.gethostname())
+    # Waits for the answer: a task that has not reported must be one that did not begin.
+    need("ray").get(desk.begin.remote(plan.attempt, socket.gethostname()))
     return run(plan, carried=DeskStore(desk))
 
 
@@ -105,31 +109,65 @@ class RayCluster(Engine):
         self.home, self.look = Home(runs, None if store == OBJECTS else store), store != OBJECTS
         self._looked, self._nodes = 0.0, dict[str, str]()
         self._desk: Any = None
+        self.head, self._head_looked, self._silent_since = "", -math.inf, 0.0
 
     def __enter__(self) -> "RayCluster":
         connect(self.ray, self.address)
-        here = self.ray.get_runtime_context().get_node_id()
+        here, self.head = self.ray.get_runtime_context().get_node_id(), self.ray.get_runtime_context().gcs_address
         near = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         # Ray ends processes when memory runs out, this one too; runs must not end with it.
         again = {"max_restarts": -1, "max_task_retries": -1}
         kind = self.ray.remote(num_cpus=0, scheduling_strategy=near, **again)(Desk)
-        self._desk = kind.remote(str(self.home.runs))
+        with self.asking():
+            self._desk = kind.remote(str(self.home.runs))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.ray.shutdown()
+        # Without the head it waits, until Ray ends the process: our error must be told before. Ray calls it at the end.
+        if not self._silent_since:
+            self.ray.shutdown()
+
+    def head_answers(self, *, look: bool = False) -> bool:
+        """Whether the cluster can be asked now; ValueError if its head has been silent for long.
+
+        Args:
+            look: before a question that Ray would wait for, until it ends the process.
+        """
+        now = time.monotonic()
+        if self.head and (look or now - self._head_looked > HEAD_LOOK_SECONDS):
+            self._head_looked = now
+            try:
+                _knock(self.head)
+                self._silent_since = 0.0
+            except OSError:
+                self._silent_since = self._silent_since or now
+        if self._silent_since and now - self._silent_since > HEAD_SECONDS:
+            raise ValueError(_no_longer(f"at {self.head}"))
+        return not self._silent_since
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While Ray itself is asked: its errors are not those of the command, which would end without a word."""
+        try:
+            yield
+        except self.ray.exceptions.RayError as error:
+            raise ValueError(_no_longer(_line(error))) from None
 
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         nodes = self.nodes()
-        cpus, gpus = (sum(node.total.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus:g} CPU cores and {gpus:g} GPUs.")
+        totals = {kind: sum(node.total.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
+        cpus, gpus = (f"{amount:g} {UNITS[kind][amount != 1]}" for kind, amount in totals.items())
+        say(f"Ray: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} and {gpus}.")
         self.home.bring_results(trainings, say)
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "RayJob":
+        if not self.head_answers(look=True):
+            raise NoRoom(f"the head of the Ray cluster does not answer at {self.head}; waiting for it")
         request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
         plan = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
         options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
-        task = self.ray.remote(**options)(train).remote(plan, self._desk)
+        with self.asking():
+            task = self.ray.remote(**options)(train).remote(plan, self._desk)
         return RayJob(self, training, plan.attempt, task, request, say)
 
     def _gpus(self, training: "Training") -> float:
@@ -139,12 +177,13 @@ class RayCluster(Engine):
 
     def nodes(self) -> list[Node]:
         """Those that are alive, by host name."""
-        alive = [each for each in self.ray.nodes() if each["Alive"]]
+        with self.asking():
+            alive = [each for each in self.ray.nodes() if each["Alive"]]
         return [Node(each["NodeManagerHostname"], each["Resources"]) for each in alive]
 
-    def node_of(self, attempt: str) -> str:
-        """The node that has begun a run; empty while it waits."""
-        if attempt not in self._nodes and time.monotonic() - self._looked > LOOK_SECONDS:
+    def node_of(self, attempt: str, *, now: bool = False) -> str:
+        """The node that has begun a run; empty while it waits. Asked at most every second, unless it must be `now`."""
+        if attempt not in self._nodes and (now or time.monotonic() - self._looked > LOOK_SECONDS):
             self._looked = time.monotonic()
             with suppress(self.ray.exceptions.RayError):  # it is being started again
                 self._nodes |= self.ray.get(self._desk.nodes.remote(), timeout=CONNECT_SECONDS)
@@ -168,52 +207,80 @@ class RayJob:
         self._outcome: Outcome | None = None
 
     def outcome(self) -> Outcome | None:
-        if self._outcome is not None:
+        if self._outcome is not None or not self.engine.head_answers():
             return self._outcome
         node = self.engine.node_of(self.attempt)
         if node and not self._told:
             self._told = True
             self.say(f"{self.training.name} {self.verb} on node {node}")
-        ended, _ = self.engine.ray.wait([self.task], timeout=0)
+        with self.engine.asking():
+            ended, _ = self.engine.ray.wait([self.task], timeout=0)
         if not ended:
             self.engine.home.glance(self.training)
             return None
-        self._outcome = self._ended(node or "a node that had not reported")
+        self._outcome = self._ended(node or self.engine.node_of(self.attempt, now=True))
         return self._outcome
 
     def _ended(self, node: str) -> Outcome:
+        """Args: node: that on which the task began; empty if it did not begin."""
         errors, home = self.engine.ray.exceptions, self.engine.home
+        where, on_node, again = (
+            f" ({node})" if node else "",
+            f" on node {node}" if node else "",
+            "and rerun the command",
+        )
         try:
             report: Report = self.engine.ray.get(self.task)
             failed = home.try_fetch(self.training)
             return Outcome(failed or f"{report.reason} (on node {report.node})")
         except errors.TaskCancelledError:
             return Outcome(home.try_fetch(self.training) or "it was stopped")
-        except errors.OutOfMemoryError:
-            fewer = "with more --cpus, fewer runs share a node"
-            reason = f"Ray ended it when memory ran out on node {node} ({fewer})"
-            return Outcome(reason, lost=True, update=home.update(self.training))
         except errors.RayTaskError as error:
-            return Outcome(f"node {node} could not run it: {_line(error.cause)}")
+            said = _line(error.cause)
+            if node:
+                return Outcome(f"node {node} could not run it: {said}")
+            install = f"install the same version of vitmix[cluster] on every node, {again}"
+            return Outcome(f"a node could not begin it ({said}); {install}")
+        except errors.RuntimeEnvSetupError as error:
+            correct = f"correct the runtime environment of Ray, {again}"
+            return Outcome(f"Ray could not prepare a node for it ({_line(error)}); {correct}")
+        except errors.TaskUnschedulableError as error:
+            return Outcome(f"Ray found no node for it ({_line(error)}); see 'ray status', {again}")
+        except errors.OutOfMemoryError:
+            fewer = "set a larger --cpus, so that fewer runs share a node, or a smaller batch"
+            return self._lost(f"Ray ended it when memory ran out{on_node}", remedy=fewer)
+        except errors.WorkerCrashedError:
+            return self._lost(f"its process ended{where}")
+        except (errors.NodeDiedError, errors.LocalRayletDiedError, errors.ObjectLostError):
+            return self._lost(f"the node was lost{where}")
         except errors.RayError as error:
-            died = "its process ended" if isinstance(error, errors.WorkerCrashedError) else "the node was lost"
-            return Outcome(f"{died} ({node})", lost=True, update=home.update(self.training))
+            return self._lost(f"Ray ended it{on_node} ({_line(error)})", remedy="see 'ray status' and the logs of Ray")
+
+    def _lost(self, reason: str, **remedy: str) -> Outcome:
+        return Outcome(reason, lost=True, update=self.engine.home.update(self.training), **remedy)
 
     def waiting(self) -> str:
         age = time.monotonic() - self.begun
-        if age < PATIENCE_SECONDS or self._outcome is not None or self.engine.node_of(self.attempt):
+        if age < PATIENCE_SECONDS or self._outcome is not None:
+            return ""
+        if not self.engine.head_answers(look=True):
+            return f"the head of the Ray cluster, which does not answer at {self.engine.head}"
+        if self.engine.node_of(self.attempt):
             return ""
         nodes = self.engine.nodes()
         # A run that is about to begin already holds what it needs, so nothing tells it from one that finds no room.
         if age < START_SECONDS and not too_much(self.request, nodes):
             return ""
-        return waiting_for(self.request, nodes, self.engine.ray.available_resources())
+        with self.engine.asking():
+            return waiting_for(self.request, nodes, self.engine.ray.available_resources())
 
     def stop(self) -> None:
-        self.engine.ray.cancel(self.task)
+        with self.engine.asking():
+            self.engine.ray.cancel(self.task)
 
     def kill(self) -> None:
-        self.engine.ray.cancel(self.task, force=True)
+        with self.engine.asking():
+            self.engine.ray.cancel(self.task, force=True)
 
 
 def connect(ray: Any, address: str | None) -> None:
@@ -258,11 +325,25 @@ def check_address(address: str | None) -> None:
     if not host or not port.isdecimal():
         raise ValueError(f"--address needs HOST:PORT, got {address!r}; {ask}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        _knock(address)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"no Ray cluster answers at {address} ({why}); {ask}") from None
 
 
+def _knock(address: str) -> None:
+    """Raises an OSError if nobody answers at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+
+
+def _no_longer(why: str) -> str:
+    return f"the Ray cluster no longer answers ({why}); restart Ray and rerun the command to resume"
+
+
 def _line(error: BaseException | None) -> str:
-    return " ".join(str(error).split())[:400] or type(error).__name__
+    """What an error says; of a traceback in it, as of a module that a node does not have, the last line."""
+    text = str(error).strip()
+    if TRACEBACK in text:
+        text = text.splitlines()[-1]
+    return " ".join(text.split())[:400] or type(error).__name__

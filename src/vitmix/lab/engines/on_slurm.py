@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS, NODES_SECONDS = 5.0, 30.0
 PATIENCE_SECONDS = 10.0  # in which a job begins if there is room
 FORGOTTEN_SECONDS = 60.0  # after which a job that squeue does not list is gone
-JOB = ".job"  # of a run folder: the job that has it
+JOB = ".job"  # of a run folder: its JobNote
 OURS = ("job-name", "output", "open-mode", "parsable", "array", "wrap", "error", "input")
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 WAITS = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"}
@@ -44,6 +45,21 @@ LOST = {
 }
 ENDED = {*LOST, "COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "OUT_OF_MEMORY"}
 STOPPED = 143  # the exit code of a run that SIGTERM stopped at a checkpoint
+
+
+@dataclass(frozen=True)
+class JobNote:
+    """What a run folder says of its job: squeue finds it by a name that is noted before Slurm is asked to take it.
+
+    Attributes:
+        answered: whether Slurm has said that it takes the job.
+    """
+
+    attempt: str
+    answered: bool = False
+
+    def write(self, training: "Training") -> None:
+        write_file(training.run.path / JOB, json.dumps(dataclasses.asdict(self)).encode())
 
 
 class SlurmCluster(Engine):
@@ -77,7 +93,8 @@ class SlurmCluster(Engine):
         self.jobs_at_work: set[str] = set()
         self._states: dict[str, State] = {}
         self.nodes: list[Node] = []
-        self._looked, self._saw_nodes, self._silent_since, self._taken = -math.inf, -math.inf, 0.0, False
+        self._looked = self._saw_nodes = self._refused = -math.inf
+        self._silent_since, self._taken = 0.0, False
 
     def __enter__(self) -> "SlurmCluster":
         try:
@@ -95,33 +112,59 @@ class SlurmCluster(Engine):
     def prepare(self, trainings: "Sequence[Training]", say: Say) -> None:
         self.home.bring_results(trainings, say)
 
-    def knows(self, training: "Training") -> bool:
-        return bool(self._earlier(training))
+    def has_room(self, working: int) -> bool:
+        return super().has_room(working) and time.monotonic() - self._refused > LOOK_SECONDS
 
-    def _earlier(self, training: "Training") -> dict[str, str]:
-        """What is written of a run's job that is still at work."""
+    def knows(self, training: "Training") -> bool:
         try:
-            found = read_json(self.home.runs / training.name / JOB)
-            state = slurm.states([found["id"]]).get(found["id"])
-        except (OSError, ValueError, KeyError, TypeError, slurm.Silent):
-            return {}
-        return found if state and state.state not in ENDED and state.name == training.name else {}
+            return bool(self._at_work(training))
+        except slurm.Silent:  # then somebody has the run, and the comparison asks again
+            return False
+
+    def _at_work(self, training: "Training") -> str:
+        """The number of a run's job, if it waits or runs."""
+        note = self._note(training)
+        if note is None:
+            return ""
+        found = slurm.named(job_name(training, note.attempt))
+        return next((number for number, state in found.items() if state.state not in ENDED), "")
+
+    def _note(self, training: "Training") -> "JobNote | None":
+        try:
+            note = JobNote(**read_json(self.home.runs / training.name / JOB))
+        except (OSError, ValueError, TypeError):
+            return None
+        return note if isinstance(note.attempt, str) else None
 
     def start(self, training: "Training", flags: Sequence[str], say: Say) -> "SlurmJob":
-        if found := self._earlier(training):
-            say(f"{training.name} continues as job {found['id']} of an earlier command")
-            return self._job(training, found["id"], found["attempt"], say)
-        plan = self.home.hand_over(training, flags, self._cpus(training))
+        note = self._note(training)
         try:
-            number = slurm.submit(script(plan), self._options(training))
-        except (slurm.Rejected, slurm.Silent) as error:
+            number = self._at_work(training)
+        except slurm.Silent as error:
+            raise self._no_room(f"Slurm's controller does not answer ({error})") from None
+        if number and note is not None:
+            say(f"{training.name} continues as job {number} of an earlier command")
+            return self._job(training, number, note.attempt, say)
+        plan = self.home.hand_over(training, flags, self._cpus(training))
+        if note is not None and not note.answered:  # so a job that appears late has the name that is looked for
+            plan = dataclasses.replace(plan, attempt=note.attempt)
+        JobNote(plan.attempt).write(training)
+        try:
+            number = slurm.submit(script(plan), self._options(training, plan.attempt))
+        except slurm.Silent as error:
+            raise self._no_room(f"Slurm has not said whether it takes {training.name} ({error})") from None
+        except slurm.Rejected as error:
             if self._taken:  # so the settings are right, and a limit is reached
-                raise NoRoom(f"Slurm takes no further job now ({error}); trying again") from None
+                raise self._no_room(f"Slurm takes no further job now ({error})") from None
             raise ValueError(f"Slurm refused {training.name}: {error}; check --slurm, --gpus and --cpus") from None
         self._taken = True
-        write_file(training.run.path / JOB, json.dumps({"id": number, "attempt": plan.attempt}).encode())
+        JobNote(plan.attempt, answered=True).write(training)
         say(f"{training.name} is job {number}")
         return self._job(training, number, plan.attempt, say)
+
+    def _no_room(self, why: str) -> NoRoom:
+        self._refused = time.monotonic()
+        return NoRoom(f"{why}; trying again")
 
     def _job(self, training: "Training", number: str, attempt: str, say: Say) -> "SlurmJob":
         self.jobs_at_work.add(number)
@@ -137,11 +180,11 @@ class SlurmCluster(Engine):
             return int(self.gpus)
         return int(not training.config.cpu and any(node.total.get("GPU", 0) >= 1 for node in self.nodes))
 
-    def _options(self, training: "Training") -> dict[str, str]:
+    def _options(self, training: "Training", attempt: str) -> dict[str, str]:
         # Without a shared folder a node has no place for the log; the run's own log travels with its files.
         log = "/dev/null" if self.home.url else str(training.run.log.absolute())
         options = {
-            "job-name": training.name,
+            "job-name": job_name(training, attempt),
             "output": log.replace("%", "%%"),
             "open-mode": "append",
             "requeue": "",
@@ -253,7 +296,11 @@ class SlurmJob:
         if state.reason == "JobLaunchFailure" or state.code == UNSEEN:
             return f"{where} {unseen(home.runs, home.url)}"
         if state.code == UNSENT:
-            return f"{where} cannot read or write the store {home.url}; check address and credentials there"
+            if home.url is None:
+                return (
+                    f"{where} cannot read or write the folder {home.runs}; check its disk space and permissions there"
+                )
+            return f"{where} cannot read or write the store {home.url}; check its address and your credentials there"
         try:
             report = Report.from_json((home.store or home.here).read(self.training.name, REPORT))
         except OSError:
@@ -290,6 +337,11 @@ class SlurmJob:
             continues = "so the job continues; rerun the command to take it over"
             self._outcome = Outcome(f"Slurm's controller does not answer, {continues}")
             self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
+
+
+def job_name(training: "Training", attempt: str) -> str:
+    """Different for each job, so that squeue can look for it."""
+    return f"{training.name}-{attempt[:8]}"
 
 
 def script(plan: Plan) -> str:

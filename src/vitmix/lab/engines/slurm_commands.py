@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .words import Node, waiting_for
 
 PATIENCE_SECONDS, ORDER_SECONDS = 60.0, 10.0
-FIELDS = ("JobID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "Name")
+FIELDS = ("JobID", "State", "Reason", "NodeList", "exit_code", "RestartCnt")
 FREE_STATES = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "POWERED_DOWN", "POWERING_UP"}
 
 
@@ -38,7 +38,6 @@ class State:
     node: str
     code: int
     restarts: int
-    name: str
 
 
 def check_installed() -> None:
@@ -57,16 +56,23 @@ def submit(script: str, options: Mapping[str, str]) -> str:
 
 def states(jobs: Sequence[str]) -> dict[str, State]:
     """The jobs that Slurm knows, those that ended a few minutes ago included."""
-    if not jobs:
-        return {}
+    return _queue(f"--jobs={','.join(jobs)}") if jobs else {}
+
+
+def named(name: str) -> dict[str, State]:
+    """The jobs of this user with a name, likewise."""
+    return _queue("--me", f"--name={name}")
+
+
+def _queue(*selection: str) -> dict[str, State]:
     form = ",".join(f"{name}:|" for name in FIELDS)
-    done = _call("squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={form}")
+    done = _call("squeue", "--noheader", "--states=all", *selection, f"--Format={form}")
     if done.returncode and "Invalid job id" not in done.stderr:
         raise Silent(_said(done))
     found = {}
     for line in done.stdout.splitlines():
-        number, state, reason, node, code, restarts, name = line.rstrip("|").split("|", len(FIELDS) - 1)
-        found[number] = State(state, reason, node, _exit_code(int(code)), int(restarts), name)
+        number, state, reason, node, code, restarts = line.split("|")[: len(FIELDS)]
+        found[number] = State(state, reason, node, _exit_code(int(code)), int(restarts))
     return found
 
 

@@ -111,7 +111,10 @@ class UrlStore:
 def open_store(url: str) -> Store:
     """The store of a URL."""
     if url.startswith("file://"):
-        return FolderStore(Path(url.removeprefix("file://")))
+        folder = Path(url.removeprefix("file://"))
+        if not folder.is_absolute():
+            raise ValueError(f"--store needs an absolute path such as file:///folder, got {url!r}")
+        return FolderStore(folder)
     if "://" not in url:
         raise ValueError(f"--store needs a URL such as s3://bucket/folder or file:///folder, got {url!r}")
     return UrlStore(url)

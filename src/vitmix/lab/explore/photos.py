@@ -12,12 +12,12 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from vitmix.lab.data import decoding
 from vitmix.lab.data.decoding import as_rgb, reason_of
 from vitmix.lab.figures.images import NamedImage, read_image
 
 MOST_BYTES = 12 * 2**20  # of an uploaded file
 MOST_PIXELS = 24_000_000
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow knows more, and runs Ghostscript for EPS
 KEPT_SIDE = 640  # of an uploaded image; no model of the page sees more
 UPLOADED = "uploaded"
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
@@ -91,7 +91,7 @@ def _uploaded(url: str) -> Image.Image:
         content = base64.b64decode(url[head.end() :], validate=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the size, which is checked here
-            with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            with decoding.open_image(io.BytesIO(content)) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise ValueError(f"{opened.width} x {opened.height} pixels, more than {MOST_PIXELS:,}")
                 opened.draft("RGB", (KEPT_SIDE, KEPT_SIDE))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from vitmix.lab.data.decoding import MAX_BYTES, as_rgb, check_pixels, reason_of
+from vitmix.lab.data.decoding import MAX_BYTES, as_rgb, check_pixels, open_image, reason_of
 from vitmix.lab.data.images import BrokenImage
 from vitmix.lab.data.shapes import CLASSES, shapes_batch
 from vitmix.lab.evaluation.subject import Subject
@@ -47,7 +47,7 @@ def read_image(text: str, side: int) -> NamedImage:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damaged metadata, and about the size, which is checked here
-            with Image.open(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
+            with open_image(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
                 check_pixels(opened)
                 opened.draft("RGB", (4 * side, 4 * side))  # decodes a JPEG at a smaller size
                 ImageOps.exif_transpose(opened, in_place=True)  # a copy of a large image is large, too

@@ -20,7 +20,7 @@ from vitmix.lab.data.classes import match_names
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.reading import read_json
-from vitmix.lab.writing import make_folder, write_file
+from vitmix.lab.writing import make_folder, remove_abandoned, write_file
 
 from .stored import FORMAT, INDEX, MapIndex, Shard, describe_data, read_index, read_shard
 from .teachers import Teacher
@@ -54,6 +54,7 @@ def make_maps(
     teacher.module.to(device).eval()
     index, remarks = _open(folder, images, teacher, top, classes)
     make_folder(folder)
+    remove_abandoned(folder)
     write_file(folder / INDEX, index.encoded(indent=1))  # before any shard, since a folder without an index is refused
     done = {shard.rows for shard in index.shards}
     todo = [span for span in _spans(0, len(images), SHARD) if span not in done]
@@ -70,6 +71,12 @@ def make_maps(
             labels = torch.as_tensor(index.classes)[torch.from_numpy(images.labels[rows.start : rows.stop])]
             values, whose = _highest(teacher, pixels.to(device), labels, top)
             values[[row in missing for row in rows]] = 0
+            unfit = [row for row, each in zip(rows, values.isfinite().flatten(1).all(1), strict=True) if not each]
+            if unfit:
+                raise ValueError(
+                    f"teacher {teacher.name} gives {images.name(unfit[0])} a map with values that are not finite in "
+                    "half precision; use another teacher"
+                )
             found.append((values, whose))
         values, whose = (torch.cat(each).numpy() for each in zip(*found, strict=True))
         index = replace(
@@ -135,7 +142,7 @@ def _open(
     folder: Path, images: ImageSet, teacher: Teacher, top: int, classes: Sequence[int] | None
 ) -> tuple[MapIndex, list[str]]:
     """The index to continue: a new one, or the folder's, without damaged shards; and remarks about those."""
-    facts, data = teacher.facts(), describe_data(images)
+    facts, data, spans = teacher.facts(), describe_data(images), _spans(0, len(images), SHARD)
     top = 1 if teacher.any_class else top
     if not (folder / INDEX).exists():
         if folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
@@ -160,6 +167,8 @@ def _open(
     whole, remarks = [], []
     for shard in index.shards:
         try:
+            if shard.rows not in spans:
+                raise ValueError(f"{shard.file!r} holds other images than a shard of this version")
             read_shard(folder, shard)
             whole.append(shard)
         except ValueError as problem:

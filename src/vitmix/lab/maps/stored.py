@@ -1,11 +1,12 @@
 """Folders of activation maps, and what training needs of them: the map of each image's label, or those of all classes.
 
 A folder holds `index.json` and shards. A shard is a safetensors file for consecutive images: `classes` and `values`
-`(n, k, h, w)`, the k highest logits of each location of the whole image and their classes. The index names the data,
-the teacher, and the checksum of every shard.
+`(n, k, h, w)`, the k highest logits of each location of the whole image, float16, and their classes. The index names
+the data, the teacher, and the checksum of every shard.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ SAMPLES = 16  # images with a thumbnail in the index
 THUMBNAIL = 4  # pixels a side
 LEVELS = 6  # by which decoders may differ in a thumbnail
 MOST_LOCATIONS, MOST_BYTES = 2**16, 2**31  # of a map; of a shard
+MOST_CLASSES = 2**31  # class numbers become int32
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class MapIndex(Record):
             raise ValueError("grid is out of bounds")
         if not all(0 <= first < end <= self.data.images for first, end in (shard.rows for shard in self.shards)):
             raise ValueError("a shard's rows are out of bounds")
+        if any(after[0] < before[1] for before, after in itertools.pairwise(sorted(each.rows for each in self.shards))):
+            raise ValueError("shards overlap")
+        if not all(0 <= each < MOST_CLASSES for each in self.classes):
+            raise ValueError("a class is out of bounds")
 
 
 def describe_data(images: ImageSet) -> DataFacts:
@@ -144,8 +150,11 @@ def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         values, classes = arrays["values"], arrays["classes"]
     except Exception:  # from safetensors or numpy; the checksum does not help, because the same author wrote it
         raise ValueError(f"{str(path)!r} is not a file of activation maps") from None
-    if values.ndim != 4 or values.shape != classes.shape or len(values) != len(shard) or classes.dtype.kind not in "iu":
+    fitting = values.ndim == 4 and values.shape == classes.shape and len(values) == len(shard) and values.size
+    if not fitting or values.dtype != np.float16 or classes.dtype.kind not in "iu":
         raise ValueError(f"{str(path)!r} does not hold the maps of {len(shard)} images")
+    if not np.isfinite(values).all() or classes.min() < 0 or classes.max() >= MOST_CLASSES:
+        raise ValueError(f"{str(path)!r} does not hold the maps of {len(shard)} images, but numbers out of bounds")
     return values, classes
 
 
@@ -165,7 +174,7 @@ def read_label_maps(folder: str | Path, images: ImageSet, *, objects: bool = Fal
     wanted = torch.as_tensor(index.classes)[torch.from_numpy(images.labels)]
     maps = torch.zeros(len(images), *grid, dtype=torch.float16)
     for rows, values, classes in _shards(folder, index):
-        maps[rows] = class_maps(values, classes, wanted[rows]).clamp_min(0)
+        maps[rows] = class_maps(values, classes, wanted[rows]).clamp(0, torch.finfo(torch.float16).max)
     return maps
 
 

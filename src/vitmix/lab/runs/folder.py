@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from vitmix.lab.reading import MOST_JSON, is_fault, read_bytes, read_json
 from vitmix.lab.training.config import CONFIG, AnyConfig, TrainConfig, resolve_any, to_yaml
-from vitmix.lab.writing import write_file
+from vitmix.lab.writing import remove_abandoned, write_file
 
 from .analysis import Analysis, LeftOut
 from .dense import DenseEvaluation
@@ -56,7 +56,7 @@ class Run:
         """The run in a folder, which must be one."""
         run = cls(path)
         if not run.exists:
-            raise ValueError(f"{run.path} is not a run folder: it has no {CONFIG}")
+            raise ValueError(f"{run.path} is not a run folder: it has no {CONFIG}; name one of vitmix train")
         return run
 
     @property
@@ -73,7 +73,9 @@ class Run:
     def classifier_config(self) -> TrainConfig:
         """The configuration of a run of `vitmix train`; refuses a transfer."""
         if not isinstance(self.config, TrainConfig):
-            raise ValueError(f"{self.path} is a run of vitmix transfer, whose model is not a classifier")
+            raise ValueError(
+                f"{self.path} is a run of vitmix transfer, whose model is not a classifier; name one of vitmix train"
+            )
         return self.config
 
     @cached_property
@@ -226,6 +228,7 @@ class Run:
         self._write(LEFT_OUT, left_out)
 
     def _write(self, name: str, record: Record, indent: int | None = None) -> Path:
+        remove_abandoned(self.path)
         write_file(self.path / name, record.encoded(indent))
         return self.path / name
 

@@ -7,6 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from vitmix.lab.reading import is_fault, open_regular
 from vitmix.lab.training.config import CONFIG, AnyConfig, differences
 from vitmix.lab.writing import PARTIAL, make_folder
 
@@ -127,7 +128,13 @@ class FolderLock:
             return True
         if fcntl is None or not self.file.exists():
             return False
-        with open(self.file, "rb") as file:
+        try:
+            file = open_regular(self.file)
+        except OSError as error:
+            if is_fault(error):
+                raise
+            return False  # it is gone, or never was a lock
+        with file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:

@@ -335,6 +335,7 @@ def settle_partial(folder: Path) -> list[str]:
     for target in _unsettled(folder):
         partial, old = _hidden(target, PARTIAL), _hidden(target, OLD)
         if partial.exists() and find_damage(partial) is None:
+            writing.sync_files(partial)  # the process may have been killed before it did
             _put_in_place(partial, target)
             continue
         if partial.exists():

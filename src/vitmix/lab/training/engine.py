@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitmix._learner import Output
 from vitmix._sampling import Draw, generator_for
+from vitmix.lab.data.images import DataLost
 from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.evaluation.classification import Known, evaluate_run
@@ -113,6 +114,10 @@ class Trainer(Setup):
                 saved = self._save()  # inside, where a second SIGTERM does not interrupt it
                 self.reporter.say(f"Stopped {stopped}. {saved}.")
                 return stopped.exit_code
+            except DataLost:
+                if self.world == 1 and self._part == 0:  # others would wait; half an update cannot be repeated
+                    self.reporter.say(f"{self._save()}.")
+                raise
         code = self._finish()
         # A signal after the last update: the caller must know about it, otherwise it would continue.
         return 128 + self.stopper.received if code == 0 and self.stopper.received else code

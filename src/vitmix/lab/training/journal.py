@@ -119,9 +119,10 @@ class Journal:
         """Lets trackers write; if they cannot, the run continues without them."""
         try:
             action()
-        except OSError as error:
+        except Exception as error:  # each tracker has its own kinds
             self.accelerator.trackers = []
-            self.reporter.say(f"Tracking stopped: {error.strerror or error}. The run continues without it.")
+            why = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:200]
+            self.reporter.say(f"Tracking stopped: {why or type(error).__name__}. The run continues without it.")
 
     def _write_epochs(self) -> None:
         self.run.write_epochs(self.state.position.history)

@@ -51,10 +51,12 @@ def choose_parameters(model: nn.Module, config: TrainConfig) -> None:
 
 
 def _add_low_rank(model: nn.Module, rank: int, classifier: set[str]) -> None:
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
-    for name, layer in layers.items():
-        if f"{name}.weight" not in classifier:
-            register_parametrization(layer, "weight", LowRank(layer.weight, min(rank, *layer.weight.shape)))
+    linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    layers = [layer for name, layer in linear.items() if f"{name}.weight" not in classifier]
+    if not layers:
+        raise ValueError(f"lora adds to linear layers, but {model.__class__.__name__} has none; use --freeze instead")
+    for layer in layers:
+        register_parametrization(layer, "weight", LowRank(layer.weight, min(rank, *layer.weight.shape)))
 
 
 def keep_statistics(model: nn.Module) -> None:

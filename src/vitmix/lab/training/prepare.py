@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
+from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from vitmix import models as models  # its import registers names with timm
@@ -69,6 +70,21 @@ def check_model(model: str) -> None:
         raise ValueError(f"unknown model {model!r}, timm.list_models() lists the known ones{hint}")
 
 
+def _check_size(model: nn.Module, config: TrainConfig) -> None:
+    """A ViT that takes any size takes whole patches alone, and none takes less than one."""
+    embedding = getattr(model, "patch_embed", None)
+    if config.size is None or not isinstance(embedding, PatchEmbed):
+        return
+    patch = int(max(embedding.patch_size))  # pyright: ignore[reportArgumentType]
+    rest = config.size % patch and not embedding.strict_img_size and not embedding.dynamic_img_pad
+    if config.size < patch or rest:
+        whole = max(config.size // patch, 1) * patch
+        raise ValueError(
+            f"size must be a multiple of the patches of {config.model}, {patch} pixels, got {config.size}; "
+            f"use {whole} or {whole + patch}"
+        )
+
+
 def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool = True) -> tuple[nn.Module, list[str]]:
     """The model, with its initial weights unless a checkpoint will replace them, and a message about them."""
     check_model(config.model)
@@ -88,6 +104,7 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         if pretrained:
             raise ValueError(f"cannot get the published weights of {config.model}: {reason}") from None
         raise ValueError(f"model_args do not fit {config.model}: {reason}") from None
+    _check_size(model, config)
     if config.grad_checkpointing:
         switch = getattr(model, "set_grad_checkpointing", None)
         if switch is None:

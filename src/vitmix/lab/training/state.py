@@ -99,9 +99,9 @@ class TrainState:
             if not is_count(world) or world == 0:
                 raise ValueError("its number of processes does not fit")
             return world
-        except torch.OutOfMemoryError:
-            raise
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
+            if _is_of_machine(problem):
+                raise
             reason = " ".join(str(problem).split())[:200]
             raise checkpoints.Foreign(
                 f"{path} is not a checkpoint of this run ({type(problem).__name__}: {reason}); remove it, or give "
@@ -172,6 +172,16 @@ def _largest(tensors: Iterable[Tensor]) -> Tensor:
     """The largest absolute value; NaN if there is one."""
     own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
     return get_total_norm([each for each in own if each.is_floating_point() and each.numel()], math.inf)
+
+
+def _is_of_machine(problem: Exception) -> bool:
+    """Whether an error is of a GPU, of memory or of the other processes, and says nothing about a checkpoint."""
+    kinds = (torch.OutOfMemoryError, torch.distributed.DistError, getattr(torch, "AcceleratorError", MemoryError))
+    # Older versions of torch, and gloo, have no kinds of their own.
+    said = str(problem)
+    return isinstance(problem, kinds) or (
+        isinstance(problem, RuntimeError) and any(each in said for each in ("CUDA error", "gloo", "NCCL", "onnection"))
+    )
 
 
 def find_checkpoint(folder: Path, keep: int) -> tuple[Path | None, int, list[str]]:

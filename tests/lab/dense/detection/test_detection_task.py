@@ -109,13 +109,13 @@ def test_detections_of_other_data_are_refused(
 @pytest.mark.parametrize(
     ("part", "change", "words"),
     [
-        ("images", {"height": None}, "image without id, height and width"),
-        ("categories", {"name": 7}, "category without id and name"),
+        ("images", {"height": None}, "image without its own id, height and width"),
+        ("categories", {"name": 7}, "category without its own id and name"),
         ("annotations", {"image_id": 77}, "not annotated"),
         ("annotations", {"category_id": "a"}, "unknown category"),
         ("annotations", {"bbox": [1, 2]}, "bbox of four numbers"),
         ("annotations", {"segmentation": "text"}, "invalid mask"),
-        ("annotations", {"iscrowd": "no"}, "iscrowd that is not a number"),
+        ("annotations", {"iscrowd": "no"}, "iscrowd that is not 0 or 1"),
     ],
 )
 def test_damaged_annotations_are_refused_with_a_sentence(

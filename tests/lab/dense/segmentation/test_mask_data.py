@@ -54,7 +54,7 @@ def test_masks_in_a_folder_of_their_own_and_an_offset(tmp_path: Path) -> None:
 
 def test_an_offset_is_a_whole_number(tmp_path: Path) -> None:
     write_masks(tmp_path)
-    for given in ("x", "-1", "1.5"):
+    for given in ("x", "-1", "1.5", "9" * 20, "9" * 5000):
         with pytest.raises(ValueError, match="offset must be a whole number"):
             open_masks(f"masks:{tmp_path}(offset={given})", "train")
 
@@ -127,6 +127,32 @@ def test_what_is_wrong_with_a_mask_is_said(tmp_path: Path) -> None:
             found.sample(index)
     *_, place = found.usable(0)
     assert place == 5 and len(found.broken) == 5
+
+
+@pytest.mark.parametrize("content", ["5", "null", "0", '"cats"', "[]", "{}", "[", '{"a": 1}'])
+def test_a_list_of_classes_that_is_none_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (write_masks(tmp_path) / "classes.json").write_text(content)
+    with pytest.raises(ValueError, match=r"classes\.json' (must be a JSON list|has no name)"):
+        open_masks(f"masks:{tmp_path}", "train")
+
+
+def write_tiff(path: Path, label: float, dtype: type) -> None:
+    Image.fromarray(np.full((40, 48), label, dtype)).save(path, format="TIFF")
+
+
+def test_masks_are_not_believed_when_classes_are_counted(tmp_path: Path) -> None:
+    """Each is named: the label would fill the memory with names, and the others come with a decoder's own words."""
+    mask = write_masks(tmp_path) / "train" / "masks" / "3.png"
+    huge = Image.new("1", (20_000, 20_000))
+    for write, said in (
+        (lambda: write_tiff(mask, 2e9, np.int32), "has the label 2000000000, and at most 100,000 classes are allowed"),
+        (lambda: huge.save(mask), "cannot be read: more than the 89,478,485 pixels allowed"),
+        (lambda: mask.write_bytes(b"garbage"), "cannot be read: not an image of a known kind"),
+        (lambda: write_tiff(mask, np.nan, np.float32), "has fractions"),
+    ):
+        write()
+        with pytest.raises(ValueError, match=f"the mask .*3.png {said}"):
+            open_masks(f"masks:{tmp_path}", "train")
 
 
 def test_images_without_masks_are_counted(tmp_path: Path) -> None:

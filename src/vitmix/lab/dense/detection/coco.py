@@ -1,5 +1,6 @@
 """Boxes and instance masks from a COCO annotation file, checked: what cannot be used is left out and counted."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,12 +9,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from vitmix.lab.data.decoding import MAX_PIXELS
 from vitmix.lab.reading import JsonObject, is_count, is_number, parse_json, read_bytes
 
 from .outlines import Outline, read_outline
 
 PARTS = ("images", "annotations", "categories")
-MOST_BYTES = 2**31  # of an annotation file; COCO's largest has 0.45 GB
+MOST_BYTES = 2**29  # of an annotation file; COCO's largest has 0.45 GB
+MOST_ID = 2**53  # other programs keep ids as numbers of 64 bits
 MOST_SIDE = 2**16  # pixels
 LEAST_SIDE = 1.0  # pixels of a box within its image
 LOOKS = 10  # images that tell which folder they are in
@@ -145,11 +148,20 @@ def are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
+def is_id(value: Any) -> bool:
+    return is_count(value) and value < MOST_ID
+
+
+def are_sides(values: Sequence[Any]) -> bool:
+    """Whether these are the height and width of an image that can be decoded."""
+    return all(is_count(each) and 0 < each <= MOST_SIDE for each in values) and math.prod(values) <= MAX_PIXELS
+
+
 def _categories(path: Path, entries: Sequence[Any]) -> dict[int, str]:
     found: dict[int, str] = {}
     for each in entries:
         number, name = each.get("id"), each.get("name")
-        if not is_count(number) or not isinstance(name, str) or number in found:
+        if not is_id(number) or not isinstance(name, str) or number in found:
             raise ValueError(f"{path} has a category without its own id and name: {str(each)[:80]}")
         found[number] = name
     if not found:
@@ -162,8 +174,7 @@ def _images(found: CocoFile, entries: Sequence[Any]) -> dict[int, CocoImage]:
     for each in entries:
         number, name = each.get("id"), each.get("file_name")
         size = each.get("height"), each.get("width")
-        usable = is_count(number) and isinstance(name, str) and all(is_count(s) and 0 < s <= MOST_SIDE for s in size)
-        if not usable or number in images:
+        if not is_id(number) or not isinstance(name, str) or not are_sides(size) or number in images:
             raise ValueError(
                 f"{found.path} has an image without its own id, file_name, height and width: {str(each)[:80]}"
             )

@@ -21,7 +21,7 @@ Outline = np.ndarray | tuple[np.ndarray, ...]  # run lengths, or polygons of (n,
 def read_outline(segmentation: Any, size: Size) -> Outline:
     """A `segmentation` of COCO for an image of this size, checked. Anything else is a ValueError."""
     if isinstance(segmentation, list):
-        return tuple(map(_polygon, segmentation))
+        return tuple(_polygon(each, size) for each in segmentation)
     if isinstance(segmentation, dict) and "counts" in segmentation:
         if segmentation.get("size") != list(size):
             raise ValueError(f"run lengths of size {segmentation.get('size')} in an image of {list(size)}")
@@ -46,10 +46,13 @@ def _runs(counts: Any, size: Size) -> np.ndarray:
     return np.asarray(counts, dtype=np.int64)
 
 
-def _polygon(numbers: Any) -> np.ndarray:
+def _polygon(numbers: Any, size: Size) -> np.ndarray:
     if not isinstance(numbers, list) or len(numbers) < 6 or len(numbers) % 2 or not all(map(is_number, numbers)):
         raise ValueError("a polygon is a list of at least three x, y pairs")
-    return np.asarray(numbers, dtype=np.float64).reshape(-1, 2)
+    points, sides = np.asarray(numbers, dtype=np.float64).reshape(-1, 2), np.array(size[::-1])
+    if (points < -sides).any() or (points > 2 * sides).any():  # COCO's code takes memory for the length of its border
+        raise ValueError(f"a polygon leaves its image of {size[0]} x {size[1]} pixels by more than its size")
+    return points
 
 
 def encode_runs(mask: np.ndarray) -> list[int]:

@@ -10,7 +10,7 @@ from vitmix.lab.reading import is_count, is_number
 from vitmix.lab.runs import Estimate
 from vitmix.lab.runs.dense import ClassScores, DenseScores
 
-from .coco import are_objects, read_content, read_parts
+from .coco import are_objects, are_sides, is_id, read_content, read_parts
 from .outlines import read_outline
 from .records import Annotation, Detected, Truth
 from .scoring import INTERVAL, Averages, Kind, average_precision, installed
@@ -36,22 +36,32 @@ def score_file(annotations: Path, detections: Path) -> DenseScores:
         problem = known.problem(row) or ("" if is_number(row.get("score")) else "needs a score")
         if problem:
             raise ValueError(f"detection {number} of {detections} {problem}; was it made for {annotations.name}?")
+    masks = ["segmentation" in each for each in rows]
+    if any(masks) and not all(masks):
+        raise ValueError(f"detection {masks.index(False)} of {detections} has no mask, and others have one; add it")
     return score_rows(truth, rows, intervals=True)
 
 
 def _read_truth(path: Path) -> Truth:
     images, annotations, categories = cast(Any, read_parts(path))  # checked below
     truth: Truth = {"images": images, "annotations": annotations, "categories": categories}
-    for each in truth["images"]:
-        if not all(is_count(each.get(key)) for key in ("id", "height", "width")):
-            raise ValueError(f"{path} has an image without id, height and width: {str(each)[:80]}")
-    for each in truth["categories"]:
-        if not is_count(each.get("id")) or not isinstance(each.get("name"), str):
-            raise ValueError(f"{path} has a category without id and name: {str(each)[:80]}")
+    known_images, known_categories = set[int](), set[int]()
+    for each in images:
+        number = each.get("id")
+        if not is_id(number) or number in known_images or not are_sides((each.get("height"), each.get("width"))):
+            raise ValueError(f"{path} has an image without its own id, height and width: {str(each)[:80]}")
+        known_images.add(number)
+    for each in categories:
+        number = each.get("id")
+        if not is_id(number) or number in known_categories or not isinstance(each.get("name"), str):
+            raise ValueError(f"{path} has a category without its own id and name: {str(each)[:80]}")
+        known_categories.add(number)
     known = _Known.of(truth)
     for number, each in enumerate(truth["annotations"]):
-        numbers = is_number(each.get("area", 0)) and is_count(each.get("iscrowd", 0))
-        problem = known.problem(each) or ("" if numbers else "has an area or iscrowd that is not a number")
+        crowd = each.get("iscrowd", 0)
+        problem = known.problem(each)
+        problem = problem or ("" if is_number(each.get("area", 0)) else "has an area that is not a number")
+        problem = problem or ("" if is_count(crowd) and crowd <= 1 else "has an iscrowd that is not 0 or 1")
         if problem:
             raise ValueError(f"annotation {number} of {path} {problem}; correct the file")
     return truth

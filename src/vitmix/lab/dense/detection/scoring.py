@@ -11,20 +11,21 @@ import contextlib
 import io
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from vitmix.lab.extras import need
 from vitmix.lab.runs.estimates import RESAMPLES, Estimate
 
-from .outlines import draw_mask, read_outline
+from .outlines import draw_mask, encode_runs, pack_runs, read_outline
 from .precision import MOST, THRESHOLDS, Matched, Ranking, match, resampled
 from .records import Annotation, Detected, Located, Truth
 
 Kind = Literal["bbox", "segm"]
 SomeLocated = TypeVar("SomeLocated", bound=Located)
+LOCATED = ("image_id", "category_id", "bbox", "segmentation")
 SIZES = ("small", "medium", "large")
 EVERY, HALF, STRICT = slice(None), slice(0, 1), slice(5, 6)  # thresholds of AP, AP50 and AP75
 INTERVAL = f"95 % percentile interval of {RESAMPLES} bootstrap draws over images"
@@ -98,11 +99,24 @@ def _estimate(precisions: np.ndarray, draws: np.ndarray | None, rows: slice, col
 def _by_package(truth: Truth, detections: Sequence[Detected], kind: Kind) -> tuple[np.ndarray, dict[str, float]]:
     """`(thresholds, classes)` precision, NaN without objects, and that by object size."""
     package = need("faster_coco_eval")
-    given = [{**each, "id": number} for number, each in enumerate(truth["annotations"], start=1)]  # 0 would be no match
-    # With a box, the package takes its area for that of the mask.
-    found = [{key: value for key, value in each.items() if kind == "bbox" or key != "bbox"} for each in detections]
+    # Only what it needs: it takes entries with a caption or key points for those of other tasks. The number 0 would be
+    # no match. With a box, it takes the area of that for the mask's.
+    given = [
+        {"id": number, "area": each["bbox"][2] * each["bbox"][3], **_only(each, (*LOCATED, "area", "iscrowd"))}
+        for number, each in enumerate(truth["annotations"], start=1)
+    ]
+    if kind == "bbox":
+        found = [_only(each, ("image_id", "category_id", "score", "bbox")) for each in detections]
+    else:
+        sizes_of = {each["id"]: (each["height"], each["width"]) for each in truth["images"]}
+        found = [
+            {**_only(each, ("image_id", "category_id", "score")), "segmentation": _packed(each, sizes_of)}
+            for each in detections
+        ]
+    parts = {"images": ("id", "height", "width"), "categories": ("id", "name")}
+    known = {part: [_only(each, keys) for each in truth[part]] for part, keys in parts.items()}
     with contextlib.redirect_stdout(io.StringIO()):
-        reference = package.COCO({**truth, "annotations": given})
+        reference = package.COCO({**known, "annotations": given})
         evaluator = package.COCOeval_faster(reference, reference.loadRes(found), kind)
         evaluator.evaluate()
         evaluator.accumulate()
@@ -111,6 +125,18 @@ def _by_package(truth: Truth, detections: Sequence[Detected], kind: Kind) -> tup
     means = {size: table[..., place] for place, size in enumerate(SIZES, start=1)}
     sizes = {size: float(np.nanmean(each)) for size, each in means.items() if not np.isnan(each).all()}
     return table[..., 0].mean(1), sizes
+
+
+def _only(entry: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: entry[key] for key in keys if key in entry}
+
+
+def _packed(detection: Detected, sizes: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
+    """The mask of a detection as the package needs it; that of an object may be of any kind."""
+    given, size = detection.get("segmentation"), sizes[detection["image_id"]]
+    if isinstance(given, dict) and isinstance(given["counts"], str):
+        return {**given}
+    return {"size": list(size), "counts": pack_runs(encode_runs(draw_mask(read_outline(given, size), size)))}
 
 
 def rank(truth: Truth, detections: Sequence[Detected], kind: Kind) -> list[Ranking]:

@@ -21,14 +21,14 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from vitmix.lab.data.classes import class_names, numbered
-from vitmix.lab.data.decoding import MAX_BYTES, decode
+from vitmix.lab.data.classes import MOST_UNSEEN_CLASSES, names_in, numbered
+from vitmix.lab.data.decoding import MAX_BYTES, decode, reason_of
 from vitmix.lab.data.folders import image_files
 from vitmix.lab.data.images import BrokenImage, as_bytes
 from vitmix.lab.data.sources import Source, open_from
 from vitmix.lab.data.splits import SPLIT_NAMES, Openers, Split, by_split, parse_settings
 from vitmix.lab.dense.task import IGNORED, DenseSet
-from vitmix.lab.reading import read_bytes, read_json
+from vitmix.lab.reading import is_fault, read_bytes, read_json
 
 MASKS = ("masks", "labels", "annotations")  # usual names of the folder
 IMAGES = ("images", "imgs")
@@ -37,6 +37,7 @@ VOC = (
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
 ADE20K = 150  # classes
+MOST_DIGITS = 9  # of an offset
 LOOKED_AT = 16  # masks in which there must be a class
 MOST_TEXT = 2**24  # bytes of a list of images
 
@@ -61,14 +62,21 @@ class MaskSet(DenseSet[torch.Tensor]):
 
 def read_labels(path: Path) -> np.ndarray:
     """The numbers in a PNG; of a palette its indices."""
-    labels = np.asarray(decode(read_bytes(path, MAX_BYTES)))
-    if labels.ndim != 2:
-        raise ValueError(f"its mask {path.name} has colors; save the numbers of classes as a gray or palette PNG")
-    return labels.astype(np.int64)
+    try:
+        labels = np.asarray(decode(read_bytes(path, MAX_BYTES)))
+    except Exception as problem:  # decoders raise nearly anything on damaged bytes
+        if isinstance(problem, MemoryError) or (isinstance(problem, OSError) and is_fault(problem)):
+            raise
+        raise ValueError(f"the mask {path} cannot be read: {reason_of(problem)}") from None
+    if labels.ndim != 2 or labels.dtype.kind not in "biu":
+        what = "colors" if labels.ndim != 2 else "fractions"
+        raise ValueError(f"the mask {path} has {what}; save the numbers of classes as a gray or palette PNG")
+    return labels
 
 
 def from_offset(labels: np.ndarray, offset: int, classes: int) -> np.ndarray:
     """Classes from 0, from numbers that begin at `offset`; lower ones are ignored, and so is 255."""
+    labels = labels.astype(np.int64)
     found = np.where((labels == IGNORED) | (labels < offset), IGNORED, labels - offset)
     unknown = found[(found >= classes) & (found != IGNORED)]
     if len(unknown):
@@ -87,7 +95,7 @@ def mask_splits(argument: str) -> Openers:
     if not root.is_dir():
         raise ValueError(f"masks: {location!r} is not a folder; give one that holds images and masks")
     given = settings.get("offset") or "0"
-    if not given.isdecimal():
+    if not given.isdecimal() or len(given) > MOST_DIGITS:
         raise ValueError(f"masks: offset must be a whole number, the label of the first class, got {given!r}")
     offset = int(given)
     places = {split: _places(root, names, settings.get("masks")) for split, names in SPLIT_NAMES.items()}
@@ -193,16 +201,26 @@ def _check_pairs(pairs: Sequence[tuple[str, str]], alone: Sequence[str], descrip
 def _named(root: Path, place: tuple[Path, Path], offset: int, listed: partial) -> list[str]:
     """Names from classes.json; without it numbers, as many as the training masks have."""
     if (root / "classes.json").is_file():
-        return class_names(root, len(read_json(root / "classes.json")))
+        return names_in(lambda: read_json(root / "classes.json"), str(root / "classes.json"), None)
     pairs, alone = listed(*place)
     _check_pairs(pairs, alone, f"masks:{root}")
     most = -1
     for _, mask in pairs:
-        labels = read_labels(root / mask)
-        most = max(most, int(labels[labels != IGNORED].max(initial=-1)))
+        most = max(most, _largest(read_labels(root / mask)))
+        if most - offset >= MOST_UNSEEN_CLASSES:
+            raise ValueError(
+                f"the mask {root / mask} has the label {most}, and at most {MOST_UNSEEN_CLASSES:,} classes are "
+                "allowed; number the classes without gaps"
+            )
     if most < offset:
         raise ValueError(f"masks: the masks in {place[1]} have no label from {offset} on; check offset")
     return [str(int(name) + offset) for name in numbered(most - offset + 1)]
+
+
+def _largest(labels: np.ndarray) -> int:
+    """The largest label but `IGNORED`, -1 if there is none; in bands, because a mask may fill much of the memory."""
+    bands = (labels[top : top + 256].astype(np.int64) for top in range(0, len(labels), 256))
+    return max(int(band.max(where=band != IGNORED, initial=-1)) for band in bands)
 
 
 # voc:DIR and ade20k:DIR
