@@ -1,5 +1,8 @@
 """What goes wrong in a loop of one's own: nothing trains silently without its method, errors say what to do."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import timm
@@ -13,7 +16,7 @@ from support import SMALL_SWIN, tiny_batch, tiny_vit
 from vitmix._guide import GuidePass
 from vitmix._mix import Frame
 from vitmix.attention.readers import read_model
-from vitmix.parts.base import Guidance
+from vitmix.parts.base import Guidance, Needs
 
 CLASSES = 10
 
@@ -136,6 +139,23 @@ class Wordless(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(images.flatten(1))
+
+
+@dataclass(frozen=True)
+class Unasked(vitmix.HiddenMixing):
+    """A hidden mixing of one's own that does not say that it needs the model."""
+
+    name: ClassVar[str] = "unasked"
+    block: int = 0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+
+def test_hidden_mixing_needs_a_model_that_can_be_read() -> None:
+    with pytest.raises(ValueError, match="Wordless"):
+        vitmix.Mixer(CLASSES, mask=vitmix.BoxMask(), inner=(Unasked(),)).attach(Wordless())
 
 
 @pytest.mark.parametrize("guided", ["by itself", "by one that can be read", "one that can be read"])

@@ -173,7 +173,7 @@ class Mixer(_Method):
     @property
     def looks_inside(self) -> bool:
         """Whether the method reads tokens or attention, so that the model needs a reader."""
-        return self.needs.model
+        return self.needs.model or bool(self.inner)
 
     @property
     def input_only(self) -> bool:
