@@ -22,6 +22,7 @@ from vitmix.parts.guided import guided_share
 from vitmix.parts.history import History, HistoryMask, history_loss, pooled_box
 from vitmix.parts.lattice import LatticeMask, lattice_mask
 from vitmix.parts.manifold import Manifold
+from vitmix.parts.maps import pooled_boxes
 from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
@@ -855,3 +856,12 @@ def test_each_setting_of_a_part_is_checked(name: str, setting: str) -> None:
     part = next(parts(kind)[name] for kind in KINDS if name in parts(kind))
     with pytest.raises(ValueError, match=rf"\b{setting}\b"):
         part(**{setting: BAD[name][setting]})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_box_is_of_its_own_image_in_any_precision_and_batch(dtype):
+    """Half precision cannot count to the size of a large batch."""
+    own = torch.arange(2100) % 2
+    maps = own.to(dtype).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+    found = pooled_boxes(maps, torch.tensor([[0.0, 0, 3, 3]]).expand(len(maps), 4), (1, 1), aligned=False)
+    assert found.dtype == dtype and found.flatten().equal(own.to(dtype))

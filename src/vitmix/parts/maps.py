@@ -88,8 +88,10 @@ def pooled_boxes(maps: Tensor, boxes: Tensor, grid: Grid, *, aligned: bool) -> T
     """
     from torchvision.ops import roi_align
 
-    number = torch.arange(len(maps), device=maps.device, dtype=maps.dtype).unsqueeze(1)
-    return roi_align(maps, torch.cat([number, boxes.to(maps.dtype)], dim=1), grid, aligned=aligned)
+    # Boxes carry the number of their image, which half precision would round.
+    exact = maps if maps.dtype == torch.float64 else maps.float()
+    number = torch.arange(len(maps), device=maps.device, dtype=exact.dtype).unsqueeze(1)
+    return roi_align(exact, torch.cat([number, boxes.to(exact.dtype)], dim=1), grid, aligned=aligned).to(maps.dtype)
 
 
 def _cropped(maps: Tensor, crops: Tensor, grid: Grid) -> Tensor:
