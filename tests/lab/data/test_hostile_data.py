@@ -33,13 +33,13 @@ from vitmix.lab.data import tar_sets as tars
 from vitmix.lab.data.archive import MOST_COMPRESSED
 from vitmix.lab.data.hf_sets import ArrowImages
 from vitmix.lab.data.images import ArrayImages, BrokenImage, DataLost, NothingReadable
+from vitmix.lab.data.object_masks import MaskFolder
 from vitmix.lab.evaluation.shifts import open_class_folders
 from vitmix.lab.figures import read_image
 from vitmix.lab.maps.making import make_maps
 from vitmix.lab.maps.stored import Shard, describe_data, read_label_maps, read_top_maps
 from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 from vitmix.lab.reading import is_fault, open_regular, read_bytes
-from vitmix.lab.studies.objects import read_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,7 +134,7 @@ def test_postscript_does_not_reach_its_interpreter(tmp_path: Path, monkeypatch: 
     with pytest.raises(ValueError, match="not an image of a known kind"):
         read_image(str(path), 16)
     with pytest.raises(ValueError, match="not an image of a known kind"):
-        read_mask(path.parent, path.parent, "0.png")
+        MaskFolder(path.parents[1], open_images(f"imagefolder:{tmp_path}", "train")).read(0)
 
 
 def test_a_header_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:

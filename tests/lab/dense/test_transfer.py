@@ -262,7 +262,7 @@ def test_train_configurations_are_not_transfers() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"size": 5}, "images of 5 × 5 pixels do not fit vit_tiny_patch16_224 with the head setr .*; change --size"),
+        ({"size": 5}, "size must be a multiple of the patches of .*, 8 pixels, got 5; use 8 or 16"),
         ({"head": "fpn", "head_args": {"channels": 8}}, "head_args do not fit fpn: num_channels .8. must be divisible"),
         ({"head_args": {"width": 8}}, "head_args do not fit setr"),
         ({"data": "coco:x"}, "coco:x has boxes, which --task detect learns"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitmix.lab.advice.choice import Advice
     from vitmix.lab.training.config import TrainConfig
 
+MODEL = "deit_small_patch16_224"
 MOST_EPOCHS = 300  # of a training from scratch, as the papers train
 STEPS = {"cpu": (1, 2), "cuda": (10, 20)}  # untimed and timed, to measure the speed
 
@@ -24,7 +25,7 @@ class Suggest(Settings):
     epilog = "docs/which_method.md explains the answer. Without --hours, the length is that of the recipe."
 
     data: str = option(..., "your images, written as for vitmix train")
-    model: Name = option("deit_small_patch16_224", "name of a timm model")
+    model: Name | None = option(None, f"name of a timm model (default: the weights file's, or {MODEL})")
     model_args: ModelArgs = option({}, "settings of the model")
     size: Count | None = option(None, "image side in pixels (default: the model's)")
     pretrained: bool = option(False, "you start from timm's published weights")
@@ -61,7 +62,7 @@ def run(settings: Suggest) -> int:
         start = WEIGHTS if settings.pretrained or settings.checkpoint else SCRATCH
         refuses = lambda text: refusal(model, create(text, 2), sides)  # noqa: E731
         built_in, updates = settings.data.startswith("shapes"), len(images) // config.batch * epochs
-        return PlannedTraining(len(images), updates, start, built_in, sides[0], settings.model, refuses), epochs
+        return PlannedTraining(len(images), updates, start, built_in, sides[0], config.model, refuses), epochs
 
     # The method decides how long a step takes, and the length decides the method.
     method = _method(choose(evidence, planned("none")[0]))
@@ -70,7 +71,7 @@ def run(settings: Suggest) -> int:
     seconds = 0.0 if rate is None else len(images) * epochs * (evidence.cost.of(method) or 1.0) / rate
     time = "" if rate is None else _time(seconds, rate, config, settings.hours)
     print(
-        f"{len(images):,} images of {len(images.classes):,} classes, {settings.model}, {STARTS[plan.start]}, {epochs} "
+        f"{len(images):,} images of {len(images.classes):,} classes, {config.model}, {STARTS[plan.start]}, {epochs} "
         f"epochs of batch {config.batch}: {plan.updates:,} updates"
     )
     print(shown(evidence, plan, command=_command(settings, config, method, epochs), note=time))
@@ -89,7 +90,8 @@ def _config(settings: Suggest, images: int) -> "TrainConfig":
     names = ("data", "model", "model_args", "size", "pretrained", "checkpoint", "epochs", "batch", "cpu")
     given = {name: getattr(settings, name) for name in names}
     given = {name: value for name, value in given.items() if value not in (None, {}, False)}
-    given["model"] = settings.model
+    if settings.checkpoint is None:  # which names its model itself
+        given.setdefault("model", MODEL)
     if settings.pretrained or settings.checkpoint:
         return resolve({"recipe": "finetune", **given})
     config = resolve(given)
@@ -157,6 +159,7 @@ def _command(settings: Suggest, config: "TrainConfig", method: str, epochs: int)
     tuning = config.recipe == "finetune"
     words = ["vitmix", "train", *(["--recipe", "finetune"] if tuning else [])]
     given = {name: getattr(settings, name) for name in ("data", "model", "checkpoint", "size")}
+    given["model"] = config.model if settings.checkpoint is None else settings.model
     for name, value in given.items():
         words += [flag(name), str(value)] if value is not None else []
     words += ["--pretrained"] if settings.pretrained else []
