@@ -20,6 +20,7 @@ ONE_LABEL = {
     "consistency": "mixup | cutmix + consistency",
     "htm": "cutmix + htm",
     "activation": "tokenmix(label=activation)",
+    "progressive": "mixpro(tokens=2)",
 }
 
 

@@ -865,3 +865,18 @@ def test_a_box_is_of_its_own_image_in_any_precision_and_batch(dtype):
     maps = own.to(dtype).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
     found = pooled_boxes(maps, torch.tensor([[0.0, 0, 3, 3]]).expand(len(maps), 4), (1, 1), aligned=False)
     assert found.dtype == dtype and found.flatten().equal(own.to(dtype))
+
+
+def test_object_weights_sum_to_one():
+    images, labels = torch.rand(4, 3, 8, 8), torch.arange(4)
+    mixer = vitmix.create("oa_cutmix(smoothing=0)", num_classes=4)
+    with mixer.attach(torch.nn.Linear(1, 1), seed=0) as mixing:
+        batch = mixing.mix(images, labels, maps=torch.rand(4, 8, 8))
+        targets = mixing.targets(batch)
+    torch.testing.assert_close(targets.sum(1), torch.ones(4))
+
+
+@pytest.mark.parametrize("blocks", [(), [2, 4], 4])
+def test_blocks_of_a_puzzle_are_numbers(blocks):
+    with pytest.raises(ValueError, match=r"blocks must be numbers such as \[2, 4, 8\]"):
+        PuzzleMask(blocks=blocks)

@@ -60,6 +60,15 @@ def test_large_labelings_give_up_exactness_not_speed(monkeypatch: pytest.MonkeyP
     assert found.shape == (5, 5) and labeling_energy(found, unary / 50, distance, edge) >= exact - 1e-12
 
 
+def test_labels_of_the_largest_cost_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each frontier, of a row and a cell, until at most so many labelings are left."""
+    monkeypatch.setattr(labelings, "MOST", 4)
+    unary = np.array([[[0.3, 0.1, 0.2], [0.5, 0.4, 0.6]], [[0.9, 0.7, 0.8], [0.0, 0.2, 0.1]]])
+    found = labelings._at_most([np.arange(3)] * 4, unary, 2)
+    assert [each.tolist() for each in found] == [[1], [1], [1, 2], [0, 2]]
+    assert all(np.prod([len(found[cell]) for cell in cells]) <= 4 for cells in ((0,), (0, 1), (0, 1, 2), (1, 2, 3)))
+
+
 @pytest.mark.parametrize("halves", [False, True])
 def test_costs_of_a_labeling(halves: bool) -> None:
     torch.manual_seed(0)

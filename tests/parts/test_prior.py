@@ -188,3 +188,7 @@ def test_a_compiled_learner_learns_the_same_prior() -> None:
 def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         vitmix.PriorShare(**settings)
+
+
+def test_a_map_may_have_zeros() -> None:
+    assert vitmix.PriorShare(map=((0, 1), (2, 0))).map == ((0.0, 1.0), (2.0, 0.0))

@@ -45,6 +45,14 @@ def test_activations_of_both_images() -> None:
     same(found[1].grid, maps[int(batch.mix.partner[0])].clamp_min(0))
 
 
+def test_object_masks_of_both_images() -> None:
+    maps = torch.rand(4, 4, 4, generator=torch.Generator().manual_seed(0))
+    found, batch = shown("mix(mask=box, share=object, pairing=rolled)", maps)
+    assert [each.caption for each in found] == ["own object", "partner's object"]
+    same(found[0].grid, maps[0])
+    same(found[1].grid, maps[int(batch.mix.partner[0])])
+
+
 def test_attention_of_the_guide_to_both_images() -> None:
     found, batch = shown("smmix(pairing=rolled)")
     assert [each.caption for each in found] == ["own attention", "partner's attention"]
