@@ -133,6 +133,12 @@ def test_parts_for_one_label_are_refused(part: str) -> None:
     assert torch.isfinite(learner(images, soft, maps=torch.rand(6, 4, 4)).loss)
 
 
+def test_the_decoupled_loss_refuses_several_labels() -> None:
+    learner = vitmix.Learner(tiny_vit(), create("decouplemix", CLASSES, defaults={"loss": "bce"}))
+    with pytest.raises(ValueError, match="must sum to 1 for decoupled, got one that sums to 2"):
+        learner(tiny_batch()[0], many())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("loss", ["ce", "bce"])
 def test_soft_rows_of_one_label_are_taken(loss: str, dtype: torch.dtype) -> None:

@@ -880,3 +880,17 @@ def test_object_weights_sum_to_one():
 def test_blocks_of_a_puzzle_are_numbers(blocks):
     with pytest.raises(ValueError, match=r"blocks must be numbers such as \[2, 4, 8\]"):
         PuzzleMask(blocks=blocks)
+
+
+def test_a_share_of_each_image_weighs_pasted_labels():
+    """RecursiveMix's own share is one of the whole batch."""
+    images, labels = torch.rand(4, 3, 16, 16), torch.arange(4)
+    model = tiny_vit().train()
+    with vitmix.create("mix(mask=history, share=attention, smoothing=0)", 10).attach(model, seed=0) as mixing:
+        for step in range(2):
+            batch = mixing.mix(images, labels + 4 * step)
+            logits = model(batch.images)
+            targets = mixing.targets(batch)
+            mixing.loss(logits, batch)
+    torch.testing.assert_close(targets.sum(1), torch.ones(4))
+    assert len(targets[:, 4:8].sum(1).unique()) > 1 and (targets[:, :4].sum(1) > 0).all()
