@@ -19,6 +19,13 @@ from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_f
 from vitmix.parts.base import Guidance
 
 ROOT = Path(__file__).resolve().parents[1]
+# The end of a script of several processes: a thread of Gloo that frees a tensor while the interpreter ends would abort it.
+LEAVE = """
+import os, sys
+dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
+"""
 SHARED = ROOT.parent / "shared" / "data"  # larger files, which a checkout may lack
 OWN_PARTS = ROOT / "examples" / "own_parts.py"
 GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))

@@ -14,7 +14,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 import vitmix
-from support import tiny_batch, tiny_vit
+from support import LEAVE, tiny_batch, tiny_vit
 from vitmix._mixing import Mixing
 from vitmix._sampling import Stream
 
@@ -202,7 +202,7 @@ def test_averaged_learners_work() -> None:
 
 RANKS = """
 import sys, torch, torch.distributed as dist, vitmix
-from support import tiny_batch, tiny_vit
+from support import LEAVE, tiny_batch, tiny_vit
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(100 + rank)  # as users do
@@ -218,13 +218,12 @@ seeds = [None, None]
 dist.all_gather_object(seeds, learner.mixing.seed)
 assert seeds[0] == seeds[1]
 print("alike")
-dist.destroy_process_group()
 """
 
 
 def test_ranks_with_other_seeds_take_the_same_branch_with_other_masks(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
+    script.write_text(RANKS + LEAVE)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

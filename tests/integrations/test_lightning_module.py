@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vitmix
-from support import tiny_vit
+from support import LEAVE, tiny_vit
 
 lightning = pytest.importorskip("lightning")
 
@@ -113,7 +113,7 @@ def test_losses_are_those_of_a_learner(name: str, method: str, tmp_path: Path) -
 
 LOAD = """
 import sys, torch, vitmix
-from support import tiny_vit
+from support import LEAVE, tiny_vit
 from vitmix.integrations import MixModule
 images, expected = torch.load(sys.argv[2])
 mixer = vitmix.create(sys.argv[3], 10)
@@ -178,12 +178,11 @@ trainer.save_checkpoint(path)
 loaded = MixModule.load_from_checkpoint(path, model=tiny_vit(), mixer=vitmix.create(HTM, CLASSES))
 assert torch.equal(weights(loaded), one) and loaded.learner.step == 4
 print("alike")
-dist.destroy_process_group()
 """
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    (tmp_path / "ddp.py").write_text(DDP)
+    (tmp_path / "ddp.py").write_text(DDP + LEAVE)
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(

@@ -19,6 +19,7 @@ pytest.importorskip("accelerate")
 
 import transformers  # noqa: E402
 
+from support import LEAVE
 from trainers import CLASSES, Images, OwnTrainer, arguments, logits, lora, trainer, vit  # noqa: E402
 from vitmix.integrations import MixTrainer  # noqa: E402
 
@@ -399,13 +400,12 @@ dist.barrier()
 loaded = ViTForImageClassification.from_pretrained(folder / "saved")
 torch.testing.assert_close(logits(loaded), logits(mixed.accelerator.unwrap_model(mixed.model)))
 print("alike")
-dist.destroy_process_group()
 """
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
     script = tmp_path / "ddp.py"
-    script.write_text(DDP)
+    script.write_text(DDP + LEAVE)
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
