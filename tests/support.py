@@ -19,7 +19,7 @@ from vitmix.models import CompactTransformer, ConvTokenizer, checkpoint_filter_f
 from vitmix.parts.base import Guidance
 
 ROOT = Path(__file__).resolve().parents[1]
-# The end of a script of several processes: a thread of Gloo that frees a tensor while the interpreter ends would abort it.
+# The end of a script of several processes: a thread of Gloo that frees a tensor may abort an interpreter that ends.
 LEAVE = """
 import os, sys
 dist.destroy_process_group()

@@ -77,6 +77,14 @@ def test_speeds_are_what_was_measured(name: str, digits: int) -> None:
         assert re.search(rf"\| {speed:,.0f} \| {shown} \|", text), method
 
 
+def test_answers_of_explore_are_what_was_measured() -> None:
+    stored = (RESULTS / "speed" / "explore_latency.txt").read_text()
+    page = " ".join((DOCS / "explore.md").read_text().split())
+    rows = re.findall(r"gradients: n = (\d+), median (\d+) ms, 95th percentile (\d+) ms", stored)
+    for (count, median, late), said in zip(rows, ("25 methods and compositions", "need a gradient"), strict=True):
+        assert re.search(rf"{median} ms[^.]*{said}[^.]*\(?n = {count}; 95th percentile {late} ms", page), said
+
+
 def test_loops_are_what_was_measured() -> None:
     stored = (RESULTS / "speed" / "loop_rows.txt").read_text()
     tables = [table.split("\n\n")[0] for table in stored.split("\nrow | images/s | time | middle half | GiB\n")[1:]]
