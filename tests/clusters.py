@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,15 @@ class Command:
         os.killpg(self.process.pid, signal.SIGINT)  # as a terminal does it
         return self.end()
 
+    def interrupt_in_the_middle(self, trainings: list[Training]) -> int:
+        """Once each has a checkpoint; from there on they wait, so that none ends before the signal."""
+        with ExitStack() as waiting:
+            for training in trainings:
+                self.wait_for(lambda training=training: any(map(_has_checkpoint, processes_of(training))))
+                waiting.enter_context(paused(training))
+            os.killpg(self.process.pid, signal.SIGINT)
+        return self.end()
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -77,10 +86,17 @@ def updates(training: Training) -> int:
 
 
 def processes_of(training: Training) -> list[int]:
-    """Of this machine, those that train it."""
-    settings = f"{training.run.path}/.training.yaml"
+    """Of this machine, those that train it, in its folder or in a temporary one of the same name."""
+    settings = f"/{training.run.path.name}/.training.yaml"
     texts = {int(each.parent.name): text_of(each) for each in Path("/proc").glob("[0-9]*/cmdline")}
     return [number for number, text in texts.items() if settings in text and "comparison.process" in text]
+
+
+def _has_checkpoint(process: int) -> bool:
+    """Whether a training has one in its own folder, from which files may travel later."""
+    words = text_of(Path(f"/proc/{process}/cmdline")).split()
+    folders = [Path(word).parent for word in words if word.endswith("/.training.yaml")]
+    return any(any(folder.glob("checkpoints/update-*")) for folder in folders)
 
 
 def text_of(file: Path) -> str:
