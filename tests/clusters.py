@@ -70,6 +70,7 @@ class Command:
             for training in trainings:
                 self.wait_for(lambda training=training: any(map(_has_checkpoint, processes_of(training))))
                 waiting.enter_context(paused(training))
+            self.wait_for(lambda: all(training.run.epochs for training in trainings))  # results appear as they come
             os.killpg(self.process.pid, signal.SIGINT)
         return self.end()
 
