@@ -1,6 +1,8 @@
 """Golden files and tiny models."""
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from vitmix.parts.base import Guidance
 
 ROOT = Path(__file__).resolve().parents[1]
 # The end of a script of several processes: a thread of Gloo that frees a tensor may abort an interpreter that ends.
-LEAVE = """
+_LEAVE = """
 import os, sys
 dist.destroy_process_group()
 sys.stdout.flush()
@@ -31,6 +33,19 @@ OWN_PARTS = ROOT / "examples" / "own_parts.py"
 GOLDEN = Path(os.environ.get("VITMIX_GOLDEN", Path(__file__).parent / "golden"))
 DTYPES = [torch.float64, torch.float32]
 Arrays = dict[str, np.ndarray]
+
+
+def run_in_two(script: str, folder: Path) -> None:
+    """Runs a script in two processes, with a folder as its argument; both must say that what they found is alike."""
+    file = folder / "script.py"
+    file.write_text(script + _LEAVE)
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, str(file), str(folder)], capture_output=True, text=True, timeout=600, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("alike") == 2
 
 
 def golden_cases(pattern: str, key: str | None = None) -> list[str]:

@@ -1,9 +1,6 @@
 """Draws follow torch's seed and never restart; with a seed of their own they are a function of (seed, step, rank)."""
 
 import copy
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 import vitmix
-from support import LEAVE, tiny_batch, tiny_vit
+from support import run_in_two, tiny_batch, tiny_vit
 from vitmix._mixing import Mixing
 from vitmix._sampling import Stream
 
@@ -202,7 +199,7 @@ def test_averaged_learners_work() -> None:
 
 RANKS = """
 import sys, torch, torch.distributed as dist, vitmix
-from support import LEAVE, tiny_batch, tiny_vit
+from support import tiny_batch, tiny_vit
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(100 + rank)  # as users do
@@ -222,10 +219,4 @@ print("alike")
 
 
 def test_ranks_with_other_seeds_take_the_same_branch_with_other_masks(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS + LEAVE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("alike") == 2
+    run_in_two(RANKS, tmp_path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vitmix
-from support import LEAVE, tiny_vit
+from support import run_in_two, tiny_vit
 
 lightning = pytest.importorskip("lightning")
 
@@ -113,7 +113,7 @@ def test_losses_are_those_of_a_learner(name: str, method: str, tmp_path: Path) -
 
 LOAD = """
 import sys, torch, vitmix
-from support import LEAVE, tiny_vit
+from support import tiny_vit
 from vitmix.integrations import MixModule
 images, expected = torch.load(sys.argv[2])
 mixer = vitmix.create(sys.argv[3], 10)
@@ -182,18 +182,7 @@ print("alike")
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    (tmp_path / "ddp.py").write_text(DDP + LEAVE)
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(
-        [*command, str(tmp_path / "ddp.py"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("alike") == 2
+    run_in_two(DDP, tmp_path)
 
 
 def test_validation_is_unmixed(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`MixTask` in the order of timm's script: task, EMA, optimizer, resume, compilation or DDP, updates, checkpoint."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from timm.utils import CheckpointSaver
 from torch import Tensor
 
 import vitmix
-from support import LEAVE, tiny_batch, tiny_vit
+from support import run_in_two, tiny_batch, tiny_vit
 from vitmix.integrations import MixTask
 
 BOTH = "cutmix + htm(block=1, tau=9) | smmix"
@@ -217,11 +216,4 @@ print("alike")
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    (tmp_path / "ddp.py").write_text(DDP + LEAVE)
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(
-        [*command, str(tmp_path / "ddp.py")], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("alike") == 2
+    run_in_two(DDP, tmp_path)

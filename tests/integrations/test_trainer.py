@@ -19,7 +19,7 @@ pytest.importorskip("accelerate")
 
 import transformers  # noqa: E402
 
-from support import LEAVE
+from support import run_in_two
 from trainers import CLASSES, Images, OwnTrainer, arguments, logits, lora, trainer, vit  # noqa: E402
 from vitmix.integrations import MixTrainer  # noqa: E402
 
@@ -404,12 +404,4 @@ print("alike")
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    script = tmp_path / "ddp.py"
-    script.write_text(DDP + LEAVE)
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path)], capture_output=True, text=True, timeout=600, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("alike") == 2
+    run_in_two(DDP, tmp_path)

@@ -1,10 +1,7 @@
 """Whatever is around a model, a method computes what it computes on the model alone, or says what to do."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import vitmix
-from support import LEAVE, tiny_batch, tiny_vit
+from support import run_in_two, tiny_batch, tiny_vit
 from vitmix.attention import register_reader
 from vitmix.attention.readers import read_model, unwrap
 
@@ -550,13 +547,7 @@ print("alike")
 
 
 def test_models_of_several_processes_are_read(tmp_path: Path) -> None:
-    script = tmp_path / "sharded.py"
-    script.write_text(SHARDED + LEAVE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("alike") == 2
+    run_in_two(SHARDED, tmp_path)
 
 
 def test_copies_of_a_learner_read_their_own_head() -> None:
