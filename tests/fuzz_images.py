@@ -1,4 +1,4 @@
-"""Data of which pictures, archives, shards, indices or class names are changed, and what reads it."""
+"""Data of which images, archives, shards, indices or class names are changed, and what reads it."""
 
 import io
 import json
@@ -29,8 +29,8 @@ SEEN = Augmentation(size=16, erasing=0.5, auto_augment=None)
 
 
 @cache
-def pictures() -> tuple[tuple[str, bytes], ...]:
-    """Valid pictures of all kinds, with the ending of their name."""
+def valid_images() -> tuple[tuple[str, bytes], ...]:
+    """Valid images of all kinds, with the ending of their name."""
     found = []
     for suffix, form, modes in (
         (".png", "PNG", ("RGB", "L", "P", "RGBA", "1", "I;16", "LA")),
@@ -80,8 +80,8 @@ def _claiming(chance: random.Random) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + palette + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
 
 
-def _picture(chance: random.Random) -> tuple[str, bytes]:
-    suffix, content = chance.choice(pictures())
+def _image(chance: random.Random) -> tuple[str, bytes]:
+    suffix, content = chance.choice(valid_images())
     if chance.random() < 0.01:
         return ".png", _claiming(chance)
     for _ in range(chance.choice([0, 1, 1, 2])):
@@ -105,7 +105,7 @@ def _with_checksums(content: bytes) -> bytes:
 
 
 def _look_at(images: ImageSet, chance: random.Random) -> bool:
-    """Reads pictures as the loaders do; whether one could be read."""
+    """Reads images as the loaders do; whether one could be read."""
     good = 0
     for index in range(min(len(images), 4)):
         try:
@@ -127,13 +127,13 @@ def _split(chance: random.Random) -> Any:
     return chance.choice(["train", "train", "val", "test"])
 
 
-# Folders of pictures
+# Folders of images
 
 
 def _image_folder(case: Case) -> bool:
     chance, shown = case.chance, []
     for number in range(4):
-        suffix, content = _picture(chance)
+        suffix, content = _image(chance)
         path = case.folder / "data" / chance.choice(["train", "train", "val"]) / "ab"[number % 2] / f"{number}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -155,8 +155,8 @@ def _image_folder(case: Case) -> bool:
     return _look_at(open_images(f"imagefolder:data{chance.choice(['', '', '?holdout=0.5'])}", _split(chance)), chance)
 
 
-def _shown_picture(case: Case) -> bool:
-    suffix, content = _picture(case.chance)
+def _shown_image(case: Case) -> bool:
+    suffix, content = _image(case.chance)
     path = case.folder / f"a{suffix}"
     path.write_bytes(content)
     case.shown = f"read_image {path.name} {content[:3000]!r}"
@@ -284,7 +284,7 @@ def _member(name: str, content: bytes, chance: random.Random) -> tuple[tarfile.T
 def _shard(case: Case) -> bool:
     chance, file, samples = case.chance, io.BytesIO(), []
     for number in range(3):
-        suffix, content = _picture(chance)
+        suffix, content = _image(chance)
         labels = [str(number).encode(), b"-1", b"", b"9" * 5000, b"x", "٣".encode(), b"99999999", str(2**63).encode()]
         label = labels[0] if chance.random() < 0.85 else chance.choice(labels)
         samples.append(_member(f"{number}{suffix}", content, chance))
@@ -335,7 +335,7 @@ def _saved(case: Case) -> bool:
         return _npz(case)
     chance = case.chance
     datasets.disable_progress_bars()
-    rows = {"image": [{"bytes": content, "path": None} for _, content in pictures()[:3]], "label": [0, 1, 2]}
+    rows = {"image": [{"bytes": content, "path": None} for _, content in valid_images()[:3]], "label": [0, 1, 2]}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
     datasets.Dataset.from_dict(rows, features=features).save_to_disk("saved")
     path = chance.choice(sorted(Path("saved").iterdir()))
@@ -352,7 +352,7 @@ def _saved(case: Case) -> bool:
 
 READERS: tuple[tuple[float, Callable[[Case], bool]], ...] = (
     (0.40, _image_folder),
-    (0.18, _shown_picture),
+    (0.18, _shown_image),
     (0.20, _npz),
     (0.20, _shard),
     (0.02, _saved),

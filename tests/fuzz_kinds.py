@@ -440,12 +440,12 @@ def run_line(case: Case) -> bool:
     (folder / "plugin.py").write_text("")
     for name in ("a.png", "photos/x/0.png", "photos/y/1.png", "photos/x/2.png", "photos/y/3.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(_picture())
+        (folder / name).write_bytes(_image())
     return run_command(arguments)
 
 
 @cache
-def _picture() -> bytes:
+def _image() -> bytes:
     import io
 
     from PIL import Image

@@ -12,7 +12,7 @@ import safetensors.numpy
 from PIL import Image
 
 from fuzz import Case, Wrong
-from fuzz_images import pictures
+from fuzz_images import valid_images
 from fuzz_values import as_json, change_bytes, change_value, hostile
 from vitmix.lab.data import open_images
 from vitmix.lab.data.images import BrokenImage, ImageSet
@@ -134,7 +134,7 @@ def _change_masks(folder: Path, case: Case) -> None:
     """Changes one of the files, and says how."""
     chance = case.chance
     path = folder / chance.choice(["train", "val"]) / chance.choice(["masks", "masks", "images"]) / "1.png"
-    kinds = {"names": 8, "bytes": 8, "numbers": 8, "picture": 6, "size": 2, "missing": 2, "folder": 2, "huge": 1}
+    kinds = {"names": 8, "bytes": 8, "numbers": 8, "image": 6, "size": 2, "missing": 2, "folder": 2, "huge": 1}
     (kind,) = chance.choices([*kinds], [*kinds.values()])
     if kind == "names":
         names: Any = chance.choice([["a", "b", "c"], {"0": "a", "1": "b", "2": "c"}, [{"label": 0, "name": "a"}]])
@@ -152,8 +152,8 @@ def _change_masks(folder: Path, case: Case) -> None:
             numbers = np.full((7, 9), value)
             numbers = numbers.astype(chance.choice([np.int32, np.float32, np.uint16]))
             Image.fromarray(numbers).save(path, format="TIFF")
-        elif kind == "picture":
-            path.write_bytes(chance.choice(pictures())[1])
+        elif kind == "image":
+            path.write_bytes(chance.choice(valid_images())[1])
         elif kind == "huge":
             path.write_bytes(_huge(chance.choice([9_000, 13_000, 20_000])))
         elif kind == "size":
