@@ -57,7 +57,7 @@ def series(name: str) -> Series | None:
         return None
     rows = {row.row: row.by_seed for row in compare(matrix, matrix.trainings(RESULTS / name)).rows if row.runs}
     unmixed = [runs for runs in rows.values() if next(iter(runs.values())).config.method == "none"]
-    if not unmixed or len(rows) < 2:
+    if not unmixed or len(rows) == len(unmixed):
         return None
     run = next(iter(unmixed[0].values()))
     config, summary, evaluation = run.config, run.summary, run.evaluation

@@ -12,7 +12,8 @@ import pytest
 
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import compare, read_matrix
-from vitmix.lab.comparison.rows import verdict
+from vitmix.lab.comparison.rows import Comparison, Row, verdict
+from vitmix.lab.runs import Estimate
 from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.training.recipes import read_recipe
 from vitmix.methods import METHODS
@@ -114,6 +115,23 @@ def test_claims_are_judged_by_what_was_measured(name: str, page: str, capsys: py
     assert re.search(rf"\b{count}", shown)
 
 
+def compared(name: str) -> Comparison:
+    matrix = read_matrix(str(RESULTS / name))
+    return compare(matrix, matrix.trainings(RESULTS / name))
+
+
+def differences(name: str) -> dict[str, Estimate]:
+    """What rows gain on the baseline, where a test can say so."""
+    found = compared(name)
+    gains = {row.row: found.difference(row) for row in found.rows}
+    return {row: gain for row, gain in gains.items() if gain is not None and gain.low is not None}
+
+
+def mean_of(row: Row) -> float:
+    values = [run.dense.scores.values["miou"].mean for run in row.runs.values()]
+    return sum(values) / len(values)
+
+
 def top1(row: str, epoch: int, name: str = "tinyimagenet200") -> float:
     """Top-1 in % of a row, mean over the seeds."""
     runs = read_published(RESULTS / name / FILE).runs
@@ -133,14 +151,29 @@ def test_readme_says_what_was_measured() -> None:
     assert shown == "| " + " | ".join(f"{top1(row, 125):.2f}" for row in ROWS.values()) + " |"
     words = " ".join(text.split())
     assert f"the baseline without mixing is still ahead ({top1('no_mixing', 25):.1f} %," in words
-    assert f"against {top1('CutMix', 25):.1f} % for cutmix and {top1('SMMix', 25):.1f} % for smmix" in words
+    assert f"against {top1('CutMix', 25):.1f} % for `cutmix` and {top1('SMMix', 25):.1f} % for `smmix`" in words
+    smmix, plain = (differences("tinyimagenet200")[row] for row in ("SMMix", "no mixing"))
+    over = (
+        f"{100 * smmix.mean:.1f} points over `cutmix` (95 % interval {100 * smmix.low:.1f} to {100 * smmix.high:.1f})"
+    )
+    assert f"`smmix` gains {over}, and `cutmix` {-100 * plain.mean:.1f} over no mixing" in words
+    assert f"({-100 * plain.high:.1f} to {-100 * plain.low:.1f})" in words
+    found = {row.row: row for row in compared("transfer_backbones").rows}
+    none, *others = (100 * mean_of(found[row]) for row in ("no mixing", "CutMix", "TL-Align", "SMMix"))
+    names = ("`cutmix`, ", "`tl_align` and ", "`smmix`;")
+    with_mixing = "".join(f"{value:.1f} with {name}" for value, name in zip(others, names, strict=True))
+    assert f"reach {none:.1f} % mIoU without mixing, {with_mixing}" in words
+    assert all(each.low > 0 for each in differences("transfer_backbones").values())
 
 
 def test_readme_has_the_measured_step_times() -> None:
     text = (RESULTS.parent / "README.md").read_text()
-    ratios = {method: ratio for method, (_, ratio) in step_ratios("deit_small").items()}
+    baselines = json.loads((RESULTS / "speed" / "baselines.json").read_text())["steps"]
+    ratios = {row["method"]: row["ratio"] for row in baselines}
+    ratios |= {method: ratio for method, (_, ratio) in step_ratios("deit_small").items()}
     names = {"tokenmix": "tokenmix(loss=ce)", "htm": "cutmix + htm", "vtm": "cutmix + vtm(block=3)"}
-    assert '"-" has not been measured on a GPU yet' in text
+    names |= {"puzzlemix": "puzzlemix(blocks=[4])"}
+    assert '"-" has not been timed on a GPU yet' in " ".join(text.split())
     for method in sorted(set(METHODS) - {"none"}):
         ratio = ratios.get(names.get(method, method))
         row = re.search(rf"^\| \[`{method}`\]\(docs/methods/{method}.md\) .* \| (.*) \|$", text, flags=re.MULTILINE)
@@ -153,6 +186,45 @@ def test_results_page_says_what_was_measured() -> None:
     page = (RESULTS / "README.md").read_text()
     for epoch, words in ((25, "top-1 after epoch 25, %"), (75, "after epoch 75"), (125, "after epoch 125, the last")):
         assert f"| {words} | " + " | ".join(f"{top1(row, epoch):.2f}" for row in ROWS.values()) + " |" in page
+
+
+@pytest.mark.parametrize("name", ["tinyimagenet200", "finetune_pets", "transfer_backbones"])
+def test_results_page_has_the_differences(name: str) -> None:
+    page, found = (RESULTS / "README.md").read_text(), compared(name)
+    for row in found.rows:
+        mean, judged = found.quantity.spread(row), found.difference(row)
+        if judged is None:
+            assert f"| {row.row} | {row.seeds} | {mean} | | | |" in page
+            continue
+        interval = "" if judged.low is None else f"{100 * judged.low:+.2f} to {100 * judged.high:+.2f} "
+        shown = f"| {row.row} | {row.seeds} | {mean} | {100 * judged.mean:+.2f} | {interval}| {verdict(judged)} |"
+        assert shown in page
+
+
+def test_pages_have_the_length_of_the_recipe() -> None:
+    page, found = (RESULTS / "README.md").read_text(), compared("finetune_recipe")
+    for row in found.rows:
+        if not row.runs:
+            continue
+        mean, judged = found.quantity.spread(row), found.difference(row)
+        if row.column[1] == "test images":
+            assert row.row == "20 epochs" and len(row.runs) == 5
+            assert f"**{mean} %** on the 3,669 test images (five seeds)" in " ".join(page.split())
+            assert f"DeiT-Tiny reaches {mean} % top-1" in " ".join((DOCS / "training.md").read_text().split())
+            assert f"{mean} (five seeds) of" in read_recipe("finetune").expected
+        elif judged is None:
+            assert f"| {row.row} | {len(row.runs)} | {mean} | | |" in page
+        else:
+            interval = f"{100 * judged.low:+.2f} to {100 * judged.high:+.2f}"
+            assert f"| {row.row} | {len(row.runs)} | {mean} | {100 * judged.mean:+.2f} | {interval} |" in page
+
+
+def test_speeds_of_the_baselines_are_what_was_measured() -> None:
+    stored, text = json.loads((RESULTS / "speed" / "baselines.json").read_text()), (DOCS / "speed.md").read_text()
+    for row in stored["steps"][1:]:
+        speed = 1000 * stored["settings"]["batch"] / row["median"]
+        spread = f"{row['lowest']:.3f}, {row['highest']:.3f}"
+        assert f"| {row['method']} | {speed:,.0f} | {row['ratio']:.3f} | {spread} |" in text
 
 
 def test_results_have_comparisons() -> None:
@@ -180,37 +252,24 @@ def test_pages_have_the_stored_accuracy_of_fine_tuning() -> None:
     one_seed = f"{100 * last['accuracy']:.2f}"
     for page in (DOCS / "training.md", RESULTS / "pets" / "README.md"):
         assert f"{one_seed} %" in page.read_text()
-    name = RESULTS / "finetune_pets"
-    matrix = read_matrix(str(name))
-    found = compare(matrix, matrix.trainings(name))
+    found = compared("finetune_pets")
     unmixed = found.rows[0]
     mean = found.quantity.spread(unmixed)
     assert (unmixed.row, len(unmixed.runs)) == ("no mixing", 3)
     words = " ".join((DOCS / "training.md").read_text().split())
-    assert f"is {mean} % with three seeds on a GPU in bf16, and {one_seed} % with one seed on a CPU" in words
-    paragraph = words.split("Measured so far: DeiT-Tiny")[1].split("Without the recipe")[0]
-    assert re.findall(r"\b[89]\d\.\d+", paragraph) == [mean.split()[0], one_seed]  # and no other accuracy
-    assert f"{mean} (three seeds, GPU) and {one_seed} (one seed, CPU) of" in read_recipe("finetune").expected
+    assert f"With 11 epochs, it is {mean} % (three seeds), {one_seed} % on a CPU (one seed)" in words
 
 
-def test_pages_have_the_methods_of_fine_tuning() -> None:
-    name = RESULTS / "finetune_pets"
-    matrix = read_matrix(str(name))
-    found = compare(matrix, matrix.trainings(name))
-    page, words = (RESULTS / "README.md").read_text(), " ".join((RESULTS.parent / "README.md").read_text().split())
-    for row in found.rows:
-        mean, judged = found.quantity.spread(row), found.difference(row)
-        if judged is None:
-            assert f"| {row.row} | {len(row.runs)} | {mean} | | | |" in page
-            assert f"reaches {mean.split()[0][:4]} % without mixing" in words
-        else:
-            difference = f"{100 * judged.mean:+.2f} | {100 * judged.low:+.2f} to {100 * judged.high:+.2f}"
-            assert f"| {row.row} | {len(row.runs)} | {mean} | {difference} | {verdict(judged)} |" in page
-    for shown in (
-        f"{top1('CutMix', 11, 'finetune_pets'):.1f} % with cutmix",
-        f"{top1('SMMix', 11, 'finetune_pets'):.1f} % with smmix",
-    ):
-        assert shown in words
+def test_readme_has_the_methods_of_fine_tuning() -> None:
+    words = " ".join((RESULTS.parent / "README.md").read_text().split())
+    none, cutmix, smmix = (top1(row, 11, "finetune_pets") for row in ("no_mixing", "CutMix", "SMMix"))
+    assert f"reaches {none:.1f} % without mixing, {cutmix:.1f} % with `cutmix`" in words
+    assert f"{smmix:.1f} % with `smmix` (significantly worse)" in words
+    assert differences("finetune_pets")["SMMix"].high < 0 < differences("finetune_pets")["CutMix"].high
+    long = next(row for row in compared("finetune_recipe").rows if row.column[1] == "test images" and row.runs)
+    assert (
+        f"now trains for {long.row}, reaches {compared('finetune_recipe').quantity.spread(long)[:4]} % without" in words
+    )
 
 
 def test_pages_have_the_stored_scores_of_transfers() -> None:
@@ -224,10 +283,28 @@ def test_pages_have_the_stored_scores_of_transfers() -> None:
         iou = " | ".join(f"{100 * each.values['iou']:.1f}" for each in run.dense.scores.by_class)
         shown = f"{100 * found.mean:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
         assert f"| {row.replace('_', ' ')} | {seed} | {shown} | {iou} |" in page
-    none = miou["no_mixing", 0]
-    assert f"gain {100 * (none.mean - miou['random_start', 0].mean):.1f} points over a random start (seed 0)" in words
-    below = [f"{100 * (none.mean - miou[row, 0].mean):.1f}" for row in ("CutMix", "TokenMix", "SMMix")]
+    gains = differences("transfer_pets")
+    start = gains["random start"]
+    interval = f"({-100 * start.high:.1f} to {-100 * start.low:.1f}, two seeds)"
+    assert f"gain {-100 * start.mean:.1f} points over a random start {interval}" in words
+    below = [f"{-100 * gains[row].mean:.1f}" for row in ("CutMix", "TokenMix", "SMMix")]
     assert f"are {below[0]}, {below[1]} and {below[2]} points below no mixing" in words
-    assert all(each.high < none.low for (row, _), each in miou.items() if row != "no_mixing")
+    assert all(gains[row].low < 0 < gains[row].high for row in ("CutMix", "TokenMix", "SMMix"))
+    assert all(each.high < miou["no_mixing", seed].low for (row, seed), each in miou.items() if row != "no_mixing")
     assert f"A run took {min(seconds):.0f} to {max(seconds):.0f} s on an NVIDIA H200" in words
     assert f"a peak of {max(memory) / 2**30:.2f} GiB" in words
+
+
+def test_pages_have_the_stored_backbones() -> None:
+    page, found = (DOCS / "transfer.md").read_text(), compared("transfer_backbones")
+    for row in found.rows:
+        backbone = next(iter(row.runs.values())).config.backbone
+        before = read_published(RESULTS / "tinyimagenet200" / FILE).runs[Path(backbone).name]
+        top = f"{100 * before.epochs[-1].values['accuracy']:.2f}"
+        judged = found.difference(row)
+        gain = (
+            "| |"
+            if judged is None
+            else f"{100 * judged.mean:+.2f} | {100 * judged.low:+.2f} to {100 * judged.high:+.2f} |"
+        )
+        assert f"| {row.row} | {top} | {found.quantity.spread(row)} | {gain}" in page

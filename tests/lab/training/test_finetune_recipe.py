@@ -45,7 +45,7 @@ def finetuned(finished: Path, output: Path, images: int = 48, **changes: Any) ->
 
 @pytest.mark.parametrize(
     ("images", "batch", "epochs"),
-    [(4, 4, 40), (200, 16, 40), (1000, 16, 10), (3680, 64, 11), (12_000, 128, 8), (50_000, 256, 8)],
+    [(4, 4, 40), (200, 16, 40), (1000, 16, 18), (3680, 64, 20), (12_000, 128, 12), (50_000, 256, 8)],
 )
 def test_rules(images: int, batch: int, epochs: int) -> None:
     config = TrainConfig(lr_per=None)

@@ -14,7 +14,7 @@ from vitmix.lab.training.config import TrainConfig
 
 LEAST_BATCH, MOST_BATCH = 16, 256
 UPDATES_PER_EPOCH = 50  # aim: the batch is at most a 50th of the images
-UPDATES = 600  # aim for the whole training
+UPDATES = 1100  # aim for the whole training
 LEAST_EPOCHS, MOST_EPOCHS = 8, 40
 RATE, RATE_OF_PARTS, RATE_BATCH = 3e-4, 1e-3, 64  # AdamW's learning rate for a batch of 64
 
@@ -26,7 +26,7 @@ def _batch(images: int, _: TrainConfig) -> int:
 
 
 def _epochs(images: int, config: TrainConfig) -> int:
-    """Enough for 600 updates, within bounds."""
+    """Enough for 1,100 updates, within bounds."""
     return min(max(math.ceil(UPDATES / max(images // config.batch, 1)), LEAST_EPOCHS), MOST_EPOCHS)
 
 
