@@ -18,6 +18,7 @@ from vitmix._mixer import AnyMixer, Switch
 from vitmix._mixing import per_process
 from vitmix._registry import METHODS as REGISTERED
 from vitmix._sampling import Draw, generator_for
+from vitmix.attention.readers.inside import logits_of
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
 from vitmix.lab.fitting import refusals
@@ -42,6 +43,7 @@ class Workload:
     Attributes:
         easy: the fraction of samples that HTM's threshold makes easy.
         graphs: compiles with CUDA graphs, which small models need.
+        build: makes the model, if it is not timm's.
     """
 
     model: str
@@ -52,6 +54,7 @@ class Workload:
     easy: float
     graphs: bool
     model_args: ModelArgs = field(default_factory=dict)
+    build: Callable[[], nn.Module] | None = None
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
@@ -158,7 +161,7 @@ class _Bare(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.model(images).float(), labels)
+        return nn.functional.cross_entropy(logits_of(self.model(images)).float(), labels)
 
 
 def _ahead(learner: Learner, images: Tensor) -> tuple[dict[str, Tensor], float | None]:
@@ -179,12 +182,12 @@ def looks_inside(text: str, model: Any) -> bool:
     """Whether a method hooks into the model, or runs its blocks one by one."""
     if text == BARE:
         return False
-    with create(text, model.num_classes).attach(model, seed=0, step=0) as mixing:
+    with create(text, class_count(model)).attach(model, seed=0, step=0) as mixing:
         return mixing.hooked or any(each.needs.guide_observer for each in mixing.mixer.mixers)
 
 
 def _learner(text: str, model: Any, mode: str, work: Workload, images: Tensor, labels: Tensor) -> Learner:
-    mixer = create(text, workload_model(work).num_classes)
+    mixer = create(text, class_count(workload_model(work)))
     if any(each.inner for each in mixer.mixers):
         mixer = _with_easy(mixer, workload_model(work, mode), images, labels, work)
     # Building seeds torch, so that the score net is the one for which the samples were counted.
@@ -193,6 +196,8 @@ def _learner(text: str, model: Any, mode: str, work: Workload, images: Tensor, l
 
 def workload_model(work: Workload, mode: str = "eager") -> Any:
     torch.manual_seed(0)
+    if work.build is not None:
+        return work.build().to(work.device).train()
     try:
         cfg = timm.models.get_pretrained_cfg(work.model, allow_unregistered=True)
         fixed = work.size is not None and cfg is not None and cfg.fixed_input_size
@@ -208,14 +213,19 @@ def workload_model(work: Workload, mode: str = "eager") -> Any:
 def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     """Images and labels for a model."""
     torch.manual_seed(0)
-    channels, *side = model.pretrained_cfg["input_size"]
+    channels, *side = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))
     side = [work.size] * 2 if work.size is not None else side
     try:
         images = torch.randn(work.batch, channels, *side, device=work.device)
     except RuntimeError as error:  # out of memory, or more elements than a tensor can have
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"a batch of {work.batch} images of {side} pixels is too large: {reason}") from None
-    return images, torch.arange(work.batch, device=work.device) % model.num_classes
+    return images, torch.arange(work.batch, device=work.device) % class_count(model)
+
+
+def class_count(model: Any) -> int:
+    """The number of classes of a model, which transformers calls labels."""
+    return model.num_labels if hasattr(model, "num_labels") else model.num_classes
 
 
 def check_image(model: nn.Module, image: Tensor) -> None:

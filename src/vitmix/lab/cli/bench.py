@@ -29,7 +29,8 @@ ON_GPU = Sizes(1024, (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 
 ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
 Method = Annotated[str, "METHOD", lambda name, text: text == "bare model" or check_method(name, text)]
 BenchPart = Literal["steps", "kernels", "growth"]
-SETTINGS = ("model", "batch", "size", "graphs", "easy", "repeats", "steps", "warmup")
+COUNTS = ("repeats", "steps", "warmup")
+SETTINGS = ("model", "batch", "size", "graphs", "easy", *COUNTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,13 @@ class Bench(Architecture):
 
     model: Place = option("deit_small_patch16_224", "run folder, weights file, or timm model; weights are random")
     batch: Count | None = option(None, "images per step (default: 1024, on a CPU 8)")
-    methods: tuple[Method, ...] = option((), "methods (default: all that the model supports)")
+    suite: Literal["families"] | None = option(
+        None, "measure compiled steps of several model families instead of --model; continues in --output"
+    )
+    only: tuple[str, ...] = option((), "families of the suite (default: all)")
+    methods: tuple[Method, ...] = option(
+        (), "methods (default: all that the model supports; with --suite: cutmix, tl_align and smmix)"
+    )
     modes: tuple[Literal["eager", "compiled", "shared"], ...] = option(
         ("eager", "compiled"),
         "execution modes of the steps; shared: methods that do not look inside the model share one compiled model",
@@ -70,7 +77,11 @@ def run(settings: Bench) -> int:
     from vitmix.lab.environment import try_convolutions
 
     device = torch.device("cuda" if torch.cuda.is_available() and not settings.cpu else "cpu")
+    if settings.only and settings.suite is None:
+        raise ValueError("--only chooses families of a suite; give --suite families, too")
+    precision = settings.precision or ("bf16" if device.type == "cuda" else "fp32")
     usual = ON_GPU if device.type == "cuda" else ON_CPU
+    given = settings.batch
     settings = replace(
         settings,
         batch=settings.batch or usual.batch,
@@ -83,7 +94,30 @@ def run(settings: Bench) -> int:
         Path(settings.output).mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
     try_convolutions()
-    return _measure(settings, device, settings.precision or ("bf16" if device.type == "cuda" else "fp32"))
+    if settings.suite is not None:
+        return _measure_families(settings, given, device, precision)
+    return _measure(settings, device, precision)
+
+
+def _measure_families(settings: Bench, batch: int | None, device: "torch.device", precision: str) -> int:
+    from vitmix.lab.bench import families
+    from vitmix.lab.bench.clock import DTYPES
+    from vitmix.lab.bench.steps import Workload
+    from vitmix.lab.environment import describe_environment
+
+    place = describe_environment(device)
+    print(", ".join(f"{key} {value}" for key, value in place.items()), flush=True)
+    facts = {name: getattr(settings, name) for name in ("graphs", "easy", *COUNTS)} | place | {"precision": precision}
+    work = Workload("", 0, None, device, DTYPES[precision], settings.easy, settings.graphs)
+    counts = {name: getattr(settings, name) for name in COUNTS}
+    output = None if settings.output is None else Path(settings.output)
+    methods = settings.methods or families.METHODS
+    given = {"batch": batch, "output": output, "tell": _tell}
+    found = families.measure_families(work, settings.only, methods, facts, **counts, **given)
+    print(f"\n{families.family_table(found)}")
+    if output is not None:
+        print(f"\nwritten to {output / families.FILE}")
+    return 0
 
 
 def _workload(settings: Bench, device: "torch.device", dtype: "torch.dtype") -> "Workload":
@@ -128,7 +162,7 @@ def _measure(settings: Bench, device: "torch.device", precision: str) -> int:
 
     if "steps" in parts:
         modes = [*settings.modes, *(["materialized"] if settings.against else [])]
-        counts = {"repeats": settings.repeats, "steps": settings.steps, "warmup": settings.warmup}
+        counts = {name: getattr(settings, name) for name in COUNTS}
         if settings.against:
             materialize(steps.workload_model(work))  # refuses what it cannot do before anything is measured
         refused = steps.refused(settings.methods or steps.methods(), work)
