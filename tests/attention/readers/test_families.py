@@ -85,6 +85,19 @@ def swin(name: str, *, pad_first: bool, size: int) -> Case:
     return Case(build, size=size, patch=4, windows=windows, pad_first=pad_first, stages=[0, 0, 1, 1])
 
 
+def fused(case: Case) -> Case:
+    """With fused attention, which timm does not use for windows unless it is told to."""
+
+    def build() -> nn.Module:
+        model = case.build()
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = True
+        return model
+
+    return case._replace(build=build)
+
+
 def pvt(name: str, **settings: Any) -> Callable[[], nn.Module]:
     return lambda: timm.create_model(name, **PVT_SIZES, **settings)
 
@@ -129,6 +142,8 @@ for family in (*SWINS, *(f"{name} V2" for name in SWINS)):
     first = FAMILIES[family].source != "timm"
     CASES[family] = swin(family, pad_first=first, size=32)
     CASES[f"{family}, padded"] = swin(family, pad_first=first, size=28)
+for unfused in ("Swin", "Swin, padded"):
+    CASES[f"{unfused}, fused"] = fused(CASES[unfused])
 CASES["PVT v2"] = Case(pvt("pvt_v2_b1"), size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES)
 CASES["Hugging Face PVT v2"] = Case(
     FAMILIES["Hugging Face PVT v2"].build, size=64, patch=4, reduced=by_ratio, stages=PVT_STAGES
@@ -138,7 +153,7 @@ CASES["PVT"] = Case(pvt("pvt_v1_small", img_size=64), size=64, patch=4, reduced=
 
 
 def model_of(case: Case, name: str) -> nn.Module:
-    package = FAMILIES[name.removesuffix(", padded").removesuffix(", class token")].package
+    package = FAMILIES[name.removesuffix(", fused").removesuffix(", padded").removesuffix(", class token")].package
     if package is not None:
         pytest.importorskip(package)
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmix._mix import Grid, initial_token_share, resample_mask
-from vitmix.attention.flow import Flow, Products, Reduced, Windows, cut_windows
+from vitmix.attention.flow import Flow, Given, Products, Reduced, Windows, cut_windows
 from vitmix.attention.readers.base import (
     BlockReader,
     Handles,
@@ -71,7 +71,10 @@ class PyramidReader(Reader):
 
 
 class WindowBlock(BlockReader):
-    """timm's Swin block: the grid is rolled, then padded, then cut into windows."""
+    """timm's Swin block: the grid is rolled, then padded, then cut into windows.
+
+    Without fused attention, timm's default for windows, the block has its attention in memory; it is read there.
+    """
 
     no_bank = "a window cannot contain other tokens"
     grid: Grid | None = None
@@ -82,6 +85,7 @@ class WindowBlock(BlockReader):
             self.module.register_forward_pre_hook(self._on_block),
             self.attention.register_forward_pre_hook(self._on_call, with_kwargs=True),
             self.attention.qkv.register_forward_hook(self._on_projected),
+            self.attention.softmax.register_forward_hook(self._on_softmax),
         ]
 
     def _on_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -92,17 +96,24 @@ class WindowBlock(BlockReader):
 
     def _on_projected(self, module: nn.Module, args: Any, output: Tensor) -> None:
         mask, self.mask = self.mask, None
-        if self.wanted():
+        if self.attention.fused_attn and self.wanted():
             assert self.grid is not None
             query, key, _ = stacked_heads(output, self.attention.num_heads, kinds=3)
             self.report(self._flow(query, key, mask, self.grid))
+
+    def _on_softmax(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if self.wanted():
+            assert self.grid is not None
+            self.report(self._windows(Given(output), self.grid))
 
     def _flow(self, query: Tensor, key: Tensor, mask: Tensor | None, grid: Grid) -> Flow:
         with torch.no_grad():  # must not save tensors for backward: activation checkpointing counts them
             bias = self.attention._get_rel_pos_bias()
             bias = bias if mask is None else bias + mask.unsqueeze(1)
-        products = Products(query, key, bias=bias)
-        return Windows(products, grid, tuple(self.module.window_size), tuple(self.module.shift_size))
+        return self._windows(Products(query, key, bias=bias), grid)
+
+    def _windows(self, inner: Products | Given, grid: Grid) -> Flow:
+        return Windows(inner, grid, tuple(self.module.window_size), tuple(self.module.shift_size))
 
     def attend(self, tokens: Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Flow:
         block, grid = self.module, (tokens.shape[1], tokens.shape[2])
