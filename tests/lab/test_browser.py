@@ -132,6 +132,12 @@ def test_explore(browser, address, width, tmp_path):
         assert page.locator("#vx-text textarea, #vx-text input").input_value() == "mixup(alpha=3.0)"
         changed(page, target, lambda: _number(page, "#vx-seed input", "5"))
 
+        jump = page.get_by_role("button", name="Settings of the method")
+        assert jump.is_visible() == (width == "phone")  # where the settings are below the results
+        if width == "phone":
+            jump.click()
+            page.wait_for_function("document.querySelector('#vx-settings').getBoundingClientRect().top < innerHeight")
+
         changed(page, lambda page: page.get_attribute("[data-block]", "data-block"), lambda: _right(page))
         assert page.get_attribute("[data-block]", "data-block") == "2"
         with page.expect_download(timeout=60_000) as download:

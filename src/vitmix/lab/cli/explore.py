@@ -38,11 +38,13 @@ def run(settings: Explore) -> int:
         raise ValueError("explore needs gradio: pip install 'vitmix[app]'")
     from vitmix.lab.explore.explorer import Explorer
     from vitmix.lab.explore.models import Models, places_of
-    from vitmix.lab.explore.server import serve
+    from vitmix.lab.explore.server import check_port, serve
     from vitmix.lab.explore.state import usual_state
     from vitmix.lab.figures.models import short_names
     from vitmix.lab.report.groups import find_runs
 
+    if settings.port is not None:
+        check_port(settings.port)
     found = find_runs([Path(each).resolve() for each in settings.runs])[0] if settings.runs else []
     places, names = places_of(settings.model, settings.arch, [each.path for each in found])
     models = Models(
