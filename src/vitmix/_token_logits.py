@@ -10,7 +10,7 @@ __all__ = ["TokenLabelClassifier"]
 
 
 class TokenLabelClassifier(nn.Module):
-    """A model that adds `weight` times the largest token logit of each class to its logits, as token labeling evaluates.
+    """Adds `weight` times the largest token logit of each class to a model's logits, as token labeling evaluates.
 
     Args:
         model: the trained model.
