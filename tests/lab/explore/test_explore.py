@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import socket
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
@@ -750,8 +751,9 @@ def test_ports_that_cannot_be_used_are_refused_before_a_model_is_loaded(port, wo
     assert words in said.err and said.err.count("\n") == 1 and not said.out
 
 
-def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr("vitmix.lab.cli.explore.find_spec", lambda name: None)
+@pytest.mark.parametrize("found", [None, ModuleSpec("gradio", None)], ids=["nothing", "a folder that pip left"])
+def test_without_gradio_the_command_says_what_to_install(found, monkeypatch, capsys):
+    monkeypatch.setattr("vitmix.lab.cli.explore.find_spec", lambda name: found)
     assert main(["explore"]) == 2
     assert capsys.readouterr().err == "vitmix: error: explore needs gradio: pip install 'vitmix[app]'\n"
 

@@ -34,7 +34,8 @@ class Explore(Settings):
 
 
 def run(settings: Explore) -> int:
-    if find_spec("gradio") is None:
+    gradio = find_spec("gradio")  # not imported here, because the page sets what Gradio reads then
+    if gradio is None or gradio.origin is None:  # pip uninstall leaves a folder
         raise ValueError("explore needs gradio: pip install 'vitmix[app]'")
     from vitmix.lab.explore.explorer import Explorer
     from vitmix.lab.explore.models import Models, places_of
