@@ -327,6 +327,32 @@ def test_the_page_works_without_a_mouse(browser, address, tmp_path):
         seen.check()
 
 
+def test_a_link_to_a_switch_has_no_menus(browser, address):
+    with tab(browser, "desktop", address) as seen:
+        page = seen.page
+        page.goto(f"{address}?method=mixup%7Ccutmix")
+        page.wait_for_selector("#vx-scene [data-target]", timeout=60_000)
+        page.get_by_text("menus show one method").wait_for(timeout=30_000)
+        text = page.locator("#vx-text textarea, #vx-text input")
+        assert page.locator("#vx-base input").input_value() == "" and text.input_value() == "mixup|cutmix"
+        page.get_by_text("Add losses, mixing inside the network, pairing").click()
+        page.get_by_label("decoupled").check()
+        page.get_by_role("alert").get_by_text("choose a method from the menu first").wait_for(timeout=30_000)
+        assert text.input_value() == "mixup|cutmix"
+        page.get_by_label("decoupled").uncheck()
+        changed(page, lambda page: text.input_value(), lambda: _choose(page, page.locator("#vx-base input"), "cutmix"))
+        page.wait_for_selector("#vx-base-alpha input", timeout=30_000)
+        seen.check()
+
+
+def test_a_link_to_an_unknown_model_waits_for_nothing(browser, address):
+    with tab(browser, "desktop", address) as seen:
+        seen.page.goto(f"{address}?model=nowhere")
+        seen.page.get_by_role("alert").get_by_text("unknown model 'nowhere'").wait_for(timeout=60_000)
+        assert not seen.page.get_by_text("Computing the first answer").is_visible()
+        seen.check()
+
+
 def test_links_restore_the_page(browser, address):
     query = "?method=mix(mask%3Dblock(share%3D0.25),share%3Daligned)%2Bconsistency&seed=7&block=3&first=shapes+7"
     with tab(browser, "desktop", address) as seen:
