@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -749,6 +750,24 @@ def test_ports_that_cannot_be_used_are_refused_before_a_model_is_loaded(port, wo
         assert main(["explore", "--port", str(taken.getsockname()[1] if port is None else port)]) == 2
     said = capsys.readouterr()
     assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_model_where_run_folders_are_expected_is_told_where_it_goes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("best.safetensors").write_bytes(b"")
+    for given, problem in (("test_vit", "there is no run folder test_vit"), ("best.safetensors", "is a file")):
+        assert main(["explore", given]) == 2
+        said = capsys.readouterr().err
+        assert problem in said and said.endswith(f"; did you mean --model {given}?\n"), said
+
+
+def test_runs_that_are_left_out_are_named(tmp_path, run, monkeypatch, capsys):
+    monkeypatch.setattr("vitmix.lab.explore.server.serve", lambda explorer, **settings: None)
+    shutil.copytree(run, tmp_path / "runs" / "done")
+    shutil.copytree(run, tmp_path / "runs" / "begun")
+    (tmp_path / "runs" / "begun" / "metrics.jsonl").write_text("")
+    assert main(["explore", str(tmp_path / "runs")]) == 0
+    assert "Left out: " in (said := capsys.readouterr().out) and "begun" in said
 
 
 @pytest.mark.parametrize("found", [None, ModuleSpec("gradio", None)], ids=["nothing", "a folder that pip left"])
