@@ -39,9 +39,9 @@ FIGURES: dict[str, tuple[list[str], list[str]]] = {  # kind: the images, and fur
 
 
 def gallery_methods() -> list[str]:
-    """Every method that changes a single batch of images; at its default block, HTM exchanges nothing here."""
+    """Every method that changes images; at its default block, HTM exchanges nothing here."""
     methods, _ = fitting_methods(timm.create_model(ARCH), (224, 224))
-    hidden = ("vtm", "manifold_mixup", "recursivemix")  # tokens, hidden states; images of the previous batch
+    hidden = ("vtm", "manifold_mixup")  # tokens, hidden states
     return ["htm(block=8)" if name == "htm" else name for name in methods if name not in hidden]
 
 

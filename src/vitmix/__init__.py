@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitmix._sampling import generator_for as generator_for
     from vitmix._text import create as create
     from vitmix._text import list_methods as list_methods
+    from vitmix._token_logits import TokenLabelClassifier as TokenLabelClassifier
     from vitmix.attention.tap import AttentionTap as AttentionTap
     from vitmix.attention.tap import Plan as Plan
     from vitmix.dense.transforms import CopyPaste as CopyPaste
@@ -113,6 +114,7 @@ _HOMES = {  # module: its public names
     "_registry": ("register",),
     "_sampling": ("Draw", "generator_for"),
     "_text": ("create", "list_methods"),
+    "_token_logits": ("TokenLabelClassifier",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED = {"Consistency": "ConsistencyLoss", "Region": "RegionLoss", "SalientBox": "SalientMask"}

@@ -132,6 +132,12 @@ def test_explore(browser, address, width, tmp_path):
         assert page.locator("#vx-text textarea, #vx-text input").input_value() == "mixup(alpha=3.0)"
         changed(page, target, lambda: _number(page, "#vx-seed input", "5"))
 
+        jump = page.get_by_role("button", name="Settings of the method")
+        assert jump.is_visible() == (width == "phone")  # where the settings are below the results
+        if width == "phone":
+            jump.click()
+            page.wait_for_function("document.querySelector('#vx-settings').getBoundingClientRect().top < innerHeight")
+
         changed(page, lambda page: page.get_attribute("[data-block]", "data-block"), lambda: _right(page))
         assert page.get_attribute("[data-block]", "data-block") == "2"
         with page.expect_download(timeout=60_000) as download:
@@ -318,6 +324,32 @@ def test_the_page_works_without_a_mouse(browser, address, tmp_path):
         go_to("Gallery")
         page.keyboard.press("Enter")
         page.wait_for_selector(".vx-card", timeout=180_000)
+        seen.check()
+
+
+def test_a_link_to_a_switch_has_no_menus(browser, address):
+    with tab(browser, "desktop", address) as seen:
+        page = seen.page
+        page.goto(f"{address}?method=mixup%7Ccutmix")
+        page.wait_for_selector("#vx-scene [data-target]", timeout=60_000)
+        page.get_by_text("menus show one method").wait_for(timeout=30_000)
+        text = page.locator("#vx-text textarea, #vx-text input")
+        assert page.locator("#vx-base input").input_value() == "" and text.input_value() == "mixup|cutmix"
+        page.get_by_text("Add losses, mixing inside the network, pairing").click()
+        page.get_by_label("decoupled").check()
+        page.get_by_role("alert").get_by_text("choose a method from the menu first").wait_for(timeout=30_000)
+        assert text.input_value() == "mixup|cutmix"
+        page.get_by_label("decoupled").uncheck()
+        changed(page, lambda page: text.input_value(), lambda: _choose(page, page.locator("#vx-base input"), "cutmix"))
+        page.wait_for_selector("#vx-base-alpha input", timeout=30_000)
+        seen.check()
+
+
+def test_a_link_to_an_unknown_model_waits_for_nothing(browser, address):
+    with tab(browser, "desktop", address) as seen:
+        seen.page.goto(f"{address}?model=nowhere")
+        seen.page.get_by_role("alert").get_by_text("unknown model 'nowhere'").wait_for(timeout=60_000)
+        assert not seen.page.get_by_text("Computing the first answer").is_visible()
         seen.check()
 
 

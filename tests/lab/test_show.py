@@ -54,9 +54,21 @@ def test_all_methods_are_shown_by_default():
 
 
 def test_notes_say_why_an_image_shows_no_mixing():
-    notes = {"manifold_mixup": "mixed in the network", "recursivemix": "nothing pasted", "cutmix": "", "vtm": ""}
+    notes = {"manifold_mixup": "mixed in the network", "cutmix": "", "vtm": ""}
     found = {result.title: " ".join(result.notes) for result in pair_of(*notes).results}
     assert found == notes
+
+
+def test_recursivemix_pastes_the_pair_of_the_batch_before():
+    """Which had the two images the other way round."""
+    pair = pair_of("recursivemix", seed=5)
+    (result,), (own, partner) = pair.results, pair.pixels
+    inside = result.origin > 0
+    share = float(inside.float().mean())
+    assert 0.1 < share < 0.5 and result.partner == pytest.approx(share, abs=1e-5) and not result.notes
+    torch.testing.assert_close(result.mixed[:, ~inside], own[:, ~inside], atol=1e-5, rtol=0)
+    pasted = result.mixed[:, inside]
+    assert all(bool((partner.flatten(1) - color[:, None]).abs().sum(0).min() < 1e-4) for color in pasted.T[::7])
 
 
 def test_mask_image_and_target_agree():
@@ -263,6 +275,9 @@ def test_sideways_photographs_stand_upright(tmp_path):
     ("arguments", "words"),
     [
         (["shapes:1"], "two images, got 1"),
+        (["cutmix"], "'cutmix' is a method, not an image; did you mean --method cutmix?"),
+        (["cutmix", "tl_align(blocks=[1])"], "did you mean --method cutmix 'tl_align(blocks=[1])'?"),
+        (["shapes:1", "cutmix"], "'cutmix' is a method, not an image; did you mean --method cutmix?"),
         (["shapes:1", "nowhere.png"], "'nowhere.png' does not exist"),
         (["--method", "cutmx"], "did you mean 'cutmix'?"),
         (["--output", "figure.bmp"], ".png, .svg, .pdf"),

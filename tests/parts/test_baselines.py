@@ -391,6 +391,25 @@ def test_token_labels_need_maps_of_every_class() -> None:
         vitmix.create("cutmix + tokens", 10).attach(torch.nn.Flatten())
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_token_logits_are_added_at_evaluation(weight: float) -> None:
+    """Also while a learner is attached, and in models that pool their tokens, whose classifier reads them later."""
+    images, labels = tiny_batch(4)
+    for pool in ("token", "avg"):
+        model = tiny_vit(global_pool=pool)
+        learner = vitmix.Learner(model, vitmix.token_labeling(10)).train()
+        learner(images, labels, maps=torch.full((4, 10, 4, 4), 0.1)).loss.backward()
+        head = learner.added["token_label_head"]
+        added = vitmix.TokenLabelClassifier(model, head, weight=weight).eval()
+        with torch.no_grad():
+            tokens = model.forward_features(images)
+            found = model.forward_head(tokens) + weight * head(tokens[:, model.num_prefix_tokens :]).amax(1)
+            close(added(images), found, 1e-6)
+        learner.train()(images, labels, maps=torch.full((4, 10, 4, 4), 0.1)).loss.backward()
+    with pytest.raises(ValueError, match="weight"):
+        vitmix.TokenLabelClassifier(model, head, weight=-1.0)
+
+
 # Puzzle Mix
 
 

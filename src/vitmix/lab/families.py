@@ -116,8 +116,11 @@ def _two_towers(kind: str, config: str, **settings: Any) -> Family:
     def build() -> nn.Module:
         import transformers
 
-        tower = dict(image_size=SIZE, **settings)
-        return getattr(transformers, kind)(getattr(transformers, config)(vision_config=tower, num_labels=CLASSES))
+        towers = {
+            "vision_config": dict(image_size=SIZE, **settings),
+            "text_config": dict(bos_token_id=0, eos_token_id=1),  # SigLIP's usual ones are outside its vocabulary
+        }
+        return getattr(transformers, kind)(getattr(transformers, config)(**towers, num_labels=CLASSES))
 
     return Family("transformers", kind, build, "transformers")
 

@@ -1,6 +1,7 @@
 """Every family of models: statistics, shares and heads against dense twins, and a training step of every method."""
 
 import copy
+import logging
 import os
 import pickle
 import subprocess
@@ -710,3 +711,22 @@ def test_activation_checkpointing_changes_nothing(name: str, text: str) -> None:
     close(two.targets, one.targets, 1e-9)
     for gradient, other in zip(first, second, strict=True):
         close(other, gradient, 1e-9)
+
+
+class Listening(logging.Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.source == "transformers"])
+def test_tiny_models_are_built_without_a_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vitmix models` builds them all."""
+    pytest.importorskip("transformers")
+    said: list[str] = []
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [Listening(said)])
+    FAMILIES[name].build()
+    assert not said

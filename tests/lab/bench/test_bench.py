@@ -13,7 +13,17 @@ import vitmix
 from support import close, tiny_batch, tiny_vit
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
 from vitmix.lab.bench.report import as_json, base_of, ratios, step_table
-from vitmix.lab.bench.steps import Step, StepRow, Workload, looks_inside, measure_steps, refused
+from vitmix.lab.bench.steps import (
+    Step,
+    StepRow,
+    Workload,
+    batch_for,
+    check_image,
+    looks_inside,
+    measure_steps,
+    refused,
+    workload_model,
+)
 from vitmix.lab.cli.main import main
 
 SMALL = ["--model", "vit_lite_7_8_32", "--batch", "2", "--repeats", "1", "--steps", "1", "--warmup", "1", "--cpu"]
@@ -31,6 +41,16 @@ def test_every_table_and_the_figure(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(row["median"] > 0 for row in found["steps"])
     assert {row["shape"][2] for row in found["tokens"]} == {8, 16} and found["settings"]["batch"] == 2
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("own", "sides"), [(24, (24, 24)), ((16, 24), (16, 24)), (None, (224, 224))])
+def test_images_have_the_size_of_the_models_settings(own: int | tuple[int, int] | None, sides: tuple[int, int]) -> None:
+    settings = {"patch_size": 8, "depth": 1} | ({} if own is None else {"img_size": own})
+    work = Workload("vit_tiny_patch16_224", 1, None, torch.device("cpu"), torch.float32, 0.0, False, settings)
+    model = workload_model(work)
+    images, _ = batch_for(model, work)
+    assert images.shape[2:] == sides
+    check_image(model, images)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,11 @@ import dataclasses
 import inspect
 import io
 import random
+import re
 import shutil
+import socket
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +36,7 @@ from vitmix.lab.explore.explorer import Explorer, code_of, method_text
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, Place, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
+from vitmix.lab.explore.rules import Bar
 from vitmix.lab.explore.scene import Scene, Stage, make_pair, play
 from vitmix.lab.explore.state import State, read_query
 from vitmix.lab.figures import NamedModel, read_image
@@ -199,6 +204,14 @@ def test_an_answer_takes_few_passes_of_the_model():
         passes.clear()
         stage.scene(model, pair, text)
         assert not passes  # remembered, so the slider through the depth runs no model
+
+
+def test_a_target_above_one_says_so():
+    """TokenMix's activation labels, whose bar is scaled."""
+    model, images = small_model(), [read_image(text, 32) for text in ("shapes:1", "shapes:46")]
+    scene = play(model, make_pair(model, images), "cutmix")
+    high = dataclasses.replace(scene, bars=(Bar("activation", 0.6, 0.8), Bar("area", 0.4, 0.6)))
+    assert re.findall(r"sum \d+%", scene_html(high)) == ["sum 140%"]
 
 
 def test_every_label_rule_says_where_it_comes_from():
@@ -727,8 +740,39 @@ def test_a_run_named_by_a_dot_has_its_folders_name(monkeypatch, run):
     assert relative.count(".") > named.count(".") - 100  # of numbers and styles
 
 
-def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr("vitmix.lab.cli.explore.find_spec", lambda name: None)
+@pytest.mark.parametrize(
+    ("port", "words"), [(0, "port must be 1 to 65535, got 0"), (99_999, "got 99999"), (None, "in use")]
+)
+def test_ports_that_cannot_be_used_are_refused_before_a_model_is_loaded(port, words, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["explore", "--port", str(taken.getsockname()[1] if port is None else port)]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_model_where_run_folders_are_expected_is_told_where_it_goes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("best.safetensors").write_bytes(b"")
+    for given, problem in (("test_vit", "there is no run folder test_vit"), ("best.safetensors", "is a file")):
+        assert main(["explore", given]) == 2
+        said = capsys.readouterr().err
+        assert problem in said and said.endswith(f"; did you mean --model {given}?\n"), said
+
+
+def test_runs_that_are_left_out_are_named(tmp_path, run, monkeypatch, capsys):
+    monkeypatch.setattr("vitmix.lab.explore.server.serve", lambda explorer, **settings: None)
+    shutil.copytree(run, tmp_path / "runs" / "done")
+    shutil.copytree(run, tmp_path / "runs" / "begun")
+    (tmp_path / "runs" / "begun" / "metrics.jsonl").write_text("")
+    assert main(["explore", str(tmp_path / "runs")]) == 0
+    assert "Left out: " in (said := capsys.readouterr().out) and "begun" in said
+
+
+@pytest.mark.parametrize("found", [None, ModuleSpec("gradio", None)], ids=["nothing", "a folder that pip left"])
+def test_without_gradio_the_command_says_what_to_install(found, monkeypatch, capsys):
+    monkeypatch.setattr("vitmix.lab.cli.explore.find_spec", lambda name: found)
     assert main(["explore"]) == 2
     assert capsys.readouterr().err == "vitmix: error: explore needs gradio: pip install 'vitmix[app]'\n"
 

@@ -146,7 +146,7 @@ def outside() -> Iterator[tuple[int, list[str]]]:
             self.send_error(404)
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server.server_port, asked
         server.shutdown()

@@ -214,7 +214,8 @@ def batch_for(model: Any, work: Workload) -> tuple[Tensor, Tensor]:
     """Images and labels for a model."""
     torch.manual_seed(0)
     channels, *side = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))
-    side = [work.size] * 2 if work.size is not None else side
+    own = work.size or work.model_args.get("img_size") or side
+    side = [own] * 2 if isinstance(own, int) else [*own]
     try:
         images = torch.randn(work.batch, channels, *side, device=work.device)
     except RuntimeError as error:  # out of memory, or more elements than a tensor can have

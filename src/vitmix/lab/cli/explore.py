@@ -34,16 +34,23 @@ class Explore(Settings):
 
 
 def run(settings: Explore) -> int:
-    if find_spec("gradio") is None:
+    gradio = find_spec("gradio")  # not imported here, because the page sets what Gradio reads then
+    if gradio is None or gradio.origin is None:  # pip uninstall leaves a folder
         raise ValueError("explore needs gradio: pip install 'vitmix[app]'")
     from vitmix.lab.explore.explorer import Explorer
     from vitmix.lab.explore.models import Models, places_of
-    from vitmix.lab.explore.server import serve
+    from vitmix.lab.explore.server import check_port, serve
     from vitmix.lab.explore.state import usual_state
     from vitmix.lab.figures.models import short_names
     from vitmix.lab.report.groups import find_runs
 
-    found = find_runs([Path(each).resolve() for each in settings.runs])[0] if settings.runs else []
+    if settings.port is not None:
+        check_port(settings.port)
+    for each in settings.runs:
+        _check_runs(each)
+    found, left_out = find_runs([Path(each).resolve() for each in settings.runs]) if settings.runs else ([], [])
+    for message in left_out:
+        print(message)
     places, names = places_of(settings.model, settings.arch, [each.path for each in found])
     models = Models(
         places,
@@ -59,6 +66,15 @@ def run(settings: Explore) -> int:
     print(f"Model: {models[first].said}.", flush=True)
     serve(explorer, port=settings.port, share=settings.share, browser=settings.open)
     return 0
+
+
+def _check_runs(place: str) -> None:
+    """Refuses a model, which has its own flag."""
+    from vitmix.lab.runs.published import FILE
+
+    if not Path(place).is_dir() and not place.endswith(FILE):
+        problem = f"{place} is a file, not a run folder" if Path(place).exists() else f"there is no run folder {place}"
+        raise ValueError(f"{problem}; did you mean --model {place}?")
 
 
 COMMAND = Command(Explore, run)

@@ -1,5 +1,6 @@
 """`vitmix show`: what methods do to two images."""
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def run(settings: Show) -> int:
     from vitmix.lab.writing import write_file
 
     images = settings.images or tuple(BUILT_IN)
+    if methods := [each for each in images if _is_method(each)]:
+        raise ValueError(f"{methods[0]!r} is a method, not an image; did you mean --method {shlex.join(methods)}?")
     if len(images) != 2:
         raise ValueError(f"methods mix two images, got {len(images)}; give two files")
     for each in images:
@@ -66,6 +69,15 @@ def run(settings: Show) -> int:
     if not loaded.trained and footer:
         print("The model is untrained, so its attention means nothing yet; --model RUN uses a trained model.")
     return 0
+
+
+def _is_method(text: str) -> bool:
+    from vitmix._text import create
+
+    try:
+        return not Path(text).exists() and create(text, 2) is not None
+    except ValueError:
+        return False
 
 
 COMMAND = Command(Show, run)

@@ -158,8 +158,9 @@ def _statistic(shown: Shown) -> str:
 
 
 def _bar_row(name: str, words: str, own: float, partner: float, *, used: bool = False) -> str:
-    """Both parts of a target. A sum below one leaves a gray rest; above one, both are scaled to fit."""
+    """Both parts of a target. A sum below one leaves a gray rest; above one, both are scaled to fit, and it is said."""
     whole = max(1.0, own + partner)
+    words = " · ".join(filter(None, (words, f"sum {whole:.0%}" if whole > 1.005 else "")))
     pieces = ""
     for kind, part in (("own", own), ("partner", partner)):
         number = f"{part:.1%}" if part / whole > 0.15 else ""

@@ -158,7 +158,9 @@ class _View:
             with gr.Column(scale=4, min_width=300, elem_classes="vx-left"):
                 self._images(usual)
                 self._menus()
-                with gr.Column(elem_classes="vx-settings"):
+                jump = gr.Button("Settings of the method", size="sm", elem_classes="vx-jump")  # on a phone
+                jump.click(None, js="() => document.getElementById('vx-settings').scrollIntoView()")
+                with gr.Column(elem_id="vx-settings"):
                     self._controls()
             with gr.Column(scale=7, min_width=300, elem_classes="vx-right"):
                 self._results()

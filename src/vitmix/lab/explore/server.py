@@ -2,9 +2,11 @@
 
 # pyright: reportMissingImports=false
 
+import errno
 import json
 import os
 import re
+import socket
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -106,6 +108,19 @@ def _refused_body(body: bytes) -> int | None:
 
 def _has_object(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_object, value)))
+
+
+def check_port(port: int) -> None:
+    """Raises ValueError if the page cannot be served at a port."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port must be 1 to 65535, got {port}")
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Gradio does
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            raise ValueError(f"port {port} {reason}; choose another one, or leave --port out") from None
 
 
 def serve(

@@ -24,15 +24,15 @@ def parsed(text: str) -> Composition | None:
 
 
 def structure_of(text: str) -> str:
-    """Determines which controls exist; they are rebuilt when it changes."""
+    """Determines which controls exist; they are rebuilt when it changes, so it is never the empty text of the start."""
     composition = parsed(text)
-    return "" if composition is None else repr([getattr(composition, slot) for slot in SLOTS])
+    return "no menus" if composition is None else repr([getattr(composition, slot) for slot in SLOTS])
 
 
 def menus_of(text: str) -> list[Any]:
     composition = parsed(text)
     if composition is None:
-        return [gr.skip()] * len(SLOTS)
+        return [gr.Dropdown(value=None)] + [gr.skip()] * (len(SLOTS) - 1)
     composed = composition.base == COMPOSED
     return [
         gr.Dropdown(value=composition.base),
@@ -46,6 +46,8 @@ def menus_of(text: str) -> list[Any]:
 
 def choose(text: str, *chosen: Any) -> list[Any]:
     """The text after a menu changed; settings are kept if the new choice has them too."""
+    if chosen[0] is None:  # the text has several methods
+        return [gr.skip()] * 5 + [note_html("choose a method from the menu first, or edit the text", problem=True)]
     before = parsed(text)
     given: list[Any] = [tuple(each) if isinstance(each, list) else each for each in chosen]
     composition = Composition(*given)  # in the order of `SLOTS`

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from vitmix._mix import mix_images
 from vitmix._mixer import Mixer
-from vitmix._mixing import MixedBatch, Mixing
+from vitmix._mixing import MixedBatch, Mixing, per_process
 from vitmix._text import create
+from vitmix.attention.readers import logits_of
 from vitmix.lab.data.augmentation import Augmentation
 from vitmix.lab.maps.teachers import dense_logits
 
@@ -108,6 +109,10 @@ def mixing_pair(
         elif maps is not None:  # on the token grid, which fits every mask
             grid = mixing.frame(images).grid or images.shape[2:]
             maps = functional.interpolate(maps.unsqueeze(1), tuple(grid), mode="bilinear", antialias=True).squeeze(1)
+        if per_process(mixing.modules):  # RecursiveMix pastes the batch before: the pair the other way round
+            before = mixing.mix(images.flip(0), torch.tensor(classes[::-1]))
+            with torch.no_grad():
+                mixing.losses(logits_of(model(before.images)), before)
         generator = torch.Generator().manual_seed(seed)
         yield mixing, mixing.mix(images, torch.tensor(classes), maps=maps, generator=generator)
 
