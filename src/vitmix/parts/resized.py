@@ -60,9 +60,9 @@ def paste_resized(
     """
     size = (images.shape[2], images.shape[3])
     if nearest:
-        row, column = (each.unsqueeze(1) for each in resized_pixels(boxes, weights).partner)
-        batch, channel = (torch.arange(count, device=images.device) for count in others.shape[:2])
-        moved = others[batch.view(-1, 1, 1, 1), channel.view(-1, 1, 1), row, column]
+        row, column = resized_pixels(boxes, weights).partner
+        pixel = (row * size[1] + column).flatten(1).unsqueeze(1)  # one index per pixel: four are several times slower
+        moved = others.flatten(2).gather(2, pixel.expand(-1, others.shape[1], -1)).view_as(others)
     else:
         rows, columns = (_shifted(each, boxes[:, 2 * n]) for n, each in enumerate(weights))
         exact = torch.promote_types(images.dtype, torch.float32)
