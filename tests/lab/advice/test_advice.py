@@ -16,15 +16,17 @@ from command import done, vitmix
 from support import ROOT
 from vitmix.lab.advice.choice import PlannedTraining, choose, is_shown, largest_deviation
 from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, stored, without_settings
-from vitmix.lab.advice.page import page, shown
-from vitmix.lab.advice.words import gain_text
+from vitmix.lab.advice.words import gain_text, shown
 from vitmix.lab.cli import suggest
 from vitmix.lab.runs import Estimate
 from vitmix.lab.training.config import resolve
 
+MAKE = runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))
+page = MAKE["page"]
+
 
 def test_files_follow_from_the_results() -> None:
-    for path, text in runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["contents"]().items():
+    for path, text in MAKE["contents"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old; run python docs/make_evidence.py"
 
 

@@ -1,14 +1,40 @@
 """The sentences of a recommendation. Every number comes from the evidence or the plan."""
 
 import re
+from collections.abc import Iterable
 
 from vitmix.methods import METHODS
 
-from .choice import MARGIN, SHORT, Advice, PlannedTraining, is_loss, is_shown, largest_deviation
+from .choice import MARGIN, SHORT, Advice, PlannedTraining, choose, is_loss, is_shown, largest_deviation
 from .evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series
 
 STARTS = {SCRATCH: "training from scratch", WEIGHTS: "fine-tuning"}
 FAR = 2  # times as many updates, images or pixels as measured, or half: worth a sentence
+
+
+def shown(evidence: Evidence, plan: PlannedTraining, *, command: str, note: str = "") -> str:
+    """The answer of `vitmix suggest`."""
+    advice = choose(evidence, plan)
+    lines = [("Use", command), *(("Why", line) for line in reasons(advice, plan, evidence))]
+    if advice.series is not None:
+        lines += _measured(advice, advice.series, plan, evidence)
+    lines += [("Not", line) for line in when_not(advice, plan, evidence)]
+    lines += [("Time", note)] if note else []
+    lines += [("But", line) for line in caveats(advice, plan, evidence)]
+    return "\n".join(f"{name:<6}{line}" for name, line in lines)
+
+
+def _measured(advice: Advice, series: Series, plan: PlannedTraining, evidence: Evidence) -> Iterable[tuple[str, str]]:
+    """Gain and cost of the recommended method and of the next one; of the best one if none is recommended."""
+    chosen, best = advice.chosen, advice.best
+    if chosen is not None:
+        yield "Gain", f"{gain_text(chosen)} of top-1 over no mixing; {place_text(series)}"
+        yield "Cost", cost_text(evidence.cost, chosen)
+        if best is not None:
+            yield "Next", f"{best_text(best, plan, evidence)}; cost: {cost_text(evidence.cost, best)}"
+    elif best is not None:
+        yield "Best", f"{best_text(best, plan, evidence)}; {place_text(series)}"
+        yield "Cost", f"of {best.name}: {cost_text(evidence.cost, best)}"
 
 
 def gain_text(measured: Measured) -> str:
