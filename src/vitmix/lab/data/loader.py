@@ -32,7 +32,6 @@ from .augmentation import Augmentation
 from .images import ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
-from .workers import WorkerLost as WorkerLost
 
 Ahead = Callable[[Tensor], dict[str, Tensor]]
 

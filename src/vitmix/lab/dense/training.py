@@ -18,13 +18,12 @@ from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
 from vitmix.lab.dense.task import DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
-from vitmix.lab.dense.texts import opening
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
 from vitmix.lab.training.scores import Scored
-from vitmix.lab.training.texts import closing, place_of
+from vitmix.lab.training.texts import closing, data_text, place_of, size_of
 
 
 class DenseLearner(nn.Module):
@@ -157,13 +156,14 @@ class TransferTrainer(Trainer):
         return {"vitmix": json.dumps({**facts, "classes": list(self.images.classes), "task": self.task.name})}
 
     def _opening(self) -> list[str]:
-        return opening(
-            *(self.settings, self.images, self.eval_images, self.core.model),
-            backbone=self.backbone.name,
-            size=self.sides.size,
-            place=place_of(self.device, self.world),
-            updates=self.total_updates,
-        )
+        """Data, model, device and method in two lines, and notes on the data."""
+        config, model, (height, width) = self.settings, self.core.model, self.sides.size
+        head, sets = getattr(model, "head_name", config.head), (self.images, self.eval_images)
+        what = f"{config.task}: {self.backbone.name} with {head}, {size_of(model)}, images of {height} × {width} pixels"
+        where = f"on {place_of(self.device, self.world)} in {config.precision}"
+        how = f"method {config.method}; {self.total_updates:,} updates."
+        notes = [f"Note: {note}" for each in sets for note in cast(DenseSet, each).notes]
+        return [data_text(*sets), f"{what}, {where}; {how}", *notes]
 
     def _closing(self) -> str:
         return closing(self.settings, self.folder, self.position, None, self.eval_images.description)
