@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from vitmix.lab.advice.choice import Advice, PlannedTraining, choose
-from vitmix.lab.advice.evidence import FILE, SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, without_settings
+from vitmix.lab.advice.evidence import FILE, SCRATCH, WEIGHTS, Cost, Findings, Measured, Series, without_settings
 from vitmix.lab.advice.words import STARTS, best_text, gain_text, place_text, reasons, unmeasured
 from vitmix.lab.columns import markdown_table
 from vitmix.lab.comparison import compare, read_matrix
@@ -93,13 +93,13 @@ def cost() -> Cost:
     return Cost(settings["model"], settings["batch"], settings["device"], ratios)
 
 
-def collect() -> Evidence:
+def collect() -> Findings:
     names = sorted(path.parent.name for path in RESULTS.glob(f"*/{PUBLISHED}"))
     found = [each for name in names if (each := series(name)) is not None]
-    return Evidence(tuple(found), cost())
+    return Findings(tuple(found), cost())
 
 
-def packaged(evidence: Evidence) -> str:
+def packaged(evidence: Findings) -> str:
     """The package's file: JSON with a line for each series and each method."""
     return evidence.encoded().decode().replace(', {"name": ', ',\n{"name": ') + "\n"
 
@@ -116,7 +116,7 @@ def contents() -> dict[Path, str]:
 # The page and the results on the cards
 
 
-def page(evidence: Evidence) -> str:
+def page(evidence: Findings) -> str:
     """The whole page."""
     parts = [
         "# Which method should I use?",
@@ -147,7 +147,7 @@ def page(evidence: Evidence) -> str:
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 
 
-def _short(evidence: Evidence) -> Iterable[list[str]]:
+def _short(evidence: Findings) -> Iterable[list[str]]:
     for start in (SCRATCH, WEIGHTS):
         measured = evidence.alike(start=start, built_in=False)
         if not measured:
@@ -163,7 +163,7 @@ def _short(evidence: Evidence) -> Iterable[list[str]]:
                 yield [STARTS[start], f"{updates:,}", "yes" if readable else "no", f"`{method}`", gain]
 
 
-def _gain_text(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> str:
+def _gain_text(advice: Advice, plan: PlannedTraining, evidence: Findings) -> str:
     """The gain of the method, or what was measured without showing one."""
     if advice.chosen is not None:
         return gain_text(advice.chosen)
@@ -179,7 +179,7 @@ def _needs(method: str) -> str | None:
     return None if words in WITHOUT_ATTENTION else "it reads attention"
 
 
-def _reasons(evidence: Evidence) -> list[str]:
+def _reasons(evidence: Findings) -> list[str]:
     plans = [PlannedTraining(0, LENGTHS[0], start) for start in (SCRATCH, WEIGHTS)]
     return [
         f"{plan.updates:,} updates, {STARTS[plan.start]}: " + " ".join(reasons(choose(evidence, plan), plan, evidence))
@@ -200,13 +200,13 @@ def _table_of(series: Series) -> list[str]:
     ]
 
 
-def _costs(evidence: Evidence) -> str:
+def _costs(evidence: Findings) -> str:
     cost = evidence.cost
     shown = ", ".join(f"{method} {ratio:.2f}" for method, ratio in cost.ratios.items())
     return f"Time of a step over that of the bare model ({cost.model}, batch {cost.batch}, {cost.device}): {shown}."
 
 
-def gaps(evidence: Evidence) -> list[str]:
+def gaps(evidence: Findings) -> list[str]:
     """What no stored result answers."""
     photographs = [each for each in evidence.series if not each.built_in]
     starts = {each.start for each in photographs}
@@ -224,7 +224,7 @@ def gaps(evidence: Evidence) -> list[str]:
     ]
 
 
-def card_section(evidence: Evidence, card: str) -> str:
+def card_section(evidence: Findings, card: str) -> str:
     """What was measured of one method, for its card."""
     lines = []
     for series in evidence.series:

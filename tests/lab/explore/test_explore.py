@@ -27,8 +27,8 @@ from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
-from vitmix.lab.explore.draw import RULES, depth_html, scene_html
 from vitmix.lab.explore.explorer import Explorer, code_of, method_text
+from vitmix.lab.explore.markup import RULES, depth_html, scene_html
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, Place, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names

@@ -160,7 +160,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
+def make_examples(subject: Transferred, images: DenseSet) -> Examples:
     """Image, truth, prediction and errors of a few images, evenly spread over the set."""
     count = min(EXAMPLES, len(images))
     rows = sorted({round((number + 0.5) * len(images) / count - 0.5) for number in range(count)})
@@ -175,7 +175,7 @@ def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
 def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, folder: Path) -> None:
     """Writes scores and examples of a run's best weights into its folder."""
     run = Run(folder)
-    run.write_examples(draw_examples(subject, images), subject.sha256)
+    run.write_examples(make_examples(subject, images), subject.sha256)
     run.write_dense(evaluation, subject.sha256)
 
 

@@ -16,7 +16,7 @@ from vitmix.lab.runs import Run
 from vitmix.lab.show import PairResults, render_methods, run_methods
 
 from .composition import COMPOSED, Composition, composition_of
-from .draw import depth_html, gallery_html, scene_html
+from .markup import depth_html, gallery_html, scene_html
 from .messages import without_paths
 from .models import Models, OpenedModel
 from .photos import UPLOADED, credit, open_image
