@@ -85,6 +85,15 @@ def test_eval_finds_what_the_training_found(finished: Path, tmp_path: Path) -> N
     assert other.code == 2 and "names its model and size" in other.err
 
 
+def test_eval_takes_the_precision_of_the_flag(finished: Path) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        done("eval", str(finished), "--cpu", "--precision", "tf32", "--split", "val")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_report(finished: Path, tmp_path: Path) -> None:
     done("report", str(finished), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()

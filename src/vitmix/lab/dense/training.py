@@ -171,5 +171,5 @@ class TransferTrainer(Trainer):
     def _evaluate_best(self) -> None:
         """Stores scores with intervals, and examples."""
         subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
-        known = cast(Any, self.journal.outcomes)
-        evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
+        known, running = cast(Any, self.journal.outcomes), subject.running(cpu=self.device.type == "cpu")
+        evaluate(subject, images, running, known=known, folder=self.folder.path)
