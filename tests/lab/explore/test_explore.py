@@ -396,7 +396,7 @@ def test_an_upload_that_is_missing_is_asked_for():
 
 def test_uploads_of_many_pixels_are_refused_before_they_are_unpacked():
     side = int(MOST_PIXELS**0.5) + 1
-    with pytest.raises(ValueError, match="more than 24,000,000"):
+    with pytest.raises(ValueError, match="more than the 24,000,000 allowed"):
         open_image(data_url(Image.new("1", (side, side))), 32)
 
 
