@@ -178,6 +178,11 @@ def test_a_lost_loader_worker_stops_at_a_checkpoint(
     assert TransferTrainer(tiny_transfer(data, tmp_path / "run")).run() == 0
 
 
+def test_a_warm_up_of_the_whole_run_is_noted(data: Path, tmp_path: Path) -> None:
+    trainer = TransferTrainer(tiny_transfer(data, tmp_path / "run", warmup_epochs=2))
+    assert "Note: the warm-up of 2 epochs takes the whole run." in trainer.remarks
+
+
 def test_a_finished_run_is_not_repeated(finished: Path, data: Path) -> None:
     flags = as_flags({**TINY, "data": f"masks:{data}", "output": finished, "method": "cutmix", "ema": 0.5})
     assert "This run is finished" in done("transfer", *flags)

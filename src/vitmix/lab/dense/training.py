@@ -81,9 +81,7 @@ class TransferTrainer(Trainer):
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         self.loader, self.eval_loader = self._dense_loaders()  # pyright: ignore[reportAttributeAccessIssue]
-        self.updates_per_epoch = updates_per_epoch(config, len(self.loader) // config.accumulate)
-        if self.updates_per_epoch == 0:
-            raise ValueError(f"a batch of {config.batch} is larger than the {len(self.images)} training images")
+        self._set_length(updates_per_epoch(config, len(self.loader) // config.accumulate))
         self.optimizer = self._make_optimizer(encoder, model)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
