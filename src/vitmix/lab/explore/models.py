@@ -17,6 +17,7 @@ from torch import nn
 
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import Subject, open_subject
+from vitmix.lab.extras import need
 from vitmix.lab.figures.models import NamedModel, named_model, short_names, without_dropout
 from vitmix.lab.network import downloads
 from vitmix.lab.runs import Run
@@ -152,22 +153,19 @@ def open_timm(name: str, *, download: bool, model_args: ModelArgs, size: int | N
 
 def open_huggingface(name: str, *, download: bool) -> OpenedModel:
     """An image classifier of the Hugging Face hub."""
-    try:
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
-    except ImportError:
-        raise ValueError(f"{name} is a Hugging Face model; pip install 'vitmix[hf]'") from None
+    hub = need("transformers")
     try:
         with downloads(allowed=download):
-            config = AutoConfig.from_pretrained(name, local_files_only=not download)
+            config = hub.AutoConfig.from_pretrained(name, local_files_only=not download)
         with torch.device("meta"):
-            count = _parameters(AutoModelForImageClassification.from_config(config))
+            count = _parameters(hub.AutoModelForImageClassification.from_config(config))
     except Exception:  # the hub raises many kinds of errors without a network
         raise ValueError(_not_here(name, download)) from None
     _check_count(name, count)  # before the weights are downloaded and loaded
     try:
         with downloads(allowed=download):
-            model = AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
-            processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=not download)
+            model = hub.AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
+            processor: Any = hub.AutoImageProcessor.from_pretrained(name, local_files_only=not download)
     except Exception:
         raise ValueError(_not_here(name, download)) from None
     size: Any = processor.size
