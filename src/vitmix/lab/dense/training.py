@@ -22,6 +22,7 @@ from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
+from vitmix.lab.training.prepare import checkpoint_activations
 from vitmix.lab.training.scores import Scored
 from vitmix.lab.training.texts import closing, data_text, place_of, size_of
 
@@ -71,7 +72,7 @@ class TransferTrainer(Trainer):
         config = self.settings
         encoder = self.task.encoder_of(model)
         if config.grad_checkpointing:
-            encoder.set_grad_checkpointing(True)  # pyright: ignore[reportCallIssue]
+            checkpoint_activations(encoder, self.backbone.name)
         encoder.requires_grad_(not config.freeze)
         model.to(self.device)
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)

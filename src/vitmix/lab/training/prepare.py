@@ -106,10 +106,7 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         raise ValueError(f"model_args do not fit {config.model}: {reason}") from None
     _check_size(model, config)
     if config.grad_checkpointing:
-        switch = getattr(model, "set_grad_checkpointing", None)
-        if switch is None:
-            raise ValueError(f"{config.model} has no activation checkpointing; leave grad_checkpointing out")
-        switch(True)
+        checkpoint_activations(model, config.model)
     remarks = []
     if pretrained:
         cfg = getattr(model, "pretrained_cfg", {})
@@ -125,6 +122,14 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         resampled = f"; resampled, because sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
         remarks.append(f"Starting from {config.checkpoint}{new}{resampled}.")
     return model, remarks
+
+
+def checkpoint_activations(model: nn.Module, name: str) -> None:
+    """Lets the backward pass recompute activations; refuses models that cannot."""
+    try:
+        model.set_grad_checkpointing(True)  # pyright: ignore[reportCallIssue]
+    except (AttributeError, AssertionError):
+        raise ValueError(f"{name} has no activation checkpointing; leave grad_checkpointing out") from None
 
 
 def _published(model: str) -> AbstractContextManager[bool]:
