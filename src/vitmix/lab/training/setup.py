@@ -121,21 +121,9 @@ class Setup:
             ahead = prepare.ahead_of(self.core, augmentation.sides)
             training = partial(TrainLoader, workers=config.workers, ahead=ahead)
             evaluation = partial(EvalLoader, workers=config.workers)
-        maps = prepare.read_maps(config, self.images, self.core, augmentation)
+        settings = prepare.loader_settings(config, self.images, self.core, augmentation, self.teacher)
         place = {"rank": self.rank, "world": self.world}
-        loader = training(
-            self.images,
-            augmentation,
-            batch=part.batch,
-            extra=part.extra,
-            seed=config.seed,
-            repeats=config.repeats,
-            balance=config.balance,
-            maps=maps.values,
-            map_grid=maps.grid,
-            place_grid=None if self.teacher is None else self.teacher.place_grid(augmentation.sides),
-            **place,
-        )
+        loader = training(self.images, augmentation, **settings, **part._asdict(), **place)
         return loader, evaluation(self.eval_images, augmentation, batch=config.eval_batch or part.batch, **place)
 
     @property
