@@ -11,7 +11,7 @@ import vitmix
 from support import tiny_batch, tiny_vit
 from vitmix._registry import METHODS
 from vitmix._sampling import Draw
-from vitmix.lab.stand_ins import stand_in_maps
+from vitmix.lab.fitting import stand_in_maps
 
 TEXTS = [
     *METHODS.small().values(),

@@ -5,14 +5,19 @@ from importlib.metadata import version
 from typing import Any
 
 PACKAGES = {  # by module: its package, and the extra that installs it
+    "datasets": ("datasets", "hf"),
     "faster_coco_eval": ("faster-coco-eval", "dense"),
     "fsspec": ("fsspec", "cluster"),
     "imagecorruptions": ("imagecorruptions-imaug", "eval"),
+    "onnx": ("onnx", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
     "pyautoattack": ("pyautoattack", "eval"),
     "pytorch_grad_cam": ("grad-cam", "eval"),
     "ray": ("ray", "cluster"),
     "segmentation_models_pytorch": ("segmentation-models-pytorch", "dense"),
     "torchmetrics": ("torchmetrics", "dense"),
+    "transformers": ("transformers", "hf"),
 }
 
 

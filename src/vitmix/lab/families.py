@@ -14,8 +14,8 @@ from torch import nn
 from vitmix._learner import Learner, Output
 from vitmix._registry import METHODS
 from vitmix._text import create
+from vitmix.lab.fitting import stand_in_maps
 from vitmix.lab.settings import ModelArgs
-from vitmix.lab.stand_ins import stand_in_maps
 
 SIZE = 32  # pixels of most tiny models
 CLASSES = 4

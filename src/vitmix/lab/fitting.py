@@ -1,9 +1,9 @@
-"""Which methods work with a model on images of a given size."""
+"""Which methods work with a model on images of a given size, and what stands in for a teacher to find out."""
 
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmix._mixer import AnyMixer
 from vitmix._mixing import Mixing
@@ -37,3 +37,15 @@ def fitting_methods(model: nn.Module, size: tuple[int, ...]) -> tuple[list[str],
     mixing = [name for name in METHODS if name != "none"]
     refused = refusals(model, size, mixing)
     return [name for name in mixing if name not in refused], refused
+
+
+def stand_in_maps(mixing: Mixing, images: Tensor) -> Tensor | None:
+    """Uniform maps of the kind that a method needs, in place of a teacher's; None if it needs none."""
+    needs = [mixer.needs for mixer in mixing.mixer.mixers]
+    if any(each.label_maps for each in needs):
+        grid, classes = mixing.frame(images).final_grid, mixing.mixer.num_classes
+        assert grid is not None
+        return torch.full((len(images), classes, *grid), 1 / classes, device=images.device)
+    if any(each.maps for each in needs):
+        return torch.ones(len(images), *images.shape[2:], device=images.device)
+    return None

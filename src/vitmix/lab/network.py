@@ -34,13 +34,13 @@ def can_connect(url: str) -> bool:
 
 
 @contextmanager
-def downloads(url: str | None = None) -> Iterator[bool]:
-    """Makes downloads from the Hugging Face hub, or from another URL, fail at once if it is unreachable.
+def downloads(url: str | None = None, *, allowed: bool = True) -> Iterator[bool]:
+    """Makes downloads from the Hugging Face hub, or from another URL, fail at once if it is unreachable or forbidden.
 
     The hub's own library would retry for a minute. Yields whether it is reachable.
     """
     offline, patience = constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
-    reached = not offline and can_connect(url or constants.ENDPOINT)
+    reached = allowed and not offline and can_connect(url or constants.ENDPOINT)
     if not reached:
         constants.HF_HUB_OFFLINE = True
         socket.setdefaulttimeout(SECONDS)

@@ -1,7 +1,6 @@
 """Models as ONNX files, with any number of images in a batch, checked by onnxruntime before they are kept."""
 
 import contextlib
-import importlib.util
 import io
 import logging
 import warnings
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitmix.lab.extras import need
 from vitmix.lab.training.header import ONNX_FILE
 
 FILE = ONNX_FILE
@@ -20,9 +20,8 @@ BATCHES = (1, 2, 5)
 
 
 def check_packages() -> None:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"--to onnx needs {', '.join(missing)}; install them with pip install 'vitmix[onnx]'")
+    for name in PACKAGES:
+        need(name)
 
 
 def write_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
@@ -51,9 +50,7 @@ def write_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
 @torch.no_grad()
 def check_onnx(model: nn.Module, path: Path, size: tuple[int, int]) -> None:
     """Raises an error if the file gives other logits than the model, for several batch sizes."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = need("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(1)
     for batch in BATCHES:
         images = torch.randn(batch, 3, *size, generator=generator)
@@ -77,12 +74,9 @@ class OnnxClassifier(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        if importlib.util.find_spec("onnxruntime") is None:
-            raise ValueError(f"{path} needs onnxruntime; install it with pip install 'vitmix[onnx]'")
-        import onnxruntime
-
+        runtime = need("onnxruntime")
         try:
-            self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            self.session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has its own error classes
             raise ValueError(f"onnxruntime cannot read {path}: {_first_line(error)}; export the run again") from None
 

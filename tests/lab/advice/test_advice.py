@@ -15,16 +15,18 @@ from torch import Tensor
 from command import done, vitmix
 from support import ROOT
 from vitmix.lab.advice.choice import PlannedTraining, choose, is_shown, largest_deviation
-from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series, stored, without_settings
-from vitmix.lab.advice.page import page, shown
-from vitmix.lab.advice.words import gain_text
+from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, Cost, Findings, Measured, Series, stored, without_settings
+from vitmix.lab.advice.words import gain_text, shown
 from vitmix.lab.cli import suggest
 from vitmix.lab.runs import Estimate
 from vitmix.lab.training.config import resolve
 
+MAKE = runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))
+page = MAKE["page"]
+
 
 def test_files_follow_from_the_results() -> None:
-    for path, text in runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["contents"]().items():
+    for path, text in MAKE["contents"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old; run python docs/make_evidence.py"
 
 
@@ -45,7 +47,7 @@ def series(name: str, updates: int, start: str = SCRATCH, **gains: Estimate) -> 
 COST = Cost("vit", 8, "GPU", {"smmix": 1.3, "cutmix": 1.01, "mixup": 1.0, "cutmix + htm": 1.1})
 SHORT = series("short", 10_000, cutmix=gain(-3, 1), smmix=gain(5, 2), mixup=gain(1, 2))
 LONG = series("long", 50_000, cutmix=gain(7), smmix=gain(11), mixup=gain(1))
-EVIDENCE = Evidence((SHORT, LONG), COST)
+EVIDENCE = Findings((SHORT, LONG), COST)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_short_trainings_and_gains_name_the_next_answer() -> None:
 def test_early_accuracy_is_said_of_its_own_training() -> None:
     ahead = dataclasses.replace(TUNED.series[-1], updates=10_000)
     rows = [dataclasses.replace(each, course=((100, 2.0),)) for each in ahead.methods[1:]]
-    evidence = Evidence((dataclasses.replace(ahead, methods=(ahead.methods[0], *rows)),), COST)
+    evidence = Findings((dataclasses.replace(ahead, methods=(ahead.methods[0], *rows)),), COST)
     text = shown(evidence, PlannedTraining(50_000, 600, WEIGHTS), command="")
     assert "In fine-tuning, 100 updates into the schedule of results/pets, 0 of 2" in text and "late" not in text
 

@@ -37,7 +37,7 @@ from vitmix.lab.data.object_masks import MaskFolder
 from vitmix.lab.evaluation.shifts import open_class_folders
 from vitmix.lab.figures import read_image
 from vitmix.lab.maps.making import make_maps
-from vitmix.lab.maps.stored import Shard, describe_data, read_label_maps, read_top_maps
+from vitmix.lab.maps.stored import MapShard, describe_data, read_label_maps, read_top_maps
 from vitmix.lab.maps.teachers import Teacher, saliency_teacher
 from vitmix.lab.reading import is_fault, open_regular, read_bytes
 
@@ -552,7 +552,7 @@ def top_maps(folder: Path, spans: list[tuple[int, int]], **changes: Any) -> Arra
     for number, (first, end) in enumerate(spans):
         content = safetensors.numpy.save({name: arrays[name][first:end].copy() for name in ("values", "classes")})
         (folder / f"{number}.safetensors").write_bytes(content)
-        shards.append(Shard(f"{number}.safetensors", (first, end), hashlib.sha256(content).hexdigest()))
+        shards.append(MapShard(f"{number}.safetensors", (first, end), hashlib.sha256(content).hexdigest()))
     index = {"format": 1, "top": 2, "classes": changes.get("known", (0, 1)), "grid": (3, 3), "broken": ()}
     facts = {"data": describe_data(images).to_json(), "teacher": teacher.facts().to_json()}
     (folder / "index.json").write_text(json.dumps(index | facts | {"shards": [each.to_json() for each in shards]}))

@@ -1,11 +1,13 @@
 """`vitmix transfer`: a tiny run from the command to its report, resumption bit by bit, a kill, wrong arguments."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from command import done, vitmix
 from mask_toys import TINY, VIT, as_flags, tiny_transfer, write_masks, write_pair
+from vitmix.lab.data import workers
 from vitmix.lab.dense.backbone import Encoder
 from vitmix.lab.dense.config import TransferConfig, resolve_transfer
 from vitmix.lab.dense.training import TransferTrainer
@@ -82,6 +85,15 @@ def test_eval_finds_what_the_training_found(finished: Path, tmp_path: Path) -> N
     assert other.code == 2 and "names its model and size" in other.err
 
 
+def test_eval_takes_the_precision_of_the_flag(finished: Path) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        done("eval", str(finished), "--cpu", "--precision", "tf32", "--split", "val")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_report(finished: Path, tmp_path: Path) -> None:
     done("report", str(finished), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
@@ -145,6 +157,30 @@ def test_a_killed_process_resumes(finished: Path, data: Path, tmp_path: Path) ->
     assert ended.returncode == -signal.SIGKILL
     assert "resuming at update 1 of 4" in done("transfer", *flags)
     assert same(weights(finished), weights(tmp_path / "run"))
+
+
+def test_a_lost_loader_worker_stops_at_a_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence says why, and the same command goes on."""
+    watched = workers._watched
+
+    def lost_after_one(torch_loader: Any) -> Iterator[Any]:
+        yield from itertools.islice(watched(torch_loader), 1)
+        raise workers.WorkerLost("loader worker 7 was ended by SIGKILL")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_watched", lost_after_one)
+        assert TransferTrainer(tiny_transfer(data, tmp_path / "run")).run() == 1
+    said = capsys.readouterr().out
+    assert "Stopped because loader worker 7 was ended by SIGKILL" in said
+    assert "Checkpoint of update 1 is written" in said
+    assert TransferTrainer(tiny_transfer(data, tmp_path / "run")).run() == 0
+
+
+def test_a_warm_up_of_the_whole_run_is_noted(data: Path, tmp_path: Path) -> None:
+    trainer = TransferTrainer(tiny_transfer(data, tmp_path / "run", warmup_epochs=2))
+    assert "Note: the warm-up of 2 epochs takes the whole run." in trainer.remarks
 
 
 def test_a_finished_run_is_not_repeated(finished: Path, data: Path) -> None:

@@ -29,24 +29,24 @@ def home_of(training: Training, url: str | None) -> Home:
 
 def test_a_node_sees_the_folder_or_the_store(training: Training, tmp_path: Path) -> None:
     for url in (None, f"file://{tmp_path}/store", f"memory://{tmp_path.name}"):
-        plan = home_of(training, url).hand_over(training, [], 1)
-        assert node.sees(plan)
+        spec = home_of(training, url).hand_over(training, [], 1)
+        assert node.sees(spec)
     assert not node.sees(home_of(training, None).hand_over(training, [], 1, look=False))
 
 
 def test_a_store_that_nodes_do_not_share_is_told_before_the_run(training: Training, tmp_path: Path) -> None:
-    plan = home_of(training, f"file://{tmp_path}/store").hand_over(training, [], 1)
+    spec = home_of(training, f"file://{tmp_path}/store").hand_over(training, [], 1)
     (tmp_path / "store").rename(tmp_path / "elsewhere")
-    report = node.run(plan, carried=FolderStore(tmp_path))
+    report = node.run(spec, carried=FolderStore(tmp_path))
     assert report.code == node.UNSEEN and report.reason == (
-        f"node {report.node} does not see what the command wrote to {plan.store}; "
+        f"node {report.node} does not see what the command wrote to {spec.store}; "
         "give --store a place that all nodes share"
     )
 
 
 def test_a_node_without_the_folder_is_told_before_the_run(training: Training, tmp_path: Path) -> None:
-    plan = home_of(training, None).hand_over(training, [], 1, look=False)
-    report = node.run(plan)
+    spec = home_of(training, None).hand_over(training, [], 1, look=False)
+    report = node.run(spec)
     assert report.code == node.UNSEEN
     assert (
         f"does not see the folder {tmp_path}/out/runs; put --output on a file system that all nodes share"

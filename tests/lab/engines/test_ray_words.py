@@ -143,19 +143,19 @@ ModuleNotFoundError: No module named 'vitmix'
 def test_why_a_task_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, node: str, reason: str, lost: bool
 ) -> None:
-    outcome = handed(cluster(Ray(error, wait=([1], [])), tmp_path, monkeypatch, node=node)).outcome()
-    assert outcome is not None and (outcome.reason, outcome.lost) == (reason, lost)
+    ending = handed(cluster(Ray(error, wait=([1], [])), tmp_path, monkeypatch, node=node)).ending()
+    assert ending is not None and (ending.reason, ending.lost) == (reason, lost)
 
 
 def test_memory_that_runs_out_is_no_matter_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Ray(Errors.OutOfMemoryError(), wait=([1], []))
-    outcome = handed(cluster(ray, tmp_path, monkeypatch, node="n2")).outcome()
-    assert outcome is not None and outcome.lost
-    assert outcome.reason == "Ray ended it when memory ran out on node n2"
-    assert outcome.remedy == "set a larger --cpus, so that fewer runs share a node, or a smaller batch"
+    ending = handed(cluster(ray, tmp_path, monkeypatch, node="n2")).ending()
+    assert ending is not None and ending.lost
+    assert ending.reason == "Ray ended it when memory ran out on node n2"
+    assert ending.remedy == "set a larger --cpus, so that fewer runs share a node, or a smaller batch"
 
 
-@pytest.mark.parametrize("ask", ["outcome", "waiting", "stop", "kill"])
+@pytest.mark.parametrize("ask", ["ending", "waiting", "stop", "kill"])
 def test_a_lost_cluster_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     found = handed(cluster(Ray(Errors.RayError("GCS is\nunavailable")), tmp_path, monkeypatch))
     found.begun -= on_ray.START_SECONDS + 1
@@ -173,13 +173,13 @@ def test_a_silent_head_is_waited_for_and_then_told(tmp_path: Path, monkeypatch: 
     with socket.create_server(("127.0.0.1", 0)) as head:
         engine.head = f"127.0.0.1:{head.getsockname()[1]}"
         assert engine.head_answers()
-    assert found.outcome() is None
+    assert found.ending() is None
     with pytest.raises(NoRoom, match="the head of the Ray cluster does not answer at"):
         engine.start(found.training, [], print)
     assert found.waiting() == f"the head of the Ray cluster, which does not answer at {engine.head}"
     monkeypatch.setattr(on_ray, "HEAD_SECONDS", -1.0)
     words = rf"the Ray cluster no longer answers \(at {engine.head}\); restart Ray and rerun the command to resume"
-    for ask in (found.outcome, found.waiting):
+    for ask in (found.ending, found.waiting):
         with pytest.raises(ValueError, match=words):
             ask()
 

@@ -9,19 +9,19 @@ import pytest
 from comparing import write
 from vitmix.lab.comparison import read_matrix, runner
 from vitmix.lab.comparison.matrix import Training
-from vitmix.lab.engines import Engine, NoRoom, Outcome
+from vitmix.lab.engines import Ending, Engine, NoRoom
 from vitmix.lab.engines.base import Say
 
 
 class Pretended:
     """A job that is over after some looks."""
 
-    def __init__(self, outcomes: Iterator[Outcome | None], waits: str = "") -> None:
-        self.outcomes, self.waits, self.orders = outcomes, waits, list[str]()
-        self._last: Outcome | None = None
+    def __init__(self, endings: Iterator[Ending | None], waits: str = "") -> None:
+        self.endings, self.waits, self.orders = endings, waits, list[str]()
+        self._last: Ending | None = None
 
-    def outcome(self) -> Outcome | None:
-        self._last = self._last or (Outcome("it was stopped") if self.orders else next(self.outcomes))
+    def ending(self) -> Ending | None:
+        self._last = self._last or (Ending("it was stopped") if self.orders else next(self.endings))
         return self._last
 
     def waiting(self) -> str:
@@ -35,9 +35,9 @@ class Pretended:
 
 
 class Cluster(Engine):
-    """An engine with one script of outcomes for each start."""
+    """An engine with one script of endings for each start."""
 
-    def __init__(self, *scripts: Sequence[Outcome | None] | str, waits: str = "") -> None:
+    def __init__(self, *scripts: Sequence[Ending | None] | str, waits: str = "") -> None:
         self.scripts, self.waits = iter(scripts), waits
         self.started: list[str] = []
         self.handed: list[Pretended] = []
@@ -72,12 +72,12 @@ def said_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def lost(update: int) -> list[Outcome | None]:
-    return [None, Outcome("the node was lost (n2)", lost=True, update=update)]
+def lost(update: int) -> list[Ending | None]:
+    return [None, Ending("the node was lost (n2)", lost=True, update=update)]
 
 
 def test_a_lost_run_starts_again(trainings: list[Training], capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Cluster(lost(3), lost(3), lost(7), lost(7), [Outcome("no such data (on node n1)")])
+    cluster = Cluster(lost(3), lost(3), lost(7), lost(7), [Ending("no such data (on node n1)")])
     (failure,) = runner.run_trainings(trainings[:1], engine=cluster)
     assert failure.reason == "no such data (on node n1)" and cluster.started == [trainings[0].name] * 5
     again = f"{trainings[0].name} starts again from its newest checkpoint, because the node was lost (n2)"
@@ -94,7 +94,7 @@ def test_a_run_that_is_lost_without_progress_fails(trainings: list[Training]) ->
 
 
 def test_a_loss_that_checkpoints_do_not_help_names_its_own_remedy(trainings: list[Training]) -> None:
-    full: list[Outcome | None] = [Outcome("memory ran out", lost=True, remedy="set a smaller batch")]
+    full: list[Ending | None] = [Ending("memory ran out", lost=True, remedy="set a smaller batch")]
     (failure,) = runner.run_trainings(trainings[:1], engine=Cluster(full, full, full))
     assert failure.reason == (
         "memory ran out, 3 times without a new checkpoint; set a smaller batch and rerun the command"
@@ -111,7 +111,7 @@ class Broken(Pretended):
 class BreaksLater(Pretended):
     """A job whose engine does not tell how it ended."""
 
-    def outcome(self) -> Outcome | None:
+    def ending(self) -> Ending | None:
         if self.orders:
             raise ValueError("the cluster no longer answers")
         return None
@@ -141,14 +141,14 @@ def test_one_sentence_tells_what_several_runs_wait_for(
     trainings: list[Training], capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu = "1 GPU: none of the 3 nodes has one free"
-    cluster = Cluster([None, None, Outcome("x")], [None, None, None, Outcome("y")], waits=gpu)
+    cluster = Cluster([None, None, Ending("x")], [None, None, None, Ending("y")], waits=gpu)
     assert len(runner.run_trainings(trainings, engine=cluster)) == 2
     waits = [line for line in said_of(capsys) if "wait" in line]
     assert waits == [f"{trainings[0].name} and 1 more wait for {gpu}"]
 
 
 def test_a_full_queue_is_asked_again(trainings: list[Training], capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Cluster([None, Outcome("x")], "the queue is full", "the queue is full", [Outcome("y")])
+    cluster = Cluster([None, Ending("x")], "the queue is full", "the queue is full", [Ending("y")])
     assert [failure.reason for failure in runner.run_trainings(trainings, engine=cluster)] == ["x", "y"]
     assert said_of(capsys).count("the queue is full") == 1
 

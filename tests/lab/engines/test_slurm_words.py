@@ -12,7 +12,7 @@ from vitmix.lab.comparison import read_matrix
 from vitmix.lab.comparison.matrix import Training
 from vitmix.lab.engines import NoRoom, on_slurm
 from vitmix.lab.engines import slurm_commands as slurm
-from vitmix.lab.engines.node import REPORT, Report
+from vitmix.lab.engines.node import REPORT, NodeReport
 from vitmix.lab.engines.on_slurm import SlurmCluster, SlurmJob
 
 NODES = """\
@@ -107,8 +107,8 @@ def test_a_job_carries_the_plan_and_the_options(commands: Commands, training: Tr
     (flags,) = [command for command in commands.called if command[0] == "sbatch"]
     assert {"--partition=debug", "--time=4:00:00", "--cpus-per-task=3", "--gres=gpu:2", "--requeue"} <= set(flags)
     assert f"--output={training.run.log}" in flags
-    plan = engine.home.hand_over(training, ["--analyze"], 3)
-    text = on_slurm.script(plan)
+    spec = engine.home.hand_over(training, ["--analyze"], 3)
+    text = on_slurm.script(spec)
     assert text.startswith("#!/bin/sh\nexec ") and json.loads(text.splitlines()[2])["flags"] == ["--analyze"]
     note = json.loads((training.run.path / on_slurm.JOB).read_text())
     assert note["answered"] and f"--job-name={training.name}-{note['attempt'][:8]}" in flags
@@ -129,7 +129,7 @@ def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) ->
         "RUNNING|None": "",
     }.items():
         commands.jobs["12"] = f"{state}||0|0"
-        assert job.waiting() == words and job.outcome() is None
+        assert job.waiting() == words and job.ending() is None
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ def test_what_a_waiting_job_waits_for(commands: Commands, training: Training) ->
 def test_why_a_job_ended(commands: Commands, training: Training, state: str, reason: str, lost: bool) -> None:
     _, job = begin(training)
     commands.jobs["12"] = state
-    outcome = job.outcome()
-    assert outcome is not None and (outcome.reason, outcome.lost) == (reason, lost)
-    assert job.outcome() is outcome and job.waiting() == ""
+    ending = job.ending()
+    assert ending is not None and (ending.reason, ending.lost) == (reason, lost)
+    assert job.ending() is ending and job.waiting() == ""
 
 
 def test_a_failed_run_tells_its_own_reason(commands: Commands, training: Training) -> None:
     _, job = begin(training)
     commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|512|0"
-    report = Report(job.attempt, "host", 2, "no such data")
+    report = NodeReport(job.attempt, "host", 2, "no such data")
     (training.run.path / REPORT).write_text(json.dumps(vars(report)))
-    outcome = job.outcome()
-    assert outcome is not None and outcome.reason == "no such data (job 12 on node n2)"
+    ending = job.ending()
+    assert ending is not None and ending.reason == "no such data (job 12 on node n2)"
 
 
 def test_a_node_without_the_folder_or_python(commands: Commands, training: Training) -> None:
@@ -179,8 +179,8 @@ def test_a_node_without_the_folder_or_python(commands: Commands, training: Train
     }.items():
         _, job = begin(training)
         commands.jobs["12"] = state
-        outcome = job.outcome()
-        assert outcome is not None and part in outcome.reason and not outcome.lost
+        ending = job.ending()
+        assert ending is not None and part in ending.reason and not ending.lost
 
 
 def test_a_requeued_job_is_told(commands: Commands, training: Training) -> None:
@@ -188,7 +188,7 @@ def test_a_requeued_job_is_told(commands: Commands, training: Training) -> None:
     _, job = begin(training, said)
     for state in ("RUNNING|None|n1|0|0", "PENDING|BeginTime||0|1", "RUNNING|None|n2|0|1"):
         commands.jobs["12"] = state
-        assert job.outcome() is None
+        assert job.ending() is None
     assert said[1:] == [
         f"{training.name} begins on node n1",
         f"{training.name} lost its place on node n1 and is back in the queue as job 12; it resumes from its newest "
@@ -201,12 +201,12 @@ def test_a_silent_controller_ends_nothing(commands: Commands, training: Training
     said: list[str] = []
     _, job = begin(training, said)
     commands.answers["squeue"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
-    assert job.outcome() is None and job.outcome() is None
+    assert job.ending() is None and job.ending() is None
     assert len(said) == 2 and "controller does not answer" in said[1]
     commands.answers["scancel"] = commands.answers["squeue"]
     job.stop()
-    outcome = job.outcome()
-    assert outcome is not None and "rerun the command to take it over" in outcome.reason
+    ending = job.ending()
+    assert ending is not None and "rerun the command to take it over" in ending.reason
 
 
 def test_a_job_of_a_killed_command_is_taken_over(commands: Commands, training: Training) -> None:
@@ -240,10 +240,10 @@ def test_a_job_that_slurm_took_without_an_answer_is_found(commands: Commands, tr
     job = engine.start(training, [], print)
     assert job.number == "12" and commands.submitted == 1
     commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|512|0"
-    report = Report(job.attempt, "host", 2, "no such data")
+    report = NodeReport(job.attempt, "host", 2, "no such data")
     (training.run.path / REPORT).write_text(json.dumps(vars(report)))
-    outcome = job.outcome()
-    assert outcome is not None and outcome.reason == "no such data (job 12 on node n2)"
+    ending = job.ending()
+    assert ending is not None and ending.reason == "no such data (job 12 on node n2)"
 
 
 def test_a_job_that_appears_late_is_found(commands: Commands, training: Training) -> None:
@@ -332,8 +332,8 @@ def test_slurm_without_a_configuration_is_told(commands: Commands, training: Tra
 def test_a_node_without_the_store(commands: Commands, training: Training, tmp_path: Path) -> None:
     _, job = begin(training, store=f"file://{tmp_path}/store")
     commands.jobs["12"] = "FAILED|NonZeroExitCode|n2|18688|0"
-    outcome = job.outcome()
-    assert outcome is not None and outcome.reason == (
+    ending = job.ending()
+    assert ending is not None and ending.reason == (
         f"job 12 on node n2 does not see what the command wrote to file://{tmp_path}/store; "
         "give --store a place that all nodes share"
     )

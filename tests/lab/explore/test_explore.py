@@ -31,8 +31,8 @@ from vitmix.lab.explore import models as models_of_page
 from vitmix.lab.explore import photos
 from vitmix.lab.explore.composition import Composition, composition_of
 from vitmix.lab.explore.controls import Control, controls_of
-from vitmix.lab.explore.draw import RULES, depth_html, scene_html
 from vitmix.lab.explore.explorer import Explorer, code_of, method_text
+from vitmix.lab.explore.markup import RULES, depth_html, scene_html
 from vitmix.lab.explore.messages import sentence_of, without_paths
 from vitmix.lab.explore.models import Models, OpenedModel, Place, places_of
 from vitmix.lab.explore.photos import MOST_PIXELS, open_image, photo_names
@@ -409,7 +409,7 @@ def test_an_upload_that_is_missing_is_asked_for():
 
 def test_uploads_of_many_pixels_are_refused_before_they_are_unpacked():
     side = int(MOST_PIXELS**0.5) + 1
-    with pytest.raises(ValueError, match="more than 24,000,000"):
+    with pytest.raises(ValueError, match="more than the 24,000,000 allowed"):
         open_image(data_url(Image.new("1", (side, side))), 32)
 
 

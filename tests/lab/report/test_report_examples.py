@@ -45,6 +45,20 @@ def test_examples_of_every_kind_of_method(tmp_path: Path, method: str) -> None:
     assert mixed_examples(open_subject(tmp_path / "run"), count=2)
 
 
+def test_examples_show_rare_classes_as_often_as_the_training(tmp_path: Path) -> None:
+    labels = np.arange(48) % 12 == 0  # 4 of 48
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=labels.astype(np.int64))
+    settings = {"data": f"npz:{tmp_path / 'images.npz'}", "method": "none", "epochs": 1}
+    for balance in (False, True):
+        train(tmp_path / str(balance), balance=balance, **settings)
+    usual, balanced = (
+        [each.target[0].name for each in mixed_examples(open_subject(tmp_path / str(balance)), count=16)]
+        for balance in (False, True)
+    )
+    assert usual.count("1") < 4 and 4 < balanced.count("1") < 12
+
+
 def test_examples_of_activation_labels(tmp_path: Path) -> None:
     maps = ["maps", "--data", TINY["data"], "--teacher", "saliency:spectral", "--output", str(tmp_path / "maps")]
     assert cli.main([*maps, "--workers", "0"]) == 0

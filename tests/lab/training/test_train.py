@@ -26,6 +26,7 @@ from vitmix.lab.training.config import read_yaml, resolve
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.losses import LossTally
 from vitmix.lab.training.optim import make_optimizer, make_schedule
+from vitmix.lab.training.prepare import checkpoint_activations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -375,6 +376,15 @@ def test_broken_images_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert cli.main(["train", "--config", str(tmp_path / "config.yaml")]) == 0
     assert (tmp_path / "run" / "evaluation.json").is_file()
     assert sum("dog/1.png" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("model", ["selecsls42", "hrnet_w18_small"])
+def test_models_without_activation_checkpointing_are_refused(model: str) -> None:
+    """timm's way to say so is an assertion."""
+    with torch.device("meta"):
+        network = timm.create_model(model)
+    with pytest.raises(ValueError, match=f"^{model} has no activation checkpointing; leave grad_checkpointing out$"):
+        checkpoint_activations(network, model)
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"grad_checkpointing": True, "method": "htm(block=1)"}])

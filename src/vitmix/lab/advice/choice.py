@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .evidence import Evidence, Measured, Series
+from .evidence import Findings, Measured, Series
 
 SHORT = 2  # a training with less than half of the updates of the shortest one measured is too short to judge
 MARGIN = 2  # one seed counts if its gain is this many times the largest standard deviation over seeds
@@ -46,7 +46,7 @@ class Advice:
     best: Measured | None = None
 
 
-def choose(evidence: Evidence, plan: PlannedTraining) -> Advice:
+def choose(evidence: Findings, plan: PlannedTraining) -> Advice:
     """The method with the largest gain that was shown at the nearest length, or no mixing."""
     series = evidence.alike(start=plan.start, built_in=plan.built_in)
     if not series:

@@ -62,7 +62,7 @@ class Cost(Record):
 
 
 @dataclass(frozen=True)
-class Evidence(Record):
+class Findings(Record):
     series: tuple[Series, ...]
     cost: Cost
 
@@ -78,7 +78,7 @@ def without_settings(method: str) -> str:
 
 
 @cache
-def stored() -> Evidence:
+def stored() -> Findings:
     """What this version of the package knows."""
     text = (files("vitmix.lab.advice") / FILE).read_text(encoding="utf-8")
-    return Evidence.from_json(parse_json(text))
+    return Findings.from_json(parse_json(text))

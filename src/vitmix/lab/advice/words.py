@@ -1,14 +1,40 @@
 """The sentences of a recommendation. Every number comes from the evidence or the plan."""
 
 import re
+from collections.abc import Iterable
 
 from vitmix.methods import METHODS
 
-from .choice import MARGIN, SHORT, Advice, PlannedTraining, is_loss, is_shown, largest_deviation
-from .evidence import SCRATCH, WEIGHTS, Cost, Evidence, Measured, Series
+from .choice import MARGIN, SHORT, Advice, PlannedTraining, choose, is_loss, is_shown, largest_deviation
+from .evidence import SCRATCH, WEIGHTS, Cost, Findings, Measured, Series
 
 STARTS = {SCRATCH: "training from scratch", WEIGHTS: "fine-tuning"}
 FAR = 2  # times as many updates, images or pixels as measured, or half: worth a sentence
+
+
+def shown(evidence: Findings, plan: PlannedTraining, *, command: str, note: str = "") -> str:
+    """The answer of `vitmix suggest`."""
+    advice = choose(evidence, plan)
+    lines = [("Use", command), *(("Why", line) for line in reasons(advice, plan, evidence))]
+    if advice.series is not None:
+        lines += _measured(advice, advice.series, plan, evidence)
+    lines += [("Not", line) for line in when_not(advice, plan, evidence)]
+    lines += [("Time", note)] if note else []
+    lines += [("But", line) for line in caveats(advice, plan, evidence)]
+    return "\n".join(f"{name:<6}{line}" for name, line in lines)
+
+
+def _measured(advice: Advice, series: Series, plan: PlannedTraining, evidence: Findings) -> Iterable[tuple[str, str]]:
+    """Gain and cost of the recommended method and of the next one; of the best one if none is recommended."""
+    chosen, best = advice.chosen, advice.best
+    if chosen is not None:
+        yield "Gain", f"{gain_text(chosen)} of top-1 over no mixing; {place_text(series)}"
+        yield "Cost", cost_text(evidence.cost, chosen)
+        if best is not None:
+            yield "Next", f"{best_text(best, plan, evidence)}; cost: {cost_text(evidence.cost, best)}"
+    elif best is not None:
+        yield "Best", f"{best_text(best, plan, evidence)}; {place_text(series)}"
+        yield "Cost", f"of {best.name}: {cost_text(evidence.cost, best)}"
 
 
 def gain_text(measured: Measured) -> str:
@@ -27,7 +53,7 @@ def verdict(measured: Measured, deviation: float) -> str:
     return "a loss" if is_loss(measured, deviation) else "no difference shown"
 
 
-def best_text(best: Measured, plan: PlannedTraining, evidence: Evidence) -> str:
+def best_text(best: Measured, plan: PlannedTraining, evidence: Findings) -> str:
     """`CutMix, +0.45 points (95 % interval -0.75 to +1.64, n = 3 seeds): no difference shown`."""
     deviation = largest_deviation(evidence.alike(start=plan.start, built_in=plan.built_in))
     return f"{best.name}, {gain_text(best)}: {verdict(best, deviation)}"
@@ -47,7 +73,7 @@ def cost_text(cost: Cost, measured: Measured) -> str:
     return "not measured" if ratio is None else f"{ratio:.2f} times the step of the bare model ({where})"
 
 
-def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[str]:
+def reasons(advice: Advice, plan: PlannedTraining, evidence: Findings) -> list[str]:
     """Why this is recommended."""
     kind = STARTS[plan.start]
     if advice.series is None:
@@ -73,7 +99,7 @@ def reasons(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[s
     ]
 
 
-def when_not(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[str]:
+def when_not(advice: Advice, plan: PlannedTraining, evidence: Findings) -> list[str]:
     """When mixing does not pay: in a short training, which `reasons` may have said, and with what lost accuracy."""
     series = advice.series
     if series is None:
@@ -90,7 +116,7 @@ def when_not(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[
     return losses if advice.short else [few, *_course(shortest, early), *losses]
 
 
-def _short_hints(plan: PlannedTraining, evidence: Evidence) -> list[str]:
+def _short_hints(plan: PlannedTraining, evidence: Findings) -> list[str]:
     """What trainings from scratch say about few updates."""
     series = evidence.alike(start=SCRATCH, built_in=plan.built_in)
     return _course(series[0], plan.updates) if series else []
@@ -113,7 +139,7 @@ def _course(series: Series, updates: int) -> list[str]:
     ]
 
 
-def caveats(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[str]:
+def caveats(advice: Advice, plan: PlannedTraining, evidence: Findings) -> list[str]:
     """Where the evidence is thin, or about something else."""
     series = advice.series
     found = [f"{name} gained more, but {reason}." for name, reason in advice.refused.items()]
@@ -137,7 +163,7 @@ def caveats(advice: Advice, plan: PlannedTraining, evidence: Evidence) -> list[s
     return [*found, missing] if missing else found
 
 
-def unmeasured(evidence: Evidence, *, start: str, built_in: bool) -> str:
+def unmeasured(evidence: Findings, *, start: str, built_in: bool) -> str:
     """The methods that no series with this start and kind of images has."""
     rows = [each.method for series in evidence.alike(start=start, built_in=built_in) for each in series.methods]
     known = {word for row in rows for word in re.findall(r"\w+", row)}

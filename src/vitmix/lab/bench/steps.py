@@ -21,9 +21,8 @@ from vitmix._sampling import Draw, generator_for
 from vitmix.attention.readers.inside import logits_of
 from vitmix.lab.bench.clock import milliseconds, peak_memory
 from vitmix.lab.bench.materialized import materialize, statistics_from_matrix
-from vitmix.lab.fitting import refusals
+from vitmix.lab.fitting import refusals, stand_in_maps
 from vitmix.lab.settings import ModelArgs
-from vitmix.lab.stand_ins import stand_in_maps
 from vitmix.parts.base import HiddenMixing
 
 BARE = "bare model"  # no library at all: cross-entropy of the model's logits

@@ -1,14 +1,16 @@
 """`vitmix eval`."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitmix.lab.cli._common import MeasuredModel, OutputFile, open_model
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.cli._robustness import SuiteSettings, run_suite, suite_of, workers
 from vitmix.lab.settings import option
+
+if TYPE_CHECKING:
+    from vitmix.lab.evaluation import Running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,9 @@ def run(settings: Eval) -> int:
     found = open_model(settings, settings.what)
     needs_images = suite is None or suite.needs_images
     images = found.evaluation_images(data=settings.data, split=settings.split) if needs_images else None
-    running = found.running(images, cpu=settings.cpu)
-    given = {name: getattr(settings, name) for name in ("precision", "batch", "workers")}
     if suite is not None:
-        given["workers"] = workers(settings.workers)
-    running = dataclasses.replace(running, **{name: value for name, value in given.items() if value is not None})
+        settings = replace(settings, workers=workers(settings.workers))
+    running = _with_flags(found.running(images, cpu=settings.cpu), settings)
     own = found.which == "best" and not (settings.data or settings.split or settings.size)
     if suite is not None:
         return run_suite(suite, found, images, running, own=own, cells=settings.cells, output=settings.output)
@@ -53,6 +53,11 @@ def run(settings: Eval) -> int:
     if settings.output:
         write_file(Path(settings.output), evaluation.encoded())
     return 0
+
+
+def _with_flags(running: "Running", settings: Eval) -> "Running":
+    given = {name: getattr(settings, name) for name in ("precision", "batch", "workers")}
+    return replace(running, **{name: value for name, value in given.items() if value is not None})
 
 
 def _transferred(settings: Eval) -> Path | None:
@@ -104,15 +109,9 @@ def _evaluate_transfer(settings: Eval, folder: Path) -> int:
         raise ValueError(f"{folder} is a run, which names its model and size; give --data, --split or --batch alone")
     subject = open_transferred(folder, settings.weights)
     own = settings.weights == "best" and not (settings.data or settings.split)
-    evaluation = evaluate(
-        subject,
-        subject.images(settings.data, settings.split),
-        cpu=settings.cpu,
-        batch=settings.batch,
-        workers=settings.workers,
-        precision=settings.precision,
-        folder=folder if own else None,
-    )
+    running = _with_flags(subject.running(cpu=settings.cpu), settings)
+    images = subject.images(settings.data, settings.split)
+    evaluation = evaluate(subject, images, running, folder=folder if own else None)
     print(describe(evaluation))
     if settings.output:
         write_file(Path(settings.output), evaluation.encoded())

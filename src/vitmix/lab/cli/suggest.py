@@ -40,8 +40,7 @@ def run(settings: Suggest) -> int:
     from vitmix import create
     from vitmix.lab.advice.choice import PlannedTraining, choose
     from vitmix.lab.advice.evidence import SCRATCH, WEIGHTS, stored
-    from vitmix.lab.advice.page import shown
-    from vitmix.lab.advice.words import STARTS
+    from vitmix.lab.advice.words import STARTS, shown
     from vitmix.lab.data.sources import open_images
     from vitmix.lab.fitting import refusal
     from vitmix.lab.training.prepare import build_augmentation

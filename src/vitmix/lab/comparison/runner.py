@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitmix.lab.dense.backbone import check_backbone
 from vitmix.lab.dense.config import TransferConfig
-from vitmix.lab.engines import Engine, Job, LocalProcesses, NoRoom, Outcome
+from vitmix.lab.engines import Ending, Engine, Job, LocalProcesses, NoRoom
 from vitmix.lab.runs import FolderLock, check_folder
 from vitmix.lab.training.config import TrainConfig
 from vitmix.lab.training.prepare import check_model
@@ -214,34 +214,34 @@ class _Crew:
 
     def collect(self) -> list[Training]:
         """Takes note of the jobs that have ended; returns runs that are to be started again."""
-        ended = [(work, outcome) for work in self.working if (outcome := work.job.outcome()) is not None]
+        ended = [(work, ending) for work in self.working if (ending := work.job.ending()) is not None]
         over = {work.training.name for work, _ in ended}
         self.working = [work for work in self.working if work.training.name not in over]
         again = []
-        for work, outcome in ended:
+        for work, ending in ended:
             training = work.training
             self._release(training)
             if is_done(training, self.evaluations):
                 self.say(f"{training.name} is done, after {time.monotonic() - work.begun:.0f} s")
-            elif self._is_lost(training, outcome):
-                self.say(f"{training.name} starts again from its newest checkpoint, because {outcome.reason}")
+            elif self._is_lost(training, ending):
+                self.say(f"{training.name} starts again from its newest checkpoint, because {ending.reason}")
                 again.append(training)
             elif is_busy(training):  # another comparison was a moment faster
                 again.append(training)
             else:
-                self._fail(training, outcome)
+                self._fail(training, ending)
         return again
 
-    def _is_lost(self, training: Training, outcome: Outcome) -> bool:
+    def _is_lost(self, training: Training, ending: Ending) -> bool:
         """Whether to start a run again. One that loses its node over and over would otherwise never end."""
-        before = [update for update in self._losses.get(training.name, []) if update >= outcome.update]
-        self._losses[training.name] = [*before, outcome.update]
-        return outcome.lost and len(before) + 1 < MOST_LOSSES
+        before = [update for update in self._losses.get(training.name, []) if update >= ending.update]
+        self._losses[training.name] = [*before, ending.update]
+        return ending.lost and len(before) + 1 < MOST_LOSSES
 
-    def _fail(self, training: Training, outcome: Outcome) -> None:
-        reason = outcome.reason
-        if outcome.lost:
-            reason = f"{reason}, {MOST_LOSSES} times without a new checkpoint; {outcome.remedy} and rerun the command"
+    def _fail(self, training: Training, ending: Ending) -> None:
+        reason = ending.reason
+        if ending.lost:
+            reason = f"{reason}, {MOST_LOSSES} times without a new checkpoint; {ending.remedy} and rerun the command"
         self.failures.append(Failure(training, reason, training.run.log))
         self.say(f"{training.name} failed: {reason}")
 
@@ -253,7 +253,7 @@ class _Crew:
         failed: list[Exception] = []
         try:
             self._ask_all("stop", failed)
-            while None in self._ask_all("outcome", failed):
+            while None in self._ask_all("ending", failed):
                 if self._hurry:
                     self._ask_all("kill", failed)
                     self._hurry = False
@@ -266,7 +266,7 @@ class _Crew:
         if failed:
             raise failed[0]
 
-    def _ask_all(self, method: Literal["stop", "outcome", "kill"], failed: list[Exception]) -> list[Outcome | None]:
+    def _ask_all(self, method: Literal["stop", "ending", "kill"], failed: list[Exception]) -> list[Ending | None]:
         answers = []
         for work in [*self.working]:
             try:

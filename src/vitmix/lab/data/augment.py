@@ -35,7 +35,7 @@ Size = tuple[int, int]
 Transform = Callable[[Image.Image], Image.Image]
 
 
-class Sample(NamedTuple):
+class AugmentedImage(NamedTuple):
     """One augmented image: `pixels` `(3, H, W)` uint8, and `boxes` `(erasing_count, 4)` to erase, empty ones zero."""
 
     pixels: Tensor
@@ -68,7 +68,7 @@ def seed_global_generators(*numbers: int) -> None:
     torch.default_generator.manual_seed(third)  # not torch.manual_seed, which would reseed the GPUs too
 
 
-def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Sample:
+def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> AugmentedImage:
     """The image after every operation on pixels, and the boxes that random erasing will fill.
 
     Seeds the global generators: call it inside `global_generators_kept()`.
@@ -80,7 +80,7 @@ def augment(image: Image.Image, augmentation: Augmentation, *, seed_numbers: tup
     if augmentation.erasing:
         for number, box in enumerate(_erase_boxes(augmentation)):
             boxes[number] = torch.tensor(box)
-    return Sample(pixels, boxes)
+    return AugmentedImage(pixels, boxes)
 
 
 def augment_map(activation: Tensor, size: Size, augmentation: Augmentation, *, seed_numbers: tuple[int, ...]) -> Tensor:

@@ -27,10 +27,11 @@ def decode(content: bytes) -> Image.Image:
     return image
 
 
-def check_pixels(image: Image.Image) -> None:
-    """Refuses images of too many pixels."""
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS:,} allowed")
+def check_pixels(image: Image.Image, most: int | None = None) -> None:
+    """Refuses images of too many pixels (default: of more than any image may have)."""
+    most = MAX_PIXELS if most is None else most
+    if image.width * image.height > most:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than the {most:,} allowed")
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitmix._checks import unknown_name
+from vitmix.lab.extras import need
 from vitmix.lab.network import downloads
 from vitmix.lab.reading import read_bytes
 
@@ -68,10 +69,7 @@ def hf_path(argument: str) -> str:
 
 def _load(place: str, config: str | None) -> dict[str, "Dataset"]:
     """The splits by their usual names."""
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"hfds:{place} needs the package datasets; pip install 'vitmix[hf]'") from None
+    datasets = need("datasets")
     try:
         if any(os.path.isfile(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json")):
             found = datasets.load_from_disk(place)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ from .augmentation import Augmentation
 from .images import ImageSet, NothingReadable
 from .plan import EpochPlan, Key, rows_of_rank
 from .workers import Fetcher
-from .workers import WorkerLost as WorkerLost
 
 Ahead = Callable[[Tensor], dict[str, Tensor]]
 
@@ -151,7 +151,18 @@ def _eval_batch(images: ImageSet, augmentation: Augmentation, rows: list[int]) -
     return replace(batch, images=normalize(batch.images, augmentation)) if len(batch) else batch
 
 
-class Epochs(ABC):
+class Loaded(Protocol):
+    """A batch: how many samples it has, and the images that could not be read for it."""
+
+    broken: dict[int, str]
+
+    def __len__(self) -> int: ...
+
+
+Some = TypeVar("Some", bound=Loaded)
+
+
+class Epochs(ABC, Generic[Some]):
     """A training loader with epochs that follow a plan."""
 
     plan: EpochPlan
@@ -159,7 +170,7 @@ class Epochs(ABC):
     def __len__(self) -> int:
         return self.plan.batches
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[Some]:
         """The batches of an epoch from batch `start` on; those before it are not read."""
         check_count("epoch", number, least=0)
         check_count("start", start, least=0)
@@ -168,10 +179,39 @@ class Epochs(ABC):
         return self._epoch(number, start)
 
     @abstractmethod
-    def _epoch(self, number: int, start: int) -> Iterator[Batch]: ...
+    def _epoch(self, number: int, start: int) -> Iterator[Some]: ...
 
 
-class TrainLoader(Fetcher[Batch], Epochs):
+class FetchedEpochs(Fetcher[Some], Epochs[Some]):
+    """Epochs whose batches are fetched one by one."""
+
+    images: ImageSet
+
+    def _epoch(self, number: int, start: int) -> Iterator[Some]:
+        for batch in self.fetched(partial(self.plan.keys, number, start)):
+            self.images.note_broken(batch.broken)
+            if not len(batch):
+                raise self.images.nothing_readable()
+            yield batch
+
+
+class FetchedOnce(Fetcher[Some]):
+    """Batches with every readable sample once over all ranks; their number and size may differ between ranks."""
+
+    images: ImageSet
+    rows: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Some]:
+        for batch in self.fetched(self.rows.__iter__):
+            self.images.note_broken(batch.broken)
+            if len(batch):
+                yield batch
+
+
+class TrainLoader(FetchedEpochs[Batch]):
     """Augmented batches, in another random order each epoch. One epoch can be iterated at a time.
 
     Args:
@@ -214,16 +254,9 @@ class TrainLoader(Fetcher[Batch], Epochs):
         images.check_shuffled()
         super().__init__(fetch, workers, persistent=True)
 
-    def _epoch(self, number: int, start: int) -> Iterator[Batch]:
-        for batch in self.fetched(partial(self.plan.keys, number, start)):
-            self.images.note_broken(batch.broken)
-            if not len(batch):
-                raise self.images.nothing_readable()
-            yield batch
 
-
-class EvalLoader(Fetcher[Batch]):
-    """Batches with every readable sample exactly once over all ranks; their number and size may differ between ranks.
+class EvalLoader(FetchedOnce[Batch]):
+    """The images as the model is evaluated on them.
 
     Args:
         start: how many of this rank's first samples to skip, for an evaluation that is resumed.
@@ -240,14 +273,5 @@ class EvalLoader(Fetcher[Batch]):
         world: int = 1,
         start: int = 0,
     ) -> None:
-        self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world, start)
+        self.images, self.rows = images, rows_of_rank(len(images), batch, rank, world, start)
         super().__init__(partial(_eval_batch, images, augmentation), workers)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.fetched(self._rows.__iter__):
-            self.images.note_broken(batch.broken)
-            if len(batch):
-                yield batch

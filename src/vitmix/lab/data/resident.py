@@ -25,7 +25,7 @@ RESIDENT, NOISE = 0x52455349, 0x4E4F4953  # separate these random numbers from o
 CHUNK = 2048  # samples whose numbers are drawn at once
 
 
-class ResidentLoader(Epochs):
+class ResidentLoader(Epochs[Batch]):
     """The batches of a `TrainLoader`, made on the device, with random choices of the same distribution.
 
     Args:

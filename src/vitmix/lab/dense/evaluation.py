@@ -17,8 +17,8 @@ from vitmix.lab.dense.config import TransferConfig
 from vitmix.lab.dense.loader import DenseEvalLoader
 from vitmix.lab.dense.task import DenseSet, Outcome, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
-from vitmix.lab.environment import available_cores, describe_environment
-from vitmix.lab.evaluation.subject import PRECISIONS
+from vitmix.lab.environment import describe_environment
+from vitmix.lab.evaluation.subject import Running
 from vitmix.lab.runs import Run, checksum
 from vitmix.lab.runs.dense import DenseEvaluation, DenseScores
 from vitmix.lab.runs.examples import Examples, Strips
@@ -46,6 +46,11 @@ class Transferred:
     @property
     def sides(self) -> Sides:
         return Sides(self.backbone.size, self.backbone.mean, self.backbone.std)
+
+    def running(self, *, cpu: bool = False) -> Running:
+        """The run's settings, adapted to this machine."""
+        config = self.config
+        return Running.of(config, batch=config.eval_batch or config.batch // config.accumulate, cpu=cpu)
 
     def images(self, data: str | None = None, split: str | None = None) -> DenseSet:
         """The images that the run was evaluated on, unless others are named."""
@@ -105,11 +110,8 @@ def outcomes_of(
 def evaluate(
     subject: Transferred,
     images: DenseSet,
+    running: Running,
     *,
-    cpu: bool = False,
-    batch: int | None = None,
-    workers: int | None = None,
-    precision: str | None = None,
     known: Sequence[Any] = (),
     folder: Path | None = None,
 ) -> DenseEvaluation:
@@ -119,16 +121,9 @@ def evaluate(
         known: what the scores need of each image, where a training has it.
         folder: the run folder that keeps the scores, examples, and what the task stores of its outcomes.
     """
-    began, config = time.perf_counter(), subject.config
-    device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
-    precision = precision or ("fp32" if device.type == "cpu" else config.precision)
-    loader = DenseEvalLoader(
-        images,
-        subject.sides,
-        batch=batch or config.eval_batch or config.batch // config.accumulate,
-        workers=min(config.workers, available_cores()) if workers is None else workers,
-    )
-    dtype = PRECISIONS[precision]
+    began, device, dtype = time.perf_counter(), running.device, running.autocast
+    running.set_matmul_precision()
+    loader = DenseEvalLoader(images, subject.sides, batch=running.batch, workers=running.workers)
     autocast = nullcontext if dtype is None else lambda: torch.autocast(device.type, dtype)
     model = subject.model.to(device)
     found = known or outcomes_of(subject.task, model, loader, subject.sides, device, autocast=autocast)
@@ -136,7 +131,7 @@ def evaluate(
         raise NothingReadable(f"none of the images of {images.description} could be read; get the files again")
     evaluation = DenseEvaluation(
         task=subject.task.name,
-        head=getattr(model, "head_name", config.head),
+        head=getattr(model, "head_name", subject.config.head),
         model=subject.backbone.name,
         model_settings=subject.backbone.settings,
         data=images.description,
@@ -146,7 +141,7 @@ def evaluate(
         size=subject.sides.size,
         seconds=time.perf_counter() - began,
         device=describe_environment(device)["device"],
-        precision=precision,
+        precision=running.precision,
         broken_images=tuple(sorted(images.broken.values())),
         vitmix=__version__,
         weights=str(subject.weights),
@@ -160,7 +155,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
+def make_examples(subject: Transferred, images: DenseSet) -> Examples:
     """Image, truth, prediction and errors of a few images, evenly spread over the set."""
     count = min(EXAMPLES, len(images))
     rows = sorted({round((number + 0.5) * len(images) / count - 0.5) for number in range(count)})
@@ -175,7 +170,7 @@ def draw_examples(subject: Transferred, images: DenseSet) -> Examples:
 def store(subject: Transferred, images: DenseSet, evaluation: DenseEvaluation, folder: Path) -> None:
     """Writes scores and examples of a run's best weights into its folder."""
     run = Run(folder)
-    run.write_examples(draw_examples(subject, images), subject.sha256)
+    run.write_examples(make_examples(subject, images), subject.sha256)
     run.write_dense(evaluation, subject.sha256)
 
 

@@ -5,7 +5,7 @@ of workers changes nothing, and a resumed epoch continues as if it had run from 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from torchvision.transforms.v2 import functional as tvf
 
 from vitmix.lab.data.augment import global_generators_kept, per_channel, seed_global_generators
 from vitmix.lab.data.images import BrokenImage, NothingReadable
-from vitmix.lab.data.loader import Epochs
+from vitmix.lab.data.loader import FetchedEpochs, FetchedOnce
 from vitmix.lab.data.plan import EpochPlan, Key, rows_of_rank
-from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.dense.task import DenseSet, Sides, TaskBatch
 
 Transform = Callable[..., Any]
@@ -92,7 +91,7 @@ def _eval_batch(images: DenseSet, sides: Sides, rows: list[int]) -> TaskBatch:
     return batch
 
 
-class DenseLoader(Fetcher[TaskBatch], Epochs):
+class DenseLoader(FetchedEpochs[TaskBatch]):
     """Augmented batches, in another random order each epoch. One epoch can be iterated at a time."""
 
     def __init__(
@@ -113,28 +112,12 @@ class DenseLoader(Fetcher[TaskBatch], Epochs):
         self.plan = EpochPlan(len(images), batch, seed, rank, world, extra=extra)
         super().__init__(partial(_train_batch, images, transform, collate, sides, seed), workers, persistent=True)
 
-    def _epoch(self, number: int, start: int) -> Iterator[TaskBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for batch in self.fetched(partial(self.plan.keys, number, start)):
-            self.images.note_broken(batch.broken)
-            if not len(batch):
-                raise self.images.nothing_readable()
-            yield batch
 
-
-class DenseEvalLoader(Fetcher[TaskBatch]):
-    """Batches of whole images that show every usable sample exactly once over all ranks."""
+class DenseEvalLoader(FetchedOnce[TaskBatch]):
+    """Batches of whole images."""
 
     def __init__(
         self, images: DenseSet, sides: Sides, *, batch: int, workers: int = 0, rank: int = 0, world: int = 1
     ) -> None:
-        self.images, self._rows = images, rows_of_rank(len(images), batch, rank, world)
+        self.images, self.rows = images, rows_of_rank(len(images), batch, rank, world)
         super().__init__(partial(_eval_batch, images, sides), workers)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[TaskBatch]:
-        for batch in self.fetched(self._rows.__iter__):
-            self.images.note_broken(batch.broken)
-            if len(batch):
-                yield batch

@@ -18,13 +18,13 @@ from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
 from vitmix.lab.dense.task import DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
-from vitmix.lab.dense.texts import opening
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
 from vitmix.lab.training.optim import make_schedule, optimizer_of, parameter_groups
+from vitmix.lab.training.prepare import checkpoint_activations
 from vitmix.lab.training.scores import Scored
-from vitmix.lab.training.texts import closing, place_of
+from vitmix.lab.training.texts import closing, data_text, place_of, size_of
 
 
 class DenseLearner(nn.Module):
@@ -72,7 +72,7 @@ class TransferTrainer(Trainer):
         config = self.settings
         encoder = self.task.encoder_of(model)
         if config.grad_checkpointing:
-            encoder.set_grad_checkpointing(True)  # pyright: ignore[reportCallIssue]
+            checkpoint_activations(encoder, self.backbone.name)
         encoder.requires_grad_(not config.freeze)
         model.to(self.device)
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
@@ -82,9 +82,7 @@ class TransferTrainer(Trainer):
         if config.compile:
             self.core.compile(mode=config.compile_mode, dynamic=False)
         self.loader, self.eval_loader = self._dense_loaders()  # pyright: ignore[reportAttributeAccessIssue]
-        self.updates_per_epoch = updates_per_epoch(config, len(self.loader) // config.accumulate)
-        if self.updates_per_epoch == 0:
-            raise ValueError(f"a batch of {config.batch} is larger than the {len(self.images)} training images")
+        self._set_length(updates_per_epoch(config, len(self.loader) // config.accumulate))
         self.optimizer = self._make_optimizer(encoder, model)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
 
@@ -157,13 +155,14 @@ class TransferTrainer(Trainer):
         return {"vitmix": json.dumps({**facts, "classes": list(self.images.classes), "task": self.task.name})}
 
     def _opening(self) -> list[str]:
-        return opening(
-            *(self.settings, self.images, self.eval_images, self.core.model),
-            backbone=self.backbone.name,
-            size=self.sides.size,
-            place=place_of(self.device, self.world),
-            updates=self.total_updates,
-        )
+        """Data, model, device and method in two lines, and notes on the data."""
+        config, model, (height, width) = self.settings, self.core.model, self.sides.size
+        head, sets = getattr(model, "head_name", config.head), (self.images, self.eval_images)
+        what = f"{config.task}: {self.backbone.name} with {head}, {size_of(model)}, images of {height} × {width} pixels"
+        where = f"on {place_of(self.device, self.world)} in {config.precision}"
+        how = f"method {config.method}; {self.total_updates:,} updates."
+        notes = [f"Note: {note}" for each in sets for note in cast(DenseSet, each).notes]
+        return [data_text(*sets), f"{what}, {where}; {how}", *notes]
 
     def _closing(self) -> str:
         return closing(self.settings, self.folder, self.position, None, self.eval_images.description)
@@ -171,5 +170,5 @@ class TransferTrainer(Trainer):
     def _evaluate_best(self) -> None:
         """Stores scores with intervals, and examples."""
         subject, images = open_transferred(self.folder.path), cast(DenseSet, self.eval_images)
-        known = cast(Any, self.journal.outcomes)
-        evaluate(subject, images, cpu=self.device.type == "cpu", known=known, folder=self.folder.path)
+        known, running = cast(Any, self.journal.outcomes), subject.running(cpu=self.device.type == "cpu")
+        evaluate(subject, images, running, known=known, folder=self.folder.path)

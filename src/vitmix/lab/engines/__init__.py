@@ -5,5 +5,5 @@ which runs the same process as on one machine; `files.py` and `stores.py` carry 
 the output folder.
 """
 
-from .base import Engine, Job, NoRoom, Outcome
+from .base import Ending, Engine, Job, NoRoom
 from .local import LocalProcesses

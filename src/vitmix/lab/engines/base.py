@@ -16,7 +16,7 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ending:
     """Why a job has ended; of a run that is finished it is not read.
 
     Attributes:
@@ -35,7 +35,7 @@ class Outcome:
 class Job(Protocol):
     """One run that was handed to an engine."""
 
-    def outcome(self) -> Outcome | None:
+    def ending(self) -> Ending | None:
         """Why it has ended; None while it waits or runs. The run's files are here when it is not None."""
         ...
 

@@ -16,7 +16,7 @@ from vitmix.lab.writing import make_folder, write_file
 from .base import Say
 from .files import PROGRESS, copy, is_finished, newest_update, progress
 from .local import THREADS
-from .node import MARK, Plan
+from .node import MARK, JobSpec
 from .stores import FolderStore, Store, StoreError, open_store
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Home:
         self._seen = defaultdict[str, dict[str, str]](dict)  # what was fetched, by run
         self._glanced = dict[str, float]()
 
-    def hand_over(self, training: "Training", flags: Sequence[str], cpus: int, *, look: bool = True) -> Plan:
+    def hand_over(self, training: "Training", flags: Sequence[str], cpus: int, *, look: bool = True) -> JobSpec:
         """Brings folder and store to one state; returns what a node is told.
 
         Args:
@@ -47,7 +47,7 @@ class Home:
         self._send(training, mark)
         environment = {name: str(cpus) for name in THREADS}
         environment |= {name: os.environ[name] for name in TRAVEL if name in os.environ}
-        return Plan(
+        return JobSpec(
             name=training.name,
             settings=to_yaml(training.config),
             output=str(training.config.output),

@@ -12,7 +12,7 @@ from vitmix.lab.environment import available_cores
 from vitmix.lab.training.config import to_yaml
 from vitmix.lab.writing import write_file
 
-from .base import Engine, Outcome, Say, beginning
+from .base import Ending, Engine, Say, beginning
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import Training
@@ -45,9 +45,9 @@ class LocalJob:
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process, self.log = process, log
 
-    def outcome(self) -> Outcome | None:
+    def ending(self) -> Ending | None:
         code = self.process.poll()
-        return None if code is None else Outcome(reason_of(code, self.log))
+        return None if code is None else Ending(reason_of(code, self.log))
 
     def waiting(self) -> str:
         return ""

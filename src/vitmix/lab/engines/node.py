@@ -1,6 +1,6 @@
 """What a node of a cluster does: one run of a comparison, in the shared folder or in one of its own.
 
-`python -m vitmix.lab.engines.node` reads the plan from standard input, as a Slurm job does; a Ray task calls `run`.
+`python -m vitmix.lab.engines.node` reads the job spec from standard input, as a Slurm job does; a Ray task calls `run`.
 Where the node does not see the comparison's folder, it works in a temporary one, fetches the run's files from a store
 before, and sends what is new to it every few seconds.
 """
@@ -38,7 +38,7 @@ REFUSED, UNSEEN, UNSENT = 2, 73, 74  # exit codes; 73 and 74 as in sysexits.h
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobSpec:
     """A run as a node is told of it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """How a run ended on a node."""
 
     attempt: str
@@ -72,7 +72,7 @@ class Report:
     reason: str
 
     @classmethod
-    def from_json(cls, content: bytes) -> "Report | None":
+    def from_json(cls, content: bytes) -> "NodeReport | None":
         """The report in a file, if that is one."""
         try:
             return cls(**parse_json(content))
@@ -80,39 +80,39 @@ class Report:
             return None
 
 
-def run(plan: Plan, *, carried: Store | None = None, signals: tuple[int, ...] = (signal.SIGINT,)) -> Report:
-    """Trains and evaluates what the plan says.
+def run(spec: JobSpec, *, carried: Store | None = None, signals: tuple[int, ...] = (signal.SIGINT,)) -> NodeReport:
+    """Trains and evaluates what the job spec says.
 
     Args:
-        carried: where files travel if the plan names no store and the node does not see the folder.
+        carried: where files travel if the spec names no store and the node does not see the folder.
         signals: those that stop the run at a checkpoint.
     """
     node = socket.gethostname()
-    if plan.version != __version__:
-        why = f"node {node} has vitmix {__version__}, the command {plan.version}; install the same version there"
-        return Report(plan.attempt, node, REFUSED, why)
-    seen = sees(plan)
-    if not seen and (plan.store or carried is None):
-        return Report(plan.attempt, node, UNSEEN, f"node {node} {unseen(plan.runs, plan.store)}")
-    store = open_store(plan.store) if plan.store else None if seen else carried
+    if spec.version != __version__:
+        why = f"node {node} has vitmix {__version__}, the command {spec.version}; install the same version there"
+        return NodeReport(spec.attempt, node, REFUSED, why)
+    seen = sees(spec)
+    if not seen and (spec.store or carried is None):
+        return NodeReport(spec.attempt, node, UNSEEN, f"node {node} {unseen(spec.runs, spec.store)}")
+    store = open_store(spec.store) if spec.store else None if seen else carried
     if store is None:
-        return _execute(plan, Path(plan.runs) / plan.name, lambda: None, signals)
+        return _execute(spec, Path(spec.runs) / spec.name, lambda: None, signals)
     with tempfile.TemporaryDirectory(prefix="vitmix-") as scratch:
-        folder = Path(scratch) / plan.name
+        folder = Path(scratch) / spec.name
         make_folder(folder)
-        bring(store, plan.name, folder)
-        sender = _Sender(plan, Path(scratch), store)
-        report = _execute(plan, folder, sender.try_once, signals)
+        bring(store, spec.name, folder)
+        sender = _Sender(spec, Path(scratch), store)
+        report = _execute(spec, folder, sender.try_once, signals)
         failed = sender.send_rest()
         return dataclasses.replace(report, code=UNSENT, reason=failed) if failed else report
 
 
-def sees(plan: Plan) -> bool:
+def sees(spec: JobSpec) -> bool:
     """Whether this machine has the folder of the command, or the store to which it wrote."""
     try:
-        if plan.store:
-            return open_store(plan.store).read(plan.name, MARK) == plan.mark.encode()
-        return (Path(plan.runs) / MARK).read_text() == plan.mark
+        if spec.store:
+            return open_store(spec.store).read(spec.name, MARK) == spec.mark.encode()
+        return (Path(spec.runs) / MARK).read_text() == spec.mark
     except StoreError:
         raise
     except OSError:
@@ -126,14 +126,14 @@ def unseen(runs: Path | str, store: str | None) -> str:
     return f"does not see the folder {runs}; put --output on a file system that all nodes share, or give --store URL"
 
 
-def _execute(plan: Plan, folder: Path, each_time: Callable[[], object], signals: tuple[int, ...]) -> Report:
-    settings = _written(folder / SETTINGS, plan.settings)
-    if folder != Path(plan.runs) / plan.name:
+def _execute(spec: JobSpec, folder: Path, each_time: Callable[[], object], signals: tuple[int, ...]) -> NodeReport:
+    settings = _written(folder / SETTINGS, spec.settings)
+    if folder != Path(spec.runs) / spec.name:
         _written(settings, with_output(settings, str(folder)))
-    here = Path(plan.folder) if Path(plan.folder).is_dir() else None
-    command = [*training_command(settings), *plan.flags]
+    here = Path(spec.folder) if Path(spec.folder).is_dir() else None
+    command = [*training_command(settings), *spec.flags]
     with closing(_Stoppable(signals)) as stoppable:
-        environment = {**os.environ, **plan.environment}
+        environment = {**os.environ, **spec.environment}
         process = stoppable.begin(lambda: begin_process(command, folder / LOG, environment=environment, folder=here))
         while True:
             try:
@@ -141,7 +141,7 @@ def _execute(plan: Plan, folder: Path, each_time: Callable[[], object], signals:
                 break
             except subprocess.TimeoutExpired:
                 each_time()
-    return Report(plan.attempt, socket.gethostname(), code, reason_of(code, folder / LOG))
+    return NodeReport(spec.attempt, socket.gethostname(), code, reason_of(code, folder / LOG))
 
 
 def with_output(settings: Path, output: str) -> str:
@@ -181,19 +181,19 @@ class _Stoppable:
 class _Sender:
     """Sends what is new in a run's folder to the store."""
 
-    def __init__(self, plan: Plan, scratch: Path, store: Store) -> None:
-        self.plan, self.scratch, self.store = plan, scratch, store
-        self.source = _HomeNamed(scratch, plan.output)
-        self._seen = dict(FolderStore(scratch).files(plan.name))  # it came from there
+    def __init__(self, spec: JobSpec, scratch: Path, store: Store) -> None:
+        self.spec, self.scratch, self.store = spec, scratch, store
+        self.source = _HomeNamed(scratch, spec.output)
+        self._seen = dict(FolderStore(scratch).files(spec.name))  # it came from there
 
     def try_once(self) -> str:
         """Sends; returns why that failed, which the log tells too."""
         try:
-            copy(self.source, self.store, self.plan.name, self._seen)
+            copy(self.source, self.store, self.spec.name, self._seen)
             return ""
         except (OSError, ValueError) as error:
             why = f"node {socket.gethostname()} could not send its files: {error}"
-            with open(self.scratch / self.plan.name / LOG, "a") as log:
+            with open(self.scratch / self.spec.name / LOG, "a") as log:
                 print(f"vitmix: note: {why}", file=log)
             return why
 
@@ -220,13 +220,13 @@ class _HomeNamed(FolderStore):
 
 
 def main() -> int:
-    """A Slurm job: the plan comes with the job's script, the report goes to the run's files."""
-    plan = Plan(**json.load(sys.stdin))
+    """A Slurm job: the spec comes with the job's script, the report goes to the run's files."""
+    spec = JobSpec(**json.load(sys.stdin))
     try:
-        report = run(plan, signals=(signal.SIGTERM, signal.SIGINT))
+        report = run(spec, signals=(signal.SIGTERM, signal.SIGINT))
         if report.code not in (UNSEEN, UNSENT):
-            target = open_store(plan.store) if plan.store else FolderStore(Path(plan.runs))
-            target.write(plan.name, REPORT, json.dumps(dataclasses.asdict(report)).encode())
+            target = open_store(spec.store) if spec.store else FolderStore(Path(spec.runs))
+            target.write(spec.name, REPORT, json.dumps(dataclasses.asdict(report)).encode())
     except (OSError, ValueError) as error:  # of the store
         print(f"vitmix: error: {error}", file=sys.stderr)
         return UNSENT

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Engine, NoRoom, Outcome, Say, beginning
+from .base import Ending, Engine, NoRoom, Say, beginning
 from .home import Home, cores_of
-from .node import Plan, Report, run
+from .node import JobSpec, NodeReport, run
 from .stores import FolderStore, need
 from .words import UNITS, Node, too_much, waiting_for
 
@@ -76,11 +76,11 @@ class DeskStore:
             raise error.cause from None
 
 
-def train(plan: Plan, desk: Any) -> Report:
+def train(spec: JobSpec, desk: Any) -> NodeReport:
     """The task."""
     # Waits for the answer: a task that has not reported must be one that did not begin.
-    need("ray").get(desk.begin.remote(plan.attempt, socket.gethostname()))
-    return run(plan, carried=DeskStore(desk))
+    need("ray").get(desk.begin.remote(spec.attempt, socket.gethostname()))
+    return run(spec, carried=DeskStore(desk))
 
 
 class RayCluster(Engine):
@@ -164,11 +164,11 @@ class RayCluster(Engine):
         if not self.head_answers(look=True):
             raise NoRoom(f"the head of the Ray cluster does not answer at {self.head}; waiting for it")
         request = {"CPU": float(cores_of(training.config, self.cpus)), "GPU": self._gpus(training)}
-        plan = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
+        spec = self.home.hand_over(training, flags, int(request["CPU"]), look=self.look)
         options = {"num_cpus": request["CPU"], "num_gpus": request["GPU"], "max_retries": 0, "name": training.name}
         with self.asking():
-            task = self.ray.remote(**options)(train).remote(plan, self._desk)
-        return RayJob(self, training, plan.attempt, task, request, say)
+            task = self.ray.remote(**options)(train).remote(spec, self._desk)
+        return RayJob(self, training, spec.attempt, task, request, say)
 
     def _gpus(self, training: "Training") -> float:
         if self.gpus is not None:
@@ -204,11 +204,11 @@ class RayJob:
     ) -> None:
         self.engine, self.training, self.attempt, self.task, self.request = engine, training, attempt, task, request
         self.begun, self.say, self.verb, self._told = time.monotonic(), say, beginning(training), False
-        self._outcome: Outcome | None = None
+        self._ending: Ending | None = None
 
-    def outcome(self) -> Outcome | None:
-        if self._outcome is not None or not self.engine.head_answers():
-            return self._outcome
+    def ending(self) -> Ending | None:
+        if self._ending is not None or not self.engine.head_answers():
+            return self._ending
         node = self.engine.node_of(self.attempt)
         if node and not self._told:
             self._told = True
@@ -218,10 +218,10 @@ class RayJob:
         if not ended:
             self.engine.home.glance(self.training)
             return None
-        self._outcome = self._ended(node or self.engine.node_of(self.attempt, now=True))
-        return self._outcome
+        self._ending = self._ended(node or self.engine.node_of(self.attempt, now=True))
+        return self._ending
 
-    def _ended(self, node: str) -> Outcome:
+    def _ended(self, node: str) -> Ending:
         """Args: node: that on which the task began; empty if it did not begin."""
         errors, home = self.engine.ray.exceptions, self.engine.home
         where, on_node, again = (
@@ -230,22 +230,22 @@ class RayJob:
             "and rerun the command",
         )
         try:
-            report: Report = self.engine.ray.get(self.task)
+            report: NodeReport = self.engine.ray.get(self.task)
             failed = home.try_fetch(self.training)
-            return Outcome(failed or f"{report.reason} (on node {report.node})")
+            return Ending(failed or f"{report.reason} (on node {report.node})")
         except errors.TaskCancelledError:
-            return Outcome(home.try_fetch(self.training) or "it was stopped")
+            return Ending(home.try_fetch(self.training) or "it was stopped")
         except errors.RayTaskError as error:
             said = _line(error.cause)
             if node:
-                return Outcome(f"node {node} could not run it: {said}")
+                return Ending(f"node {node} could not run it: {said}")
             install = f"install the same version of vitmix[cluster] on every node, {again}"
-            return Outcome(f"a node could not begin it ({said}); {install}")
+            return Ending(f"a node could not begin it ({said}); {install}")
         except errors.RuntimeEnvSetupError as error:
             correct = f"correct the runtime environment of Ray, {again}"
-            return Outcome(f"Ray could not prepare a node for it ({_line(error)}); {correct}")
+            return Ending(f"Ray could not prepare a node for it ({_line(error)}); {correct}")
         except errors.TaskUnschedulableError as error:
-            return Outcome(f"Ray found no node for it ({_line(error)}); see 'ray status', {again}")
+            return Ending(f"Ray found no node for it ({_line(error)}); see 'ray status', {again}")
         except errors.OutOfMemoryError:
             fewer = "set a larger --cpus, so that fewer runs share a node, or a smaller batch"
             return self._lost(f"Ray ended it when memory ran out{on_node}", remedy=fewer)
@@ -256,12 +256,12 @@ class RayJob:
         except errors.RayError as error:
             return self._lost(f"Ray ended it{on_node} ({_line(error)})", remedy="see 'ray status' and the logs of Ray")
 
-    def _lost(self, reason: str, **remedy: str) -> Outcome:
-        return Outcome(reason, lost=True, update=self.engine.home.update(self.training), **remedy)
+    def _lost(self, reason: str, **remedy: str) -> Ending:
+        return Ending(reason, lost=True, update=self.engine.home.update(self.training), **remedy)
 
     def waiting(self) -> str:
         age = time.monotonic() - self.begun
-        if age < PATIENCE_SECONDS or self._outcome is not None:
+        if age < PATIENCE_SECONDS or self._ending is not None:
             return ""
         if not self.engine.head_answers(look=True):
             return f"the head of the Ray cluster, which does not answer at {self.engine.head}"

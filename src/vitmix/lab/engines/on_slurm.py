@@ -19,11 +19,11 @@ from vitmix.lab.reading import read_json
 from vitmix.lab.writing import write_file
 
 from . import slurm_commands as slurm
-from .base import Engine, NoRoom, Outcome, Say, beginning
+from .base import Ending, Engine, NoRoom, Say, beginning
 from .home import Home, cores_of
 from .local import reason_of
-from .node import REPORT, UNSEEN, UNSENT, Plan, Report, unseen
-from .slurm_commands import State
+from .node import REPORT, UNSEEN, UNSENT, JobSpec, NodeReport, unseen
+from .slurm_commands import JobState
 from .words import Node
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class SlurmCluster(Engine):
             raise ValueError(f"Slurm gives whole GPUs to a job, got --gpus {gpus:g}; give a whole number")
         self.home = Home(runs, store)
         self.jobs_at_work: set[str] = set()
-        self._states: dict[str, State] = {}
+        self._states: dict[str, JobState] = {}
         self.nodes: list[Node] = []
         self._looked = self._saw_nodes = self._refused = -math.inf
         self._silent_since, self._taken = 0.0, False
@@ -145,12 +145,12 @@ class SlurmCluster(Engine):
         if number and note is not None:
             say(f"{training.name} continues as job {number} of an earlier command")
             return self._job(training, number, note.attempt, say)
-        plan = self.home.hand_over(training, flags, self._cpus(training))
+        spec = self.home.hand_over(training, flags, self._cpus(training))
         if note is not None and not note.answered:  # so a job that appears late has the name that is looked for
-            plan = dataclasses.replace(plan, attempt=note.attempt)
-        JobNote(plan.attempt).write(training)
+            spec = dataclasses.replace(spec, attempt=note.attempt)
+        JobNote(spec.attempt).write(training)
         try:
-            number = slurm.submit(script(plan), self._options(training, plan.attempt))
+            number = slurm.submit(script(spec), self._options(training, spec.attempt))
         except slurm.Silent as error:
             raise self._no_room(f"Slurm has not said whether it takes {training.name} ({error})") from None
         except slurm.Rejected as error:
@@ -158,9 +158,9 @@ class SlurmCluster(Engine):
                 raise self._no_room(f"Slurm takes no further job now ({error})") from None
             raise ValueError(f"Slurm refused {training.name}: {error}; check --slurm, --gpus and --cpus") from None
         self._taken = True
-        JobNote(plan.attempt, answered=True).write(training)
+        JobNote(spec.attempt, answered=True).write(training)
         say(f"{training.name} is job {number}")
-        return self._job(training, number, plan.attempt, say)
+        return self._job(training, number, spec.attempt, say)
 
     def _no_room(self, why: str) -> NoRoom:
         self._refused = time.monotonic()
@@ -198,7 +198,7 @@ class SlurmCluster(Engine):
     def request(self, training: "Training") -> dict[str, float]:
         return {"CPU": self._cpus(training), "GPU": self.gpus_of(training)}
 
-    def state(self, number: str, say: Say) -> State | None:
+    def state(self, number: str, say: Say) -> JobState | None:
         """A job's state, of at most a few seconds ago; None if Slurm does not know it."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
@@ -234,13 +234,13 @@ class SlurmJob:
     def __init__(self, engine: SlurmCluster, training: "Training", number: str, attempt: str, say: Say) -> None:
         self.engine, self.training, self.number, self.attempt, self.say = engine, training, number, attempt, say
         self.verb, self._node, self._restarts = beginning(training), "", 0
-        self._outcome: Outcome | None = None
+        self._ending: Ending | None = None
         self.begun = self._seen = self._ordered = time.monotonic()
         self._stopping = self._heard = False
 
-    def outcome(self) -> Outcome | None:
-        if self._outcome is not None:
-            return self._outcome
+    def ending(self) -> Ending | None:
+        if self._ending is not None:
+            return self._ending
         state = self.engine.state(self.number, self.say)
         if state is not None or not self.engine.answers:
             self._seen = time.monotonic()
@@ -249,13 +249,13 @@ class SlurmJob:
         forgotten = time.monotonic() - self._seen > FORGOTTEN_SECONDS
         if forgotten or (state is not None and state.state in ENDED):
             self.engine.jobs_at_work.discard(self.number)
-            self._outcome = self._ended(state)
+            self._ending = self._ended(state)
         else:
             self._repeat_stop(state)
             self.engine.home.glance(self.training)
-        return self._outcome
+        return self._ending
 
-    def _tell(self, state: State) -> None:
+    def _tell(self, state: JobState) -> None:
         """Says on which node the run begins, and where it was lost."""
         if state.restarts > self._restarts:
             self._restarts = state.restarts
@@ -266,32 +266,32 @@ class SlurmJob:
             self._node = state.node
             self.say(f"{self.training.name} {'resumes' if self._restarts else self.verb} on node {state.node}")
 
-    def _repeat_stop(self, state: State | None) -> None:
+    def _repeat_stop(self, state: JobState | None) -> None:
         """A job that Slurm was about to put back into the queue has not heard that it must stop."""
         late = time.monotonic() - self._ordered > LOOK_SECONDS
         if self._stopping and late and state is not None and (state.state in WAITS or not self._heard):
             self.stop()
 
-    def _ended(self, state: State | None) -> Outcome:
+    def _ended(self, state: JobState | None) -> Ending:
         home = self.engine.home
         failed = home.try_fetch(self.training)
         if failed:
-            return Outcome(failed)
+            return Ending(failed)
         update = home.update(self.training)
         if state is None:
-            return Outcome(f"Slurm no longer knows job {self.number}", lost=True, update=update)
+            return Ending(f"Slurm no longer knows job {self.number}", lost=True, update=update)
         where = f"job {self.number}" + (f" on node {state.node}" if state.node else "")
         if state.state in LOST:
-            return Outcome(f"{LOST[state.state]} ({where})", lost=True, update=update)
+            return Ending(f"{LOST[state.state]} ({where})", lost=True, update=update)
         if state.state == "CANCELLED":
-            return Outcome(f"{where} was cancelled in Slurm; rerun the command to resume from its newest checkpoint")
+            return Ending(f"{where} was cancelled in Slurm; rerun the command to resume from its newest checkpoint")
         if state.state == "OUT_OF_MEMORY":
-            return Outcome(f"memory ran out ({where}); give more with --slurm mem=32G, or set a smaller batch")
+            return Ending(f"memory ran out ({where}); give more with --slurm mem=32G, or set a smaller batch")
         if state.code == STOPPED and not self._stopping:
-            return Outcome(f"its time was over ({where})", lost=True, update=update)
-        return Outcome(self._failure(state, where))
+            return Ending(f"its time was over ({where})", lost=True, update=update)
+        return Ending(self._failure(state, where))
 
-    def _failure(self, state: State, where: str) -> str:
+    def _failure(self, state: JobState, where: str) -> str:
         home = self.engine.home
         if state.reason == "JobLaunchFailure" or state.code == UNSEEN:
             return f"{where} {unseen(home.runs, home.url)}"
@@ -302,7 +302,7 @@ class SlurmJob:
                 )
             return f"{where} cannot read or write the store {home.url}; check its address and your credentials there"
         try:
-            report = Report.from_json((home.store or home.here).read(self.training.name, REPORT))
+            report = NodeReport.from_json((home.store or home.here).read(self.training.name, REPORT))
         except OSError:
             report = None
         if report is not None and report.attempt == self.attempt:
@@ -314,7 +314,7 @@ class SlurmJob:
     def waiting(self) -> str:
         state = self.engine.state(self.number, self.say)
         new = time.monotonic() - self.begun < PATIENCE_SECONDS
-        if new or self._outcome is not None or state is None or state.state not in WAITS:
+        if new or self._ending is not None or state is None or state.state not in WAITS:
             return ""
         return slurm.waits_for(state, self.number, self.engine.request(self.training), self.engine.current_nodes)
 
@@ -335,8 +335,8 @@ class SlurmJob:
             self.engine.look_again()
         except slurm.Silent:
             continues = "so the job continues; rerun the command to take it over"
-            self._outcome = Outcome(f"Slurm's controller does not answer, {continues}")
-            self.say(f"{self.training.name} (job {self.number}): {self._outcome.reason}")
+            self._ending = Ending(f"Slurm's controller does not answer, {continues}")
+            self.say(f"{self.training.name} (job {self.number}): {self._ending.reason}")
 
 
 def job_name(training: "Training", attempt: str) -> str:
@@ -344,8 +344,8 @@ def job_name(training: "Training", attempt: str) -> str:
     return f"{training.name}-{attempt[:8]}"
 
 
-def script(plan: Plan) -> str:
-    """The job: Slurm copies its script to the node, and so the plan."""
-    text = json.dumps(dataclasses.asdict(plan))  # one line, so no line of it can end the document
+def script(spec: JobSpec) -> str:
+    """The job: Slurm copies its script to the node, and so the spec."""
+    text = json.dumps(dataclasses.asdict(spec))  # one line, so no line of it can end the document
     python = shlex.join([sys.executable, "-m", "vitmix.lab.engines.node"])
-    return f"#!/bin/sh\nexec {python} <<'END_OF_PLAN'\n{text}\nEND_OF_PLAN\n"
+    return f"#!/bin/sh\nexec {python} <<'END_OF_SPEC'\n{text}\nEND_OF_SPEC\n"

@@ -30,7 +30,7 @@ class Rejected(ValueError):
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """A job, as Slurm describes it; `code` is the exit code of its script."""
 
     state: str
@@ -54,17 +54,17 @@ def submit(script: str, options: Mapping[str, str]) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def states(jobs: Sequence[str]) -> dict[str, State]:
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """The jobs that Slurm knows, those that ended a few minutes ago included."""
     return _queue(f"--jobs={','.join(jobs)}") if jobs else {}
 
 
-def named(name: str) -> dict[str, State]:
+def named(name: str) -> dict[str, JobState]:
     """The jobs of this user with a name, likewise."""
     return _queue("--me", f"--name={name}")
 
 
-def _queue(*selection: str) -> dict[str, State]:
+def _queue(*selection: str) -> dict[str, JobState]:
     form = ",".join(f"{name}:|" for name in FIELDS)
     done = _call("squeue", "--noheader", "--states=all", *selection, f"--Format={form}")
     if done.returncode and "Invalid job id" not in done.stderr:
@@ -72,7 +72,7 @@ def _queue(*selection: str) -> dict[str, State]:
     found = {}
     for line in done.stdout.splitlines():
         number, state, reason, node, code, restarts = line.split("|")[: len(FIELDS)]
-        found[number] = State(state, reason, node, _exit_code(int(code)), int(restarts))
+        found[number] = JobState(state, reason, node, _exit_code(int(code)), int(restarts))
     return found
 
 
@@ -146,7 +146,7 @@ def _in_words(states: set[str]) -> str:
     return " and ".join(sorted(states - FREE_STATES)).lower().replace("_", " ")
 
 
-def waits_for(state: State, number: str, request: Mapping[str, float], nodes: Callable[[], Sequence[Node]]) -> str:
+def waits_for(state: JobState, number: str, request: Mapping[str, float], nodes: Callable[[], Sequence[Node]]) -> str:
     """What Slurm's reason for a waiting job means."""
     reason = state.reason
     if state.state in ("SUSPENDED", "STOPPED"):

@@ -47,7 +47,7 @@ def evaluate(
     augmentation = subject.augmentation
     model = subject.model.to(running.device)
     computes = model if computes is None else computes
-    torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
+    running.set_matmul_precision()
     start = time.perf_counter()
     if known is not None and known.fits(running) and fitted is images:  # otherwise labels have other numbers
         found = Outcomes.joined(known.outcomes)

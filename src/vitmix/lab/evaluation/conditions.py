@@ -155,7 +155,7 @@ class Examiner:
     @cached_property
     def classifier(self) -> PixelClassifier:
         running = self.running
-        torch.set_float32_matmul_precision("high" if running.precision == "tf32" else "highest")
+        running.set_matmul_precision()
         return PixelClassifier(self.subject.model, self.subject.augmentation, running.device, running.autocast)
 
     def answers(self, condition: Condition) -> Answers:

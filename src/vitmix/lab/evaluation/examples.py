@@ -80,18 +80,9 @@ def mixed_examples(subject: Subject, count: int = COUNT) -> list[Example]:
     learner = Learner(model, method.each(demonstrated), guide=guide, seed=0, step=0).train()
     augmentation = prepare.build_augmentation(config, model)
     learner.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
-    maps = prepare.read_maps(config, images, learner, augmentation)
     teacher = prepare.build_labels(config, images, learner, augmentation, torch.device("cpu"))
-    loader = TrainLoader(
-        images,
-        augmentation,
-        batch=min(BATCH, len(images)),
-        seed=config.seed,
-        repeats=config.repeats,
-        maps=maps.values,
-        map_grid=maps.grid,
-        place_grid=None if teacher is None else teacher.place_grid(augmentation.sides),
-    )
+    settings = prepare.loader_settings(config, images, learner, augmentation, teacher)
+    loader = TrainLoader(images, augmentation, batch=min(BATCH, len(images)), **settings)
     found: dict[int, list[Example]] = {}
     names = [*images.classes, *(str(number) for number in range(len(images.classes), outputs))]
     first = next(loader.epoch(0))

@@ -24,7 +24,7 @@ from .subject import Subject
 # Test sets with some of ImageNet's classes: the model chooses among those, as published.
 SUBSETS = {"a": "imagenet_a_synsets.txt", "r": "imagenet_r_synsets.txt"}
 LABELS = "labels.npy"  # of CIFAR
-Kind = tuple[str, int]
+Corruption = tuple[str, int]
 """A corruption and its severity."""
 
 
@@ -104,7 +104,7 @@ def open_class_folders(
     return FolderImages(images, outputs, left_out)
 
 
-def stored_corruptions(root: Path, kinds: Iterable[Kind], subject: Subject) -> Mapping[Kind, ImageSet]:
+def stored_corruptions(root: Path, kinds: Iterable[Corruption], subject: Subject) -> Mapping[Corruption, ImageSet]:
     """The images of a downloaded ImageNet-C, CIFAR-10-C or CIFAR-100-C; the same images for every corruption."""
     return _cifar_c(root, kinds, subject) if is_cifar_c(root) else _imagenet_c(root, kinds, subject)
 
@@ -113,9 +113,9 @@ def is_cifar_c(root: Path) -> bool:
     return (root / LABELS).is_file()
 
 
-def _imagenet_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, FileImages]:
+def _imagenet_c(root: Path, kinds: Iterable[Corruption], subject: Subject) -> dict[Corruption, FileImages]:
     folders, numbers = _corruption_folders(root), class_numbers(subject)
-    found: dict[Kind, FileImages] = {}
+    found: dict[Corruption, FileImages] = {}
     for name, severity in kinds:
         if name not in folders:
             raise ValueError(f"{str(root)!r} has no folder {name!r}; download it, or choose with --corruptions")
@@ -165,7 +165,7 @@ class NpyImages(ImageSet):
         return f"{self.place.name} {self.rows[index]}"
 
 
-def _cifar_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, NpyImages]:
+def _cifar_c(root: Path, kinds: Iterable[Corruption], subject: Subject) -> dict[Corruption, NpyImages]:
     """The images by corruption and severity; label i is taken as the model's output i."""
     labels = _load(root / LABELS)
     count, left = divmod(len(labels) if labels.ndim == 1 else 0, len(SEVERITIES))
@@ -183,7 +183,7 @@ def _cifar_c(root: Path, kinds: Iterable[Kind], subject: Subject) -> dict[Kind, 
             "evaluate a model of the same classes"
         )
     names = list(subject.classes or map(str, range(outputs)))
-    found: dict[Kind, NpyImages] = {}
+    found: dict[Corruption, NpyImages] = {}
     for name, severity in kinds:
         place = root / f"{name}.npy"
         if not place.is_file():

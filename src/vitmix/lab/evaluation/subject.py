@@ -20,7 +20,7 @@ from vitmix.lab.onnx_files import OnnxClassifier
 from vitmix.lab.runs import Run, checksum
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import prepare
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import AnyConfig, TrainConfig
 from vitmix.lab.training.header import ONNX_FILE, Header, read_export, read_header
 from vitmix.lab.training.weights import load_weights, read_weights
 
@@ -46,9 +46,20 @@ class Running:
         check_count("batch", self.batch)
         check_workers(self.workers)
 
+    @classmethod
+    def of(cls, config: AnyConfig, *, batch: int, cpu: bool = False) -> "Running":
+        """The settings of a run, adapted to this machine."""
+        device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
+        precision = "fp32" if device.type == "cpu" else config.precision
+        return cls(device, precision, batch, min(config.workers, available_cores()))
+
     @property
     def autocast(self) -> torch.dtype | None:
         return PRECISIONS[self.precision]
+
+    def set_matmul_precision(self) -> None:
+        """For products in float32, which autocast leaves as they are."""
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
 
 
 @dataclass(frozen=True)
@@ -122,15 +133,9 @@ class Subject:
 
     def running(self, images: ImageSet | None, *, cpu: bool = False) -> Running:
         """The run's settings, adapted to this machine."""
-        config = self.config
-        device = torch.device("cpu" if cpu or config.cpu or not torch.cuda.is_available() else "cuda")
+        usual = Running.of(self.config, batch=self.config.eval_batch or min(self.config.batch, 256), cpu=cpu)
         in_memory = isinstance(images, ArrayImages)  # which needs no workers
-        return Running(
-            device,
-            "fp32" if device.type == "cpu" else config.precision,
-            config.eval_batch or min(config.batch, 256),
-            0 if in_memory else min(config.workers, available_cores()),
-        )
+        return dataclasses.replace(usual, workers=0) if in_memory else usual
 
 
 def open_subject(

@@ -16,7 +16,7 @@ from vitmix._registry import KINDS
 from vitmix._text import COMMON, value_text
 from vitmix.lab.settings import SettingValues
 
-Kind = Literal["fraction", "number", "whole", "switch", "choice", "text"]
+ControlKind = Literal["fraction", "number", "whole", "switch", "choice", "text"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Control:
     """
 
     name: str
-    kind: Kind
+    kind: ControlKind
     default: Any
     choices: tuple[str, ...] = ()
     help: str = ""

@@ -16,7 +16,7 @@ from vitmix.lab.runs import Run
 from vitmix.lab.show import PairResults, render_methods, run_methods
 
 from .composition import COMPOSED, Composition, composition_of
-from .draw import depth_html, gallery_html, scene_html
+from .markup import depth_html, framed_html, gallery_html, note_html, scene_html
 from .messages import without_paths
 from .models import Models, OpenedModel
 from .photos import UPLOADED, credit, open_image
@@ -105,12 +105,9 @@ class Explorer:
         """The report of some runs, in a separate frame."""
         chosen = [self.runs[name] for name in names if name in self.runs]
         if not chosen:
-            return '<div class="vx"><p class="vx-note">Choose one or more runs.</p></div>'
+            return note_html("Choose one or more runs.")
         page = _without_places(render(group_runs(chosen), examples=2), chosen)
-        return (
-            '<div class="vx"><iframe title="Report of the chosen runs" '
-            f'sandbox="allow-scripts" srcdoc="{escape(page)}"></iframe></div>'
-        )
+        return framed_html("Report of the chosen runs", page)
 
     def _images(self, state: State, opened: OpenedModel) -> list[NamedImage]:
         side = max(opened.model.augmentation.sides)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +11,18 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from timm.data.imagenet_info import ImageNetInfo
 from torch import nn
 
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.evaluation.subject import Subject, open_subject
+from vitmix.lab.extras import need
 from vitmix.lab.figures.models import NamedModel, named_model, short_names, without_dropout
 from vitmix.lab.network import downloads
 from vitmix.lab.runs import Run
 from vitmix.lab.settings import ModelArgs
+from vitmix.lab.training.header import metadata_and_sizes
 
 USUAL = "deit_tiny_patch16_224"
 MOST_PARAMETERS = 400_000_000
@@ -138,40 +139,33 @@ def places_of(models: Sequence[str], arch: str | None, runs: Sequence[Path]) -> 
 def open_timm(name: str, *, download: bool, model_args: ModelArgs, size: int | None) -> OpenedModel:
     """A timm model with published weights if they are available, otherwise with random ones."""
     _check_parameters(name, model_args)
-    for pretrained in (True, False):
-        try:
-            if pretrained:
-                with _network(download):
-                    subject = open_subject(name, model_args=model_args, pretrained=True, size=size)
-                return _opened(subject, name, "timm's published weights")
-            torch.manual_seed(0)
-            subject = open_subject(name, model_args=model_args, size=size)
-        except Exception as problem:  # the hub raises many kinds of errors without a network
-            if not pretrained:
-                raise ValueError(f"{name} cannot be built: {' '.join(str(problem).split())[:200]}") from None
-            continue
-        return _opened(subject, name, _without_weights(download))
-    raise AssertionError
+    # The hub raises many kinds of errors without a network.
+    with contextlib.suppress(Exception), downloads(allowed=download):
+        subject = open_subject(name, model_args=model_args, pretrained=True, size=size)
+        return _opened(subject, name, "timm's published weights")
+    torch.manual_seed(0)
+    try:
+        subject = open_subject(name, model_args=model_args, size=size)
+    except Exception as problem:
+        raise ValueError(f"{name} cannot be built: {' '.join(str(problem).split())[:200]}") from None
+    return _opened(subject, name, _without_weights(download))
 
 
 def open_huggingface(name: str, *, download: bool) -> OpenedModel:
     """An image classifier of the Hugging Face hub."""
+    hub = need("transformers")
     try:
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
-    except ImportError:
-        raise ValueError(f"{name} is a Hugging Face model; pip install 'vitmix[hf]'") from None
-    try:
-        with _network(download):
-            config = AutoConfig.from_pretrained(name, local_files_only=not download)
+        with downloads(allowed=download):
+            config = hub.AutoConfig.from_pretrained(name, local_files_only=not download)
         with torch.device("meta"):
-            count = _parameters(AutoModelForImageClassification.from_config(config))
+            count = _parameters(hub.AutoModelForImageClassification.from_config(config))
     except Exception:  # the hub raises many kinds of errors without a network
         raise ValueError(_not_here(name, download)) from None
     _check_count(name, count)  # before the weights are downloaded and loaded
     try:
-        with _network(download):
-            model = AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
-            processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=not download)
+        with downloads(allowed=download):
+            model = hub.AutoModelForImageClassification.from_pretrained(name, local_files_only=not download)
+            processor: Any = hub.AutoImageProcessor.from_pretrained(name, local_files_only=not download)
     except Exception:
         raise ValueError(_not_here(name, download)) from None
     size: Any = processor.size
@@ -209,25 +203,6 @@ def _without_weights(download: bool) -> str:
     return f"{RANDOM} ({why} none are on this machine)"
 
 
-def _network(allowed: bool) -> Any:
-    """Allows downloads if permitted; otherwise only the cache is used."""
-    return downloads() if allowed else _offline()
-
-
-class _offline:
-    """Only files that the hub's cache already has."""
-
-    def __enter__(self) -> None:
-        from huggingface_hub import constants
-
-        self.before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-
-    def __exit__(self, *error: object) -> None:
-        from huggingface_hub import constants
-
-        constants.HF_HUB_OFFLINE = self.before
-
-
 def _check_parameters(name: str, model_args: ModelArgs) -> None:
     """Refuses models that are too large, before memory is allocated."""
     try:
@@ -246,9 +221,7 @@ def _check_file(name: str, place: Place, weights: str, model_args: ModelArgs) ->
         path = run.weights(weights) if run.exists else path / "model.safetensors"  # a run, or what was exported
     if path.suffix == ".safetensors" and path.is_file():
         with contextlib.suppress(SafetensorError):  # damaged; opening it says so
-            with safe_open(path, "pt") as file:
-                shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118  not a mapping
-            _check_count(name, sum(map(math.prod, shapes)))
+            _check_count(name, sum(metadata_and_sizes(path)[1]))
     if place.arch is not None:
         _check_parameters(place.arch, model_args)
 

@@ -13,8 +13,8 @@ from vitmix._registry import METHODS, parts
 from vitmix.lab.reading import JsonObject
 
 from .composition import COMPOSED
-from .draw import note_html
 from .explorer import Explorer
+from .markup import note_html
 from .messages import sentence_of
 from .photos import MOST_BYTES, UPLOADED, photo_names
 from .state import MOST_SEED, State

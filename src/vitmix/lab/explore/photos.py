@@ -3,18 +3,15 @@
 import base64
 import binascii
 import importlib.util
-import io
 import re
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
-from vitmix.lab.data import decoding
-from vitmix.lab.data.decoding import as_rgb, reason_of
-from vitmix.lab.figures.images import NamedImage, read_image
+from vitmix.lab.data.decoding import as_rgb
+from vitmix.lab.figures.images import NamedImage, decoded, read_image
 
 MOST_BYTES = 12 * 2**20  # of an uploaded file
 MOST_PIXELS = 24_000_000
@@ -89,18 +86,10 @@ def _uploaded(url: str) -> Image.Image:
         raise ValueError(f"an upload may have {MOST_BYTES // 2**20} MB; choose a smaller file")
     try:
         content = base64.b64decode(url[head.end() :], validate=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the size, which is checked here
-            with decoding.open_image(io.BytesIO(content)) as opened:
-                if opened.width * opened.height > MOST_PIXELS:
-                    raise ValueError(f"{opened.width} x {opened.height} pixels, more than {MOST_PIXELS:,}")
-                opened.draft("RGB", (KEPT_SIDE, KEPT_SIDE))
-                image = as_rgb(ImageOps.exif_transpose(opened))
+        image = decoded(content, KEPT_SIDE, most=MOST_PIXELS)
     except binascii.Error:
         raise ValueError("the upload is damaged; choose the file again") from None
-    except MemoryError:
-        raise
-    except Exception as problem:  # decoders raise nearly anything on damaged bytes
-        raise ValueError(f"the upload cannot be read: {reason_of(problem)}; choose another file") from None
+    except ValueError as problem:
+        raise ValueError(f"the upload cannot be read: {problem}; choose another file") from None
     image.thumbnail((KEPT_SIDE, KEPT_SIDE))
     return image

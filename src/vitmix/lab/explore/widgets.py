@@ -10,7 +10,7 @@ from vitmix.lab.settings import SettingValues
 
 from .composition import COMPOSED, Composition, composition_of
 from .controls import Control
-from .draw import note_html
+from .markup import note_html
 from .messages import sentence_of
 
 SLOTS = ("base", "mask", "share", "extra", "inner", "pairing")

@@ -45,17 +45,29 @@ def read_image(text: str, side: int) -> NamedImage:
         return NamedImage(Image.fromarray(pixels), CLASSES[int(batch.labels[0])])
     path = Path(text)
     try:
+        return NamedImage(decoded(read_bytes(path, MAX_BYTES), 4 * side), path.stem)
+    except (ValueError, OSError) as problem:
+        raise ValueError(f"image {text!r} cannot be read: {reason_of(problem)}; give another file") from None
+
+
+def decoded(content: bytes, side: int, *, most: int | None = None) -> Image.Image:
+    """The upright image in the bytes of a file, a larger JPEG at about `side` pixels; ValueError if it has none.
+
+    Args:
+        most: largest number of pixels.
+    """
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damaged metadata, and about the size, which is checked here
-            with open_image(io.BytesIO(read_bytes(path, MAX_BYTES))) as opened:
-                check_pixels(opened)
-                opened.draft("RGB", (4 * side, 4 * side))  # decodes a JPEG at a smaller size
+            with open_image(io.BytesIO(content)) as opened:
+                check_pixels(opened, most)
+                opened.draft("RGB", (side, side))
                 ImageOps.exif_transpose(opened, in_place=True)  # a copy of a large image is large, too
-                return NamedImage(as_rgb(opened), path.stem)
+                return as_rgb(opened)
     except MemoryError:
         raise
     except Exception as problem:  # decoders raise nearly anything on damaged bytes
-        raise ValueError(f"image {text!r} cannot be read: {reason_of(problem)}; give another file") from None
+        raise ValueError(reason_of(problem)) from None
 
 
 def held_out(subject: Subject, count: int) -> list[NamedImage]:

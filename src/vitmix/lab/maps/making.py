@@ -22,7 +22,7 @@ from vitmix.lab.data.workers import Fetcher
 from vitmix.lab.reading import read_json
 from vitmix.lab.writing import make_folder, remove_abandoned, write_file
 
-from .stored import FORMAT, INDEX, MapIndex, Shard, describe_data, read_index, read_shard
+from .stored import FORMAT, INDEX, MapIndex, MapShard, describe_data, read_index, read_shard
 from .teachers import Teacher
 
 SHARD = 512  # images; what a kill may cost
@@ -100,12 +100,12 @@ def _spans(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
-def _write_shard(folder: Path, rows: tuple[int, int], values: np.ndarray, classes: np.ndarray) -> Shard:
+def _write_shard(folder: Path, rows: tuple[int, int], values: np.ndarray, classes: np.ndarray) -> MapShard:
     small = classes.astype(np.uint16 if classes.max() < 2**16 else np.uint32)
     content = safetensors.numpy.save({"values": values, "classes": small})
     name = f"maps-{rows[0]:09d}.safetensors"
     write_file(folder / name, content)
-    return Shard(name, rows, hashlib.sha256(content).hexdigest())
+    return MapShard(name, rows, hashlib.sha256(content).hexdigest())
 
 
 def match_classes(names: Sequence[str], count: int) -> list[int]:

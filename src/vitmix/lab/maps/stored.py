@@ -63,7 +63,7 @@ class TeacherFacts(Record):
 
 
 @dataclass(frozen=True)
-class Shard(Record):
+class MapShard(Record):
     """A file with the maps of the images from `rows[0]` to before `rows[1]`."""
 
     file: str
@@ -85,7 +85,7 @@ class MapIndex(Record):
     classes: tuple[int, ...]
     grid: tuple[int, int] | None
     broken: tuple[str, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[MapShard, ...]
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -136,7 +136,7 @@ def read_index(folder: Path) -> MapIndex:
         raise ValueError(f"{str(folder / INDEX)!r} is not an index of activation maps ({problem})") from None
 
 
-def read_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+def read_shard(folder: Path, shard: MapShard) -> tuple[np.ndarray, np.ndarray]:
     """The values and classes of a shard; a ValueError if it is missing or was changed."""
     path = folder / Path(shard.file).name  # whatever the index says, a file of this folder
     try:

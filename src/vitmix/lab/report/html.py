@@ -1,6 +1,5 @@
 """HTML by the macros of `templates/blocks.html.j2`, as `html.note("text")`. They escape texts and no other HTML."""
 
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -8,7 +7,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 COLORS, DASHES = 8, 4  # in style.css
-_FOLDER = files("vitmix.lab.report") / "templates"
 Html = str
 """Safe HTML from a macro, a text that macros escape, or a `Cell`."""
 
@@ -19,19 +17,19 @@ def look(number: int) -> str:
     return f"g{number % COLORS}" + (f" d{dashes}" if dashes else "")
 
 
-def _load(name: str) -> str:
-    """A template without its line breaks and indentation."""
-    return "".join(line.strip() for line in (_FOLDER / name).read_text(encoding="utf-8").splitlines())
+def environment(package: str) -> Environment:
+    """The templates of a package, without their line breaks and indentation."""
+
+    def load(name: str) -> str:
+        text = (files(package) / "templates" / name).read_text(encoding="utf-8")
+        return "".join(line.strip() for line in text.splitlines())
+
+    return Environment(autoescape=True, loader=FunctionLoader(load), undefined=StrictUndefined)
 
 
-@cache
-def templates() -> Environment:
-    found = Environment(autoescape=True, loader=FunctionLoader(_load), undefined=StrictUndefined)
-    found.filters |= {"repr": repr, "look": look}
-    return found
-
-
-html: Any = templates().get_template("blocks.html.j2").module
+templates = environment("vitmix.lab.report")
+templates.filters |= {"repr": repr, "look": look}
+html: Any = templates.get_template("blocks.html.j2").module
 
 
 class Cell(str):

@@ -62,7 +62,7 @@ def render(
     every = every_run(groups)
     data = ", ".join(sorted({run.config.data for run in every}))
     style, script = _text("style.css"), _text("sort.js")
-    page = templates().get_template("page.html.j2")
+    page = templates.get_template("page.html.j2")
     return page.render(
         title=heading or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"),
         about=f"{len(every)} run{'s' * (len(every) > 1)} · {data}",

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from vitmix._learner import Output
 from vitmix._sampling import Draw, generator_for
 from vitmix.lab.data.images import DataLost
-from vitmix.lab.data.loader import Batch, EvalLoader, TrainLoader, WorkerLost
+from vitmix.lab.data.loader import Batch
+from vitmix.lab.data.workers import Fetcher, WorkerLost
 from vitmix.lab.environment import describe_environment
 from vitmix.lab.evaluation.classification import Known, evaluate_run
 from vitmix.lab.evaluation.predictions import Outcomes
@@ -59,8 +61,8 @@ class Trainer(Setup):
         )
         self.stopper, self._part = processes.Stopper(), 0
         self._outcomes: list[Outcomes] = []  # from the latest evaluation in this process
-        if isinstance(self.loader, TrainLoader) and isinstance(self.eval_loader, EvalLoader):  # they have workers
-            self.loader.when_lost = self.eval_loader.when_lost = self._lose_worker
+        for loader in self._fetchers:
+            loader.when_lost = self._lose_worker
         self.journal = Journal(self.folder, self.state, self.reporter, about=self._about(), scores=self.scores)
         self.lock = FolderLock(self.folder.path)
         processes.on_main(accelerator, self._take_folder)
@@ -75,6 +77,11 @@ class Trainer(Setup):
     @property
     def position(self) -> Position:
         return self.state.position
+
+    @property
+    def _fetchers(self) -> list[Fetcher[Any]]:
+        """The loaders that may have workers; none if the data is in device memory."""
+        return [each for each in (self.loader, self.eval_loader) if isinstance(each, Fetcher)]
 
     @property
     def update(self) -> int:
@@ -93,8 +100,8 @@ class Trainer(Setup):
         finally:
             self.reporter.stop()
             self.lock.release()
-            if isinstance(self.loader, TrainLoader):
-                self.loader.close()
+            for loader in self._fetchers:
+                loader.close()
             self.journal.track(lambda: [tracker.finish() for tracker in self.accelerator.trackers])
 
     def _run(self) -> int:

@@ -85,9 +85,8 @@ def read_header(path: Path) -> Header:
     if path.suffix != ".safetensors":
         return Header()
     try:
-        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
-            facts = parse_json((file.metadata() or {}).get("vitmix", "{}"))
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
+        metadata, sizes = metadata_and_sizes(path)
+        facts = parse_json(metadata.get("vitmix", "{}"))
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         if isinstance(error, OSError) and is_fault(error):
             raise
@@ -97,10 +96,17 @@ def read_header(path: Path) -> Header:
     try:
         header = _checked(facts)
         _check_images(header, header.preprocessing.get("size"))
-        _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
+        _check_size(header, tensors=len(sizes), elements=sum(sizes))
     except ValueError as problem:
         raise ValueError(f"the header of {path} cannot be used: {problem}") from None
     return header
+
+
+def metadata_and_sizes(path: Path) -> tuple[dict[str, str], list[int]]:
+    """The metadata of a safetensors file and how many values each tensor has, without reading any of them."""
+    with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+        sizes = [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  not a mapping
+        return file.metadata() or {}, sizes
 
 
 def read_export(folder: Path) -> Header:
@@ -113,9 +119,8 @@ def read_export(folder: Path) -> Header:
             most = _stored_bytes(folder / ONNX_FILE) // 2  # values of at least two bytes
             _check_size(header, tensors=most, elements=most)
             return header
-        with safetensors.safe_open(folder / "model.safetensors", "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  not a mapping
-        _check_size(header, tensors=len(shapes), elements=sum(map(math.prod, shapes)))
+        _, sizes = metadata_and_sizes(folder / "model.safetensors")
+        _check_size(header, tensors=len(sizes), elements=sum(sizes))
     except (ValueError, FileNotFoundError, safetensors.SafetensorError) as problem:
         raise ValueError(f"{folder} is neither a run folder nor an exported model: {problem}") from None
     return header

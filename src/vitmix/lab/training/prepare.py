@@ -5,7 +5,7 @@ import difflib
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypedDict
 
 import timm
 import torch
@@ -106,10 +106,7 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         raise ValueError(f"model_args do not fit {config.model}: {reason}") from None
     _check_size(model, config)
     if config.grad_checkpointing:
-        switch = getattr(model, "set_grad_checkpointing", None)
-        if switch is None:
-            raise ValueError(f"{config.model} has no activation checkpointing; leave grad_checkpointing out")
-        switch(True)
+        checkpoint_activations(model, config.model)
     remarks = []
     if pretrained:
         cfg = getattr(model, "pretrained_cfg", {})
@@ -125,6 +122,14 @@ def build_model(config: TrainConfig, num_classes: int, *, initial_weights: bool 
         resampled = f"; resampled, because sizes differ: {', '.join(changed.resampled)}" if changed.resampled else ""
         remarks.append(f"Starting from {config.checkpoint}{new}{resampled}.")
     return model, remarks
+
+
+def checkpoint_activations(model: nn.Module, name: str) -> None:
+    """Lets the backward pass recompute activations; refuses models that cannot."""
+    try:
+        model.set_grad_checkpointing(True)  # pyright: ignore[reportCallIssue]
+    except (AttributeError, AssertionError):
+        raise ValueError(f"{name} has no activation checkpointing; leave grad_checkpointing out") from None
 
 
 def _published(model: str) -> AbstractContextManager[bool]:
@@ -220,24 +225,37 @@ def build_guide(config: TrainConfig, method: AnyMixer, num_classes: int) -> nn.M
     return subject.model.requires_grad_(False)
 
 
-class TrainingMaps(NamedTuple):
-    """The activation maps or object masks of the training images, if the method needs them, and their new grid.
+class LoaderSettings(TypedDict):
+    """What decides the samples of an epoch, besides their places in batches.
 
-    This is the grid of the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
+    `maps` are the activation maps or object masks of the images, if the method needs them. Their `map_grid` is that of
+    the masks if all have one; otherwise, as for boxes of pixels, maps keep the size of the images.
     """
 
-    values: Tensor | None = None
-    grid: Grid | None = None
+    seed: int
+    repeats: int
+    balance: bool
+    maps: Tensor | None
+    map_grid: Grid | None
+    place_grid: Grid | None
 
 
-def read_maps(config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation) -> TrainingMaps:
-    needs = [mixer.needs for mixer in learner.mixer.mixers]
-    if config.maps is None or not any(each.maps for each in needs):
-        return TrainingMaps()
-    maps = read_label_maps(config.maps, images, objects=any(each.objects for each in needs))
-    masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
-    grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
-    return TrainingMaps(maps, grids.pop() if len(grids) == 1 else None)
+def loader_settings(
+    config: TrainConfig, images: ImageSet, learner: Learner, augmentation: Augmentation, teacher: TeacherLabels | None
+) -> LoaderSettings:
+    needs, maps, grids = [mixer.needs for mixer in learner.mixer.mixers], None, set[Grid | None]()
+    if config.maps is not None and any(each.maps for each in needs):
+        maps = read_label_maps(config.maps, images, objects=any(each.objects for each in needs))
+        masks = [mask for mixer, mask in drawn_masks(learner, augmentation.sides).items() if mixer.needs.maps]
+        grids = {None if mask is None else (mask.shape[-2], mask.shape[-1]) for mask in masks}
+    return {
+        "seed": config.seed,
+        "repeats": config.repeats,
+        "balance": config.balance,
+        "maps": maps,
+        "map_grid": grids.pop() if len(grids) == 1 else None,
+        "place_grid": None if teacher is None else teacher.place_grid(augmentation.sides),
+    }
 
 
 def ahead_of(learner: Learner, size: tuple[int, int]) -> Ahead | None:

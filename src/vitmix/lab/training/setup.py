@@ -71,8 +71,6 @@ class Setup:
         config = self.config
         choose_parameters(model, config)
         model.to(self.device)
-        if config.warmup_epochs >= config.epochs:
-            self.remarks.append(f"Note: the warm-up of {config.warmup_epochs:g} epochs takes the whole run.")
         self.ema = None if config.ema is None else ModelEmaV3(model, decay=config.ema)
         self.method = prepare.build_mixer(config, self.classes)
         self.quiet = prepare.without_image_mixing(self.method)
@@ -86,15 +84,21 @@ class Setup:
         self.core.mixing.normalization = Normalization(augmentation.mean, augmentation.std)
         self.teacher = prepare.build_labels(config, self.images, self.core, augmentation, self.device)
         self.loader, self.eval_loader = self._loaders(self.part)
-        self.updates_per_epoch = len(self.loader) // config.accumulate
-        if self.updates_per_epoch == 0:
-            raise ValueError(
-                f"a batch of {config.batch} is larger than the {len(self.images)} training images; lower batch"
-            )
+        self._set_length(len(self.loader) // config.accumulate)
         if config.fsdp:
             sharding.shard(self.core, config, self.accelerator)
         self.optimizer = make_optimizer(self.core, config)
         self.schedule = make_schedule(self.optimizer, config, self.updates_per_epoch)
+
+    def _set_length(self, updates: int) -> None:
+        """Refuses an epoch without a single update."""
+        config, self.updates_per_epoch = self.config, updates
+        if updates == 0:
+            raise ValueError(
+                f"a batch of {config.batch} is larger than the {len(self.images)} training images; lower batch"
+            )
+        if config.warmup_epochs >= config.epochs:
+            self.remarks.append(f"Note: the warm-up of {config.warmup_epochs:g} epochs takes the whole run.")
 
     def _mixers(self) -> AnyMixer:
         """The mixer of the learner: the mixers of the method and, if mixing is switched off later, those of `quiet`."""
@@ -117,21 +121,9 @@ class Setup:
             ahead = prepare.ahead_of(self.core, augmentation.sides)
             training = partial(TrainLoader, workers=config.workers, ahead=ahead)
             evaluation = partial(EvalLoader, workers=config.workers)
-        maps = prepare.read_maps(config, self.images, self.core, augmentation)
+        settings = prepare.loader_settings(config, self.images, self.core, augmentation, self.teacher)
         place = {"rank": self.rank, "world": self.world}
-        loader = training(
-            self.images,
-            augmentation,
-            batch=part.batch,
-            extra=part.extra,
-            seed=config.seed,
-            repeats=config.repeats,
-            balance=config.balance,
-            maps=maps.values,
-            map_grid=maps.grid,
-            place_grid=None if self.teacher is None else self.teacher.place_grid(augmentation.sides),
-            **place,
-        )
+        loader = training(self.images, augmentation, **settings, **part._asdict(), **place)
         return loader, evaluation(self.eval_images, augmentation, batch=config.eval_batch or part.batch, **place)
 
     @property

@@ -112,7 +112,7 @@ def test_ap50_equals_the_plain_loop(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
 @pytest.mark.parametrize("seed", range(6))
-def test_our_matching_gives_the_precision_of_the_package(seed: int, kind: scoring.Kind) -> None:
+def test_our_matching_gives_the_precision_of_the_package(seed: int, kind: scoring.IouType) -> None:
     """At every threshold: the bootstrap resamples what the package scores."""
     truth, rows = random_case(seed)
     truth["annotations"][0]["iscrowd"] = 1

@@ -13,10 +13,10 @@ from vitmix.lab.runs.dense import ClassScores, DenseScores
 from .coco import are_objects, are_sides, is_id, read_content, read_parts
 from .outlines import read_outline
 from .records import Annotation, Detected, Truth
-from .scoring import INTERVAL, Averages, Kind, average_precision, installed
+from .scoring import INTERVAL, Averages, IouType, average_precision, installed
 
 DETECTIONS = "detections.json"
-PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_"}
+PREFIXES: dict[IouType, str] = {"bbox": "", "segm": "mask_"}
 NO_PACKAGE = "faster-coco-eval is not installed: AP is computed by vitmix, without AP by object size"
 
 
@@ -99,7 +99,7 @@ class _Known(NamedTuple):
 def score_rows(truth: Truth, rows: Sequence[Detected], *, intervals: bool) -> DenseScores:
     """Box AP and, if detections have masks, mask AP, by the names of their columns."""
     notes = [] if installed() else [NO_PACKAGE]
-    kinds: list[Kind] = ["bbox"]
+    kinds: list[IouType] = ["bbox"]
     if any("segmentation" in each for each in rows):
         if all(each.get("segmentation") for each in truth["annotations"]):
             kinds.append("segm")

@@ -19,11 +19,11 @@ import numpy as np
 from vitmix.lab.extras import need
 from vitmix.lab.runs.estimates import RESAMPLES, Estimate
 
-from .outlines import draw_mask, encode_runs, pack_runs, read_outline
+from .outlines import Size, draw_mask, encode_runs, pack_runs, read_outline
 from .precision import MOST, THRESHOLDS, Matched, Ranking, match, resampled
 from .records import Annotation, Detected, Located, Truth
 
-Kind = Literal["bbox", "segm"]
+IouType = Literal["bbox", "segm"]
 SomeLocated = TypeVar("SomeLocated", bound=Located)
 LOCATED = ("image_id", "category_id", "bbox", "segmentation")
 SIZES = ("small", "medium", "large")
@@ -46,7 +46,7 @@ class Averages(NamedTuple):
 
 
 def average_precision(
-    truth: Truth, detections: Sequence[Detected], kind: Kind = "bbox", *, intervals: bool = True
+    truth: Truth, detections: Sequence[Detected], kind: IouType = "bbox", *, intervals: bool = True
 ) -> Averages:
     """Scores detections against COCO annotations.
 
@@ -96,7 +96,7 @@ def _estimate(precisions: np.ndarray, draws: np.ndarray | None, rows: slice, col
     return Estimate(value, None, n, float(low), float(high))
 
 
-def _by_package(truth: Truth, detections: Sequence[Detected], kind: Kind) -> tuple[np.ndarray, dict[str, float]]:
+def _by_package(truth: Truth, detections: Sequence[Detected], kind: IouType) -> tuple[np.ndarray, dict[str, float]]:
     """`(thresholds, classes)` precision, NaN without objects, and that by object size."""
     package = need("faster_coco_eval")
     # Only what it needs: it takes entries with a caption or key points for those of other tasks. The number 0 would be
@@ -131,7 +131,7 @@ def _only(entry: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: entry[key] for key in keys if key in entry}
 
 
-def _packed(detection: Detected, sizes: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
+def _packed(detection: Detected, sizes: Mapping[int, Size]) -> dict[str, Any]:
     """The mask of a detection as the package needs it; that of an object may be of any kind."""
     given, size = detection.get("segmentation"), sizes[detection["image_id"]]
     if isinstance(given, dict) and isinstance(given["counts"], str):
@@ -139,7 +139,7 @@ def _packed(detection: Detected, sizes: Mapping[int, tuple[int, int]]) -> dict[s
     return {"size": list(size), "counts": pack_runs(encode_runs(draw_mask(read_outline(given, size), size)))}
 
 
-def rank(truth: Truth, detections: Sequence[Detected], kind: Kind) -> list[Ranking]:
+def rank(truth: Truth, detections: Sequence[Detected], kind: IouType) -> list[Ranking]:
     """The matched detections of each class."""
     sizes = {each["id"]: (each["height"], each["width"]) for each in truth["images"]}
     objects, found = _grouped(truth["annotations"]), _grouped(detections)
@@ -156,14 +156,14 @@ def _grouped(annotations: Sequence[SomeLocated]) -> dict[tuple[int, int], list[S
     return groups
 
 
-def _matched(found: Sequence[Detected], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> Matched:
+def _matched(found: Sequence[Detected], objects: Sequence[Annotation], size: Size, kind: IouType) -> Matched:
     best = sorted(found, key=lambda each: -each["score"])[:MOST]
     scores = np.array([each["score"] for each in best], dtype=np.float64)
     crowd = np.array([bool(each.get("iscrowd")) for each in objects], dtype=bool)
     return match(overlaps(best, objects, size, kind), scores, crowd, THRESHOLDS)
 
 
-def overlaps(found: Sequence[Detected], objects: Sequence[Annotation], size: tuple[int, int], kind: Kind) -> np.ndarray:
+def overlaps(found: Sequence[Detected], objects: Sequence[Annotation], size: Size, kind: IouType) -> np.ndarray:
     """`(d, g)` IoU of boxes or masks; with a crowd region, the part of the detection that is in it."""
     if not found or not objects:
         return np.zeros((len(found), len(objects)))
@@ -177,7 +177,7 @@ Overlaps = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Common pixels `(d, g)`, and those of the detections and the objects."""
 
 
-def _box_overlaps(found: Sequence[Located], objects: Sequence[Located], size: tuple[int, int]) -> Overlaps:
+def _box_overlaps(found: Sequence[Located], objects: Sequence[Located], size: Size) -> Overlaps:
     one, other = (np.array([each["bbox"] for each in group], dtype=np.float64) for group in (found, objects))
     corners = [np.concatenate([each[:, :2], each[:, :2] + each[:, 2:]], axis=1) for each in (one, other)]
     low = np.maximum(corners[0][:, None, :2], corners[1][None, :, :2])
@@ -185,7 +185,7 @@ def _box_overlaps(found: Sequence[Located], objects: Sequence[Located], size: tu
     return np.maximum(high - low, 0).prod(-1), one[:, 2:].prod(1), other[:, 2:].prod(1)
 
 
-def _mask_overlaps(found: Sequence[Located], objects: Sequence[Located], size: tuple[int, int]) -> Overlaps:
+def _mask_overlaps(found: Sequence[Located], objects: Sequence[Located], size: Size) -> Overlaps:
     one, other = (
         np.stack([draw_mask(read_outline(each.get("segmentation"), size), size).reshape(-1) for each in group]).astype(
             np.float32

@@ -24,7 +24,7 @@ CHUNK = 1024  # samples augmented at once, because a call costs the host more th
 READ = 64  # images read at once
 
 
-class ResidentMasks(Epochs):
+class ResidentMasks(Epochs[TaskBatch]):
     """The batches of a `DenseLoader`, made on the device, with random choices of the same distribution.
 
     The label maps of a batch are `(B, H, W)` integers.
@@ -50,7 +50,7 @@ class ResidentMasks(Epochs):
         self.source = (pixels.shape[2], pixels.shape[3])
         self._augment = torch.compile(augment_dense, dynamic=False) if config.compile else augment_dense
 
-    def _epoch(self, number: int, start: int) -> Iterator[TaskBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _epoch(self, number: int, start: int) -> Iterator[TaskBatch]:
         size = self.plan.size
         order = move(torch.from_numpy(self.plan.order(number)[0]), self.device)
         per_chunk = max(1, CHUNK // size) if self.device.type != "cpu" else 1

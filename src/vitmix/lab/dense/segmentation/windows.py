@@ -11,7 +11,7 @@ MOST_WINDOWS = 16  # in one forward pass, unless a single image has more
 Size = tuple[int, int]
 
 
-class Windows(NamedTuple):
+class ImageWindows(NamedTuple):
     """The windows `(n, 3, h, w)` of an image, where each begins, and the size of the image that they cover."""
 
     pixels: Tensor
@@ -25,7 +25,7 @@ def predict(model: nn.Module, images: Sequence[Tensor], size: Size, shapes: Sequ
     An image is resized until it just covers the input size. Windows of that size, with a stride of at most two thirds
     of it, cover the image; where they overlap, logits are averaged.
     """
-    waiting: list[tuple[Windows, Size]] = []
+    waiting: list[tuple[ImageWindows, Size]] = []
     for image, shape in zip(images, shapes, strict=True):
         windows = cut(image, size)
         if waiting and sum(len(each.pixels) for each, _ in waiting) + len(windows.pixels) > MOST_WINDOWS:
@@ -35,7 +35,7 @@ def predict(model: nn.Module, images: Sequence[Tensor], size: Size, shapes: Sequ
     yield from _predicted(model, waiting)
 
 
-def cut(image: Tensor, size: Size) -> Windows:
+def cut(image: Tensor, size: Size) -> ImageWindows:
     """The windows of an image."""
     height, width = image.shape[-2:]
     factor = max(size[0] / height, size[1] / width)
@@ -44,7 +44,7 @@ def cut(image: Tensor, size: Size) -> Windows:
         image = functional.interpolate(image[None], covered, mode="bilinear", align_corners=False, antialias=True)[0]
     places = [(top, left) for top in starts(covered[0], size[0]) for left in starts(covered[1], size[1])]
     pixels = [image[:, top : top + size[0], left : left + size[1]] for top, left in places]
-    return Windows(torch.stack(pixels), places, covered)
+    return ImageWindows(torch.stack(pixels), places, covered)
 
 
 def starts(length: int, window: int) -> list[int]:
@@ -53,7 +53,7 @@ def starts(length: int, window: int) -> list[int]:
     return [round(number * (length - window) / max(count - 1, 1)) for number in range(count)]
 
 
-def _predicted(model: nn.Module, waiting: Sequence[tuple[Windows, Size]]) -> Iterator[Tensor]:
+def _predicted(model: nn.Module, waiting: Sequence[tuple[ImageWindows, Size]]) -> Iterator[Tensor]:
     if not waiting:
         return
     logits = model(torch.cat([windows.pixels for windows, _ in waiting])).float()
@@ -64,7 +64,7 @@ def _predicted(model: nn.Module, waiting: Sequence[tuple[Windows, Size]]) -> Ite
         yield whole
 
 
-def _averaged(logits: Tensor, windows: Windows) -> Tensor:
+def _averaged(logits: Tensor, windows: ImageWindows) -> Tensor:
     height, width = logits.shape[-2:]
     total, times = logits.new_zeros(logits.shape[1], *windows.covered), logits.new_zeros(windows.covered)
     for (top, left), each in zip(windows.places, logits, strict=True):
