@@ -220,3 +220,19 @@ print("alike")
 
 def test_ranks_with_other_seeds_take_the_same_branch_with_other_masks(tmp_path: Path) -> None:
     run_in_two(RANKS, tmp_path)
+
+
+def test_the_first_process_is_asked_once_and_only_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that asked when the others do not would wait for ever."""
+    asked = []
+
+    def broadcast(said: list[tuple[int, int]], src: int) -> None:
+        asked.append(src)
+        said[0] = 7, 3
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    expected = drawn(attached(tiny_vit(), seed=7, step=3), 2)
+    assert asked == []
+    assert equal(drawn(attached(tiny_vit()), 2), expected) and asked == [0]

@@ -209,6 +209,16 @@ def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
         vitmix.attentive_cutmix(10, scores="features").attach(model)
 
 
+def test_features_of_a_guide_are_those_of_its_patches() -> None:
+    """And not of its class token; a pooling transformer normalizes after the pooling."""
+    images, guide = torch.randn(4, 3, 16, 16), tiny_vit(global_pool="avg").eval()
+    with vitmix.attentive_cutmix(10, scores="features").attach(tiny_vit(), guide=guide) as mixing:
+        features = mixing.mix(images, torch.arange(4)).guidance.features
+    tokens = guide.forward_features(images)
+    assert guide.num_prefix_tokens == 1
+    close(features, tokens[:, 1:].mean(2).view(4, 4, 4), 1e-6)
+
+
 # Manifold Mixup
 
 
@@ -231,6 +241,13 @@ def test_manifold_mixup_at_the_pixels_is_mixup() -> None:
     learner.mixing.close()
     close(output.logits, model(torch.lerp(images, images[partner], share)), 1e-6)
     close(output.targets, F.mix_targets(F.label_rows(labels, 10), partner, share.expand(5)), 1e-6)
+
+
+def test_manifold_mixup_without_blocks_needs_the_first_one_alone() -> None:
+    """Its targets are mixed at the input of that block."""
+    assert Manifold(blocks=()).block == 0
+    output = vitmix.Learner(tiny_vit(depth=1), vitmix.manifold_mixup(10, blocks=()), seed=0)(*tiny_batch(4))
+    assert ((output.targets > 0) & (output.targets < 1)).any()
 
 
 def test_manifold_mixup_mixes_targets_at_the_first_place() -> None:
