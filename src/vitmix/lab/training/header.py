@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import JsonObject, is_fault, is_number, parse_json, read_json
+from vitmix.lab.reading import JsonObject, is_count, is_fault, is_number, parse_json, read_json
 from vitmix.lab.settings import ModelArgs, SettingValues
 
 ONNX_FILE = "model.onnx"
@@ -101,6 +101,19 @@ def read_header(path: Path) -> Header:
     except ValueError as problem:
         raise ValueError(f"the header of {path} cannot be used: {problem}") from None
     return header
+
+
+def epoch_of(path: Path) -> int | None:
+    """The epoch whose weights a file has; None if its header does not say."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            facts = parse_json((file.metadata() or {}).get("vitmix", "{}"))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_fault(error):
+            raise
+        return None
+    epoch = facts.get("epoch") if isinstance(facts, dict) else None
+    return epoch if is_count(epoch) else None
 
 
 def read_export(folder: Path) -> Header:
