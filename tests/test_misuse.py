@@ -233,8 +233,10 @@ def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
 
 def test_model_without_attention_may_have_a_guide() -> None:
     model = timm.create_model("resnet18", num_classes=CLASSES).train()
-    with pytest.raises(ValueError, match="this ResNet does not have; use a guide with attention"):
-        vitmix.create("smmix", CLASSES).attach(model)
+    for method, part in (("smmix", "salient_box"), ("mix(mask=box, share=guided)", "guided")):
+        words = f"{part} needs attention, which this ResNet does not have; use a guide with attention"
+        with pytest.raises(ValueError, match=words):
+            vitmix.create(method, CLASSES).attach(model)
     with vitmix.create("smmix", CLASSES).attach(model, guide=tiny_vit(img_size=64, patch_size=16)) as mixing:
         batch = mixing.mix(*tiny_batch(size=(64, 64)))
         assert mixing.loss(model(batch.images), batch).isfinite()

@@ -6,6 +6,7 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 import reference_baselines as slow
 import vitmix
@@ -15,7 +16,7 @@ from vitmix._mixing import per_process
 from vitmix._registry import KINDS, parts
 from vitmix._sampling import Draw, generator_for
 from vitmix.parts.base import Guidance
-from vitmix.parts.cuts import grid_energy, grid_labels
+from vitmix.parts.cuts import _source_side, grid_energy, grid_labels
 from vitmix.parts.decoupled import decoupled_loss
 from vitmix.parts.fourier import FourierMask, low_frequency_image, ranked_mask
 from vitmix.parts.guided import guided_share
@@ -425,6 +426,18 @@ def test_cuts_are_optimal(shape: tuple[int, int, int]) -> None:
         assert abs(energy - best) <= 1e-11 * np.abs(unary).sum()
 
 
+def test_a_flow_that_is_turned_back_does_not_overflow() -> None:
+    """Seven units pass an edge on the short way; then three more come the long way, which sends them back over it."""
+    source, sink = 6, 7
+    edges = {(source, 0): 7, (0, 1): 100, (1, 0): 100, (1, sink): 7, (source, 2): 3, (2, 1): 3}
+    edges |= {(0, 3): 3, (3, 4): 3, (4, 5): 3, (5, sink): 4}
+    capacity = np.zeros((8, 8))
+    for edge, value in edges.items():
+        capacity[edge] = value
+    reached = _source_side(csr_array(capacity), source, sink)
+    assert reached.nonzero()[0].tolist() == [source]  # what leaves the source is the minimum cut
+
+
 def test_cuts_are_optimal_for_colors_outside_their_range() -> None:
     """As of images in 0..255, or of erased places with noise: jumps would outweigh the smoothness of borders."""
     images = 255 * torch.rand(4, 3, 9, 9)
@@ -485,6 +498,19 @@ def test_puzzlemix_prefers_salient_blocks() -> None:
     assert made.moves is None  # without transport
     assert (mask[0, :, :16] == 0).all() and (mask[0, :, 16:] == 1).all()
     assert (mask[1, :, :16] == 1).all() and (mask[1, :, 16:] == 0).all()
+
+
+def test_blocks_of_images_that_are_not_square_are_transported_whole() -> None:
+    images, saliency = torch.rand(2, 3, 8, 16), torch.full((2, 8, 16), 0.01)
+    saliency[0, :4, :8], saliency[1, :4, :8], saliency[1, 4:, :8] = 1, 0.8, 0.3  # hidden salient blocks move
+    batch = vitmix.Unmixed(
+        images, torch.zeros(2, 1), torch.tensor([1, 0]), vitmix.Frame(2, (8, 16)), Guidance(gradient=saliency)
+    )
+    values = {"share": torch.tensor(0.5), "blocks": torch.tensor(2)}
+    settings = [dict(), dict(cell=2), dict(transport=False)]
+    whole, smaller, unmoved = (PuzzleMask(beta=0, cost=0.01, **each).where(values, batch) for each in settings)
+    assert not torch.equal(whole.images, unmoved.images)
+    same(smaller.images, whole.images)
 
 
 def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
@@ -659,6 +685,14 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+def test_recursivemix_recognizes_nothing_where_nothing_is_pasted() -> None:
+    """Neither in the first batch, nor in one that is larger than the one before."""
+    images, labels = tiny_batch(6)
+    learner = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10, most=1.0), seed=0)
+    losses = [float(learner(images[:count], labels[:count]).parts["recognize"]) for count in (4, 4, 6)]
+    assert losses[0] == losses[2] == 0 and losses[1] > 0
 
 
 def test_in_a_switch_the_previous_step_is_the_last_one_of_recursivemix() -> None:

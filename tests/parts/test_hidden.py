@@ -250,6 +250,18 @@ def test_other_images_leave_the_bank_of_a_batch_alone() -> None:
     same(gradients[0], gradients[1])
 
 
+def test_nothing_is_exchanged_in_evaluation_mode() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit()
+    with vitmix.create("cutmix + htm(block=1, tau=9)", 10).attach(model) as mixing:
+        exchanged = []
+        for training in (False, True):
+            batch = mixing.mix(images, labels)
+            model.train(training)(batch.images)
+            exchanged.append(batch.tape.actors[0].exchange is not None)
+    assert exchanged == [False, True]
+
+
 def test_tokens_without_a_prefix_are_exchanged_by_default() -> None:
     mix = F.horizontal_mix(torch.rand(4, 6), torch.tensor([True, True, False, True]), rho=0.1)
     tokens = torch.randn(4, 6, 2)
