@@ -15,6 +15,7 @@ import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
 from vitmix._guide import GuidePass
 from vitmix._mix import Frame
+from vitmix._sampling import Draw
 from vitmix.attention.readers import read_model
 from vitmix.parts.base import Guidance, Needs
 
@@ -278,6 +279,8 @@ def test_a_draw_that_is_on_the_device_stays_as_it_is() -> None:
     draw = vitmix.cutmix(CLASSES).draw(Frame(4, (32, 32)))
     meta = draw.to(torch.device("meta"))
     assert meta.to(torch.device("meta")) is meta and draw.to(torch.device("cpu")) is draw
+    both = Draw(0, {"here": torch.zeros(2), "there": torch.zeros(2, device="meta")}).to(torch.device("meta"))
+    assert [each.device.type for each in both.values.values()] == ["meta", "meta"]
 
 
 @pytest.mark.gpu

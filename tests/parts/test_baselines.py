@@ -1,5 +1,7 @@
 """The baselines of the papers' tables: fast equals slow, properties over random inputs, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import timm
@@ -28,7 +30,7 @@ from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
-from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_costs, puzzle_mix, transport_plan
+from vitmix.parts.puzzle import PuzzleMask, _numbered, move_blocks, puzzle_costs, puzzle_mix, transport_plan
 from vitmix.parts.resized import ResizedMask, paste_resized, resize_weights, resized_pixels
 from vitmix.parts.token_labels import mixed_token_labels
 from vitmix.parts.top_cells import top_cells
@@ -193,6 +195,14 @@ def test_top_cells_are_the_slow_ones(seed: int, count: int) -> None:
     fast = top_cells(scores, torch.tensor([count]))
     for number in range(2):
         same(fast[number], slow.top_cells(scores[number], count))
+
+
+@pytest.mark.parametrize("size", [(8, 24), (24, 8)])
+def test_cells_of_images_that_are_not_square_are_all_counted(size: tuple[int, int]) -> None:
+    with vitmix.attentive_cutmix(10).attach(tiny_vit(img_size=size), seed=0) as mixing:
+        batch = mixing.mix(*tiny_batch(4, size=size))
+    count = math.floor(float(batch.draw.values["mask.share"]) * 12)
+    assert 1 < count and batch.mix.mask.sum((1, 2)).tolist() == [count] * 4
 
 
 def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
@@ -513,6 +523,11 @@ def test_blocks_of_images_that_are_not_square_are_transported_whole() -> None:
     same(smaller.images, whole.images)
 
 
+def test_places_without_a_pixel_have_row_minus_one() -> None:
+    found = _numbered(torch.tensor([-1, 0, 15, 16], dtype=torch.int32), 16)
+    assert found.row.tolist() == [-1, 0, 0, 1] and found.column.tolist()[1:] == [0, 15, 0]
+
+
 def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
     mask = PuzzleMask(blocks=(3, 4))
     drawn = {int(mask.draw(vitmix.Frame(2, (8, 8)), generator_for(seed))["blocks"]) for seed in range(9)}
@@ -569,8 +584,11 @@ def test_the_normalization_of_a_model_is_the_default() -> None:
     cfg = model.pretrained_cfg
     with vitmix.create("saliencymix", 10).attach(model) as mixing:
         assert mixing.normalization == vitmix.Normalization(tuple(cfg["mean"]), tuple(cfg["std"]))
-    with vitmix.create("saliencymix", 10).attach(torch.nn.Linear(1, 1)) as mixing:
-        assert mixing.normalization == vitmix.Normalization()
+    bare = torch.nn.Linear(1, 1)
+    for half in ({}, {"mean": cfg["mean"]}, {"std": cfg["std"]}):  # both or none
+        bare.pretrained_cfg = half
+        with vitmix.create("saliencymix", 10).attach(bare) as mixing:
+            assert mixing.normalization == vitmix.Normalization()
 
 
 def test_the_saliency_peak_can_be_computed_ahead() -> None:
@@ -685,6 +703,17 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+@pytest.mark.parametrize("other", [torch.rand(4, 3, 8, 16), torch.rand(4, 3, 16, 16, dtype=torch.float64)])
+def test_recursivemix_pastes_nothing_of_another_kind(other: torch.Tensor) -> None:
+    """The images before had another size or precision."""
+    labels = torch.arange(4)
+    with vitmix.create("mix(mask=history(most=1))", 10).attach(torch.nn.Linear(1, 1), seed=0) as mixing:
+        mixing.mix(torch.rand(4, 3, 16, 16), labels)
+        batch = mixing.mix(other, labels)
+        same(batch.images, other)
+        same(mixing.targets(batch), F.label_rows(labels, 10, dtype=other.dtype))
 
 
 def test_recursivemix_recognizes_nothing_where_nothing_is_pasted() -> None:
@@ -899,6 +928,7 @@ BAD = {
     "recognize": {"weight": -1},
     "tokens": {"weight": -1},
     "manifold": {"alpha": 0, "pixels": 1},
+    "merged": {"alpha": 0, "merged": 2, "block": 0.5},
 }
 
 

@@ -49,6 +49,12 @@ def test_without_merging_the_attention_is_the_models_own() -> None:
     close(observed.flatten(1), expected, 1e-6)
 
 
+def test_only_methods_that_observe_have_something_observed() -> None:
+    for method, observes in (("smmix", False), ("mergemix", True)):
+        with vitmix.create(method, 10).attach(tiny_vit(), seed=0) as mixing:
+            assert (mixing.mix(*tiny_batch(4)).guidance.observed is not None) == observes
+
+
 @pytest.mark.parametrize("settings", [dict(depth=1), dict(img_size=(8, 24)), dict(img_size=(24, 8))])
 def test_the_part_that_is_kept_is_that_of_the_draw(settings: dict[str, Any]) -> None:
     model = tiny_vit(**settings)
