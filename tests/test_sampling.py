@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vitmix
 from support import run_in_two, tiny_batch, tiny_vit
 from vitmix._mixing import Mixing
-from vitmix._sampling import Stream
+from vitmix._sampling import Stream, generator_for
 
 CLASSES = 10
 Make = Callable[..., Mixing]
@@ -50,6 +50,12 @@ def test_without_a_seed_torch_decides(make: Make) -> None:
         torch.manual_seed(seed)
         found.append(drawn(make(model)))
     assert equal(found[0], found[2]) and not equal(found[0], found[1])
+
+
+def test_numbers_count_modulo_2_to_64() -> None:
+    """As a seed and a step that a state dict has as int64 do."""
+    first, *others = (generator_for(number, 3).initial_seed() for number in (-5, 2**64 - 5, 2**65 - 5))
+    assert others == [first, first] and generator_for(5, 3).initial_seed() != first
 
 
 def test_a_drawn_seed_is_any_number_of_63_bits() -> None:

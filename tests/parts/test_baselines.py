@@ -33,7 +33,7 @@ from vitmix.parts.progressive import CellMask, progressive_share
 from vitmix.parts.puzzle import PuzzleMask, _numbered, move_blocks, puzzle_costs, puzzle_mix, transport_plan
 from vitmix.parts.resized import ResizedMask, paste_resized, resize_weights, resized_pixels
 from vitmix.parts.token_labels import mixed_token_labels
-from vitmix.parts.top_cells import top_cells
+from vitmix.parts.top_cells import TopCellsMask, top_cells
 
 SEEDS = st.integers(0, 10_000)
 
@@ -176,6 +176,13 @@ def test_saliency_of_normalized_images_is_that_of_their_pixels() -> None:
         mask.saliency(pixels[:, :1])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (2, 1)])
+def test_saliency_of_the_smallest_images_has_levels(size: tuple[int, int]) -> None:
+    """A pixel may have no surround."""
+    levels = fine_grained_saliency(torch.tensor([0, 7, 255]).view(3, 1, 1).expand(3, *size))
+    assert levels.min() >= 0 and levels.max() <= 255
+
+
 def test_saliencymix_boxes_are_around_the_peaks_of_the_partners() -> None:
     images = torch.randint(0, 256, (3, 3, 32, 32), generator=generator_for(1), dtype=torch.uint8)
     partner, share = torch.tensor([1, 2, 0]), torch.tensor([0.05], dtype=torch.float64)
@@ -203,6 +210,13 @@ def test_cells_of_images_that_are_not_square_are_all_counted(size: tuple[int, in
         batch = mixing.mix(*tiny_batch(4, size=size))
     count = math.floor(float(batch.draw.values["mask.share"]) * 12)
     assert 1 < count and batch.mix.mask.sum((1, 2)).tolist() == [count] * 4
+
+
+def test_features_of_a_guide_serve_a_model_without_tokens() -> None:
+    frame = vitmix.Frame(4, (64, 64), no_grid="it has none")
+    assert TopCellsMask(scores="features").draw(frame, generator_for(0))["share"].shape == (1,)
+    with pytest.raises(ValueError, match="a mask of the top cells is drawn on the model's tokens: it has none"):
+        TopCellsMask().draw(frame, generator_for(0))
 
 
 def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
@@ -256,7 +270,7 @@ def test_manifold_mixup_at_the_pixels_is_mixup() -> None:
 
 def test_manifold_mixup_without_blocks_needs_the_first_one_alone() -> None:
     """Its targets are mixed at the input of that block."""
-    assert Manifold(blocks=()).block == 0
+    assert [Manifold(blocks=blocks).block for blocks in ((), (2, 0), (-1, 1))] == [0, 0, 1]
     output = vitmix.Learner(tiny_vit(depth=1), vitmix.manifold_mixup(10, blocks=()), seed=0)(*tiny_batch(4))
     assert ((output.targets > 0) & (output.targets < 1)).any()
 
@@ -538,6 +552,7 @@ def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
         PuzzleMask(blocks=(2, 4), cell=3).draw(vitmix.Frame(2, (32, 32)), generator_for(0))
     for cell, blocks, size in ((16, 4, (32, 32)), (3, 4, (16, 24))):  # not smaller than a block; not square
         PuzzleMask(blocks=(blocks,), cell=cell).draw(vitmix.Frame(2, size), generator_for(0))
+    PuzzleMask(blocks=(2, 4), cell=3, transport=False).draw(vitmix.Frame(2, (32, 32)), generator_for(0))
     learner = vitmix.Learner(tiny_vit(in_chans=1), vitmix.puzzlemix(10))
     with pytest.raises(ValueError, match="mean and std are of 3 channels, but images have 1"):
         learner(torch.randn(2, 1, 16, 16), torch.arange(2))
