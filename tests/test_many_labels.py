@@ -133,6 +133,25 @@ def test_parts_for_one_label_are_refused(part: str) -> None:
     assert torch.isfinite(learner(images, soft, maps=torch.rand(6, 4, 4)).loss)
 
 
+def test_of_several_parts_for_one_label_one_is_named() -> None:
+    learner = vitmix.Learner(tiny_vit(), create("tokenmix(label=activation) + htm", CLASSES))
+    with pytest.raises(ValueError, match=r"must sum to 1 for (\w+), .* a method without \1$"):
+        learner(tiny_batch()[0], many(), maps=torch.rand(6, 4, 4))
+
+
+@pytest.mark.parametrize(("largest", "refused"), [(0.9985, True), (0.9995, False)])
+def test_the_decoupled_loss_takes_one_label_up_to_rounding(largest: float, refused: bool) -> None:
+    images, labels = tiny_batch()
+    rows = F.label_rows(labels, CLASSES) * largest
+    rows[:, -1] += 1 - largest
+    learner = vitmix.Learner(tiny_vit(), create("decouplemix", CLASSES))
+    if refused:
+        with pytest.raises(ValueError, match="needs one class per image, got soft label rows"):
+            learner(images, rows)
+    else:
+        assert learner(images, rows).loss.isfinite()
+
+
 def test_the_decoupled_loss_refuses_several_labels() -> None:
     learner = vitmix.Learner(tiny_vit(), create("decouplemix", CLASSES, defaults={"loss": "bce"}))
     with pytest.raises(ValueError, match="must sum to 1 for decoupled, got one that sums to 2"):

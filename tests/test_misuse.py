@@ -15,6 +15,7 @@ import vitmix
 from support import SMALL_SWIN, tiny_batch, tiny_vit
 from vitmix._guide import GuidePass
 from vitmix._mix import Frame
+from vitmix._sampling import Draw
 from vitmix.attention.readers import read_model
 from vitmix.parts.base import Guidance, Needs
 
@@ -233,8 +234,10 @@ def test_activation_maps_that_do_not_fit_are_to_be_resized() -> None:
 
 def test_model_without_attention_may_have_a_guide() -> None:
     model = timm.create_model("resnet18", num_classes=CLASSES).train()
-    with pytest.raises(ValueError, match="this ResNet does not have; use a guide with attention"):
-        vitmix.create("smmix", CLASSES).attach(model)
+    for method, part in (("smmix", "salient_box"), ("mix(mask=box, share=guided)", "guided")):
+        words = f"{part} needs attention, which this ResNet does not have; use a guide with attention"
+        with pytest.raises(ValueError, match=words):
+            vitmix.create(method, CLASSES).attach(model)
     with vitmix.create("smmix", CLASSES).attach(model, guide=tiny_vit(img_size=64, patch_size=16)) as mixing:
         batch = mixing.mix(*tiny_batch(size=(64, 64)))
         assert mixing.loss(model(batch.images), batch).isfinite()
@@ -276,6 +279,8 @@ def test_a_draw_that_is_on_the_device_stays_as_it_is() -> None:
     draw = vitmix.cutmix(CLASSES).draw(Frame(4, (32, 32)))
     meta = draw.to(torch.device("meta"))
     assert meta.to(torch.device("meta")) is meta and draw.to(torch.device("cpu")) is draw
+    both = Draw(0, {"here": torch.zeros(2), "there": torch.zeros(2, device="meta")}).to(torch.device("meta"))
+    assert [each.device.type for each in both.values.values()] == ["meta", "meta"]
 
 
 @pytest.mark.gpu

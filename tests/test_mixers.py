@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -437,6 +438,13 @@ def test_a_switch_has_one_loss() -> None:
     assert [mixer.loss for mixer in create("mixup | cutmix", 10).mixers] == [None, None]
     with pytest.raises(ValueError, match=r"must have the same loss.*mixup\(loss=ce\) has ce, tokenmix has bce"):
         create("mixup(loss=ce) | tokenmix", 10)
+
+
+def test_the_warning_of_a_switch_points_to_where_it_is_made() -> None:
+    choices = (vitmix.mixup(10), vitmix.tokenmix(10))
+    with pytest.warns(UserWarning, match="will be trained with binary cross-entropy") as found:
+        vitmix.Switch(choices, (1.0, 1.0))
+    assert (found[0].filename, found[0].lineno) == (__file__, sys._getframe().f_lineno - 1)
 
 
 @pytest.mark.parametrize("text", ["mixup(loss=bce) | tokenmix", "mixup | tokenmix(loss=ce)"])

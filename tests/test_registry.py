@@ -12,10 +12,12 @@ import test_mixers
 import vitmix
 from support import OWN_PARTS, close, tiny_batch, tiny_vit
 from vitmix import _registry as registry
+from vitmix.attention.readers import read_model
 from vitmix.lab.bench.steps import methods as benched
 from vitmix.lab.cli.main import main
-from vitmix.lab.families import columns
+from vitmix.lab.families import FAMILIES, columns
 from vitmix.lab.fitting import fitting_methods
+from vitmix.parts.joint import JointMask
 
 TEXTS = ["stripes", "mix(mask=stripe, share=squared)", "cutmix + confidence(weight=0.5)", "cutmix + blend(block=2)"]
 
@@ -181,6 +183,16 @@ class Odd(vitmix.ExtraLoss):
 
 
 @dataclasses.dataclass(frozen=True)
+class OfLogits(vitmix.ExtraLoss):
+    """Does not ask what was pasted."""
+
+    name = "of_logits"
+
+    def value(self, logits, targets, evidence):
+        return logits.square().mean()
+
+
+@dataclasses.dataclass(frozen=True)
 class Tokens(vitmix.ExtraLoss):
     """Reads the tokens that enter a block, and nothing else."""
 
@@ -246,6 +258,26 @@ def frozen(base: type, name: str) -> type:
 def test_a_part_that_is_wrong_says_how(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         vitmix.Learner(tiny_vit(), vitmix.Mixer(10, **settings))(*tiny_batch())
+
+
+@dataclasses.dataclass(frozen=True)
+class Adder(vitmix.HiddenMixing):
+    name, adds_tokens, block = "adder", True, 1
+
+
+def test_tokens_of_ones_own_are_added_where_a_block_can_take_them() -> None:
+    plain, windows = (read_model(FAMILIES[name].build()) for name in ("ViT, DeiT", "Swin"))
+    assert Adder().plan(plain) == vitmix.Plan(mixed=frozenset([1]), bank=frozenset([1]))
+    with pytest.raises(ValueError, match="adder cannot act at block 1 .* a window cannot contain other tokens"):
+        Adder().plan(windows)
+
+
+def test_a_loss_that_asks_for_no_partner_goes_with_every_mask() -> None:
+    """Co-Mixup pastes several images, which a loss that knows one partner refuses."""
+    output = vitmix.Learner(tiny_vit(), vitmix.Mixer(10, mask=JointMask(), extra=(OfLogits(),)))(*tiny_batch())
+    assert output.parts["of_logits"] > 0
+    with pytest.raises(ValueError, match="joint"):
+        vitmix.Mixer(10, mask=JointMask(), extra=(vitmix.ConsistencyLoss(),))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vitmix
 from support import run_in_two, tiny_batch, tiny_vit
 from vitmix._mixing import Mixing
-from vitmix._sampling import Stream
+from vitmix._sampling import Stream, generator_for
 
 CLASSES = 10
 Make = Callable[..., Mixing]
@@ -50,6 +50,12 @@ def test_without_a_seed_torch_decides(make: Make) -> None:
         torch.manual_seed(seed)
         found.append(drawn(make(model)))
     assert equal(found[0], found[2]) and not equal(found[0], found[1])
+
+
+def test_numbers_count_modulo_2_to_64() -> None:
+    """As a seed and a step that a state dict has as int64 do."""
+    first, *others = (generator_for(number, 3).initial_seed() for number in (-5, 2**64 - 5, 2**65 - 5))
+    assert others == [first, first] and generator_for(5, 3).initial_seed() != first
 
 
 def test_a_drawn_seed_is_any_number_of_63_bits() -> None:
@@ -220,3 +226,19 @@ print("alike")
 
 def test_ranks_with_other_seeds_take_the_same_branch_with_other_masks(tmp_path: Path) -> None:
     run_in_two(RANKS, tmp_path)
+
+
+def test_the_first_process_is_asked_once_and_only_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that asked when the others do not would wait for ever."""
+    asked = []
+
+    def broadcast(said: list[tuple[int, int]], src: int) -> None:
+        asked.append(src)
+        said[0] = 7, 3
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    expected = drawn(attached(tiny_vit(), seed=7, step=3), 2)
+    assert asked == []
+    assert equal(drawn(attached(tiny_vit()), 2), expected) and asked == [0]

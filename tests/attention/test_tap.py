@@ -12,7 +12,7 @@ from torch import nn
 import dense
 import reference
 import vitmix
-from support import close, never_waiting, same, tiny_batch, tiny_cct, tiny_vit
+from support import SMALL_SWIN, close, never_waiting, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
 from vitmix.attention import tap as taps
 from vitmix.attention.readers import read_model
@@ -295,8 +295,10 @@ def test_unreadable_variants_of_the_family() -> None:
         )
         with pytest.raises(ValueError, match=words):
             vitmix.tl_align(1000).attach(model)
-    with pytest.raises(ValueError, match="no class token"):
-        vitmix.AttentionTap(tiny_cct(), class_row=[-1])
+    swin = timm.create_model("swin_tiny_patch4_window7_224", **SMALL_SWIN)
+    for model in (tiny_cct(), swin):
+        with pytest.raises(ValueError, match="no class token"):
+            vitmix.AttentionTap(model, class_row=[-1])
     registers = tiny_vit(class_token=False, reg_tokens=2, global_pool="avg")
     with pytest.raises(ValueError, match="block 2 of this VisionTransformer has no class token; use column_mean"):
         vitmix.AttentionTap(registers, class_row=[-1])

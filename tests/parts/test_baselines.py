@@ -1,11 +1,14 @@
 """The baselines of the papers' tables: fast equals slow, properties over random inputs, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 import reference_baselines as slow
 import vitmix
@@ -15,7 +18,7 @@ from vitmix._mixing import per_process
 from vitmix._registry import KINDS, parts
 from vitmix._sampling import Draw, generator_for
 from vitmix.parts.base import Guidance
-from vitmix.parts.cuts import grid_energy, grid_labels
+from vitmix.parts.cuts import _source_side, grid_energy, grid_labels
 from vitmix.parts.decoupled import decoupled_loss
 from vitmix.parts.fourier import FourierMask, low_frequency_image, ranked_mask
 from vitmix.parts.guided import guided_share
@@ -27,10 +30,10 @@ from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
-from vitmix.parts.puzzle import PuzzleMask, move_blocks, puzzle_costs, puzzle_mix, transport_plan
+from vitmix.parts.puzzle import PuzzleMask, _numbered, move_blocks, puzzle_costs, puzzle_mix, transport_plan
 from vitmix.parts.resized import ResizedMask, paste_resized, resize_weights, resized_pixels
 from vitmix.parts.token_labels import mixed_token_labels
-from vitmix.parts.top_cells import top_cells
+from vitmix.parts.top_cells import TopCellsMask, top_cells
 
 SEEDS = st.integers(0, 10_000)
 
@@ -173,6 +176,13 @@ def test_saliency_of_normalized_images_is_that_of_their_pixels() -> None:
         mask.saliency(pixels[:, :1])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (2, 1)])
+def test_saliency_of_the_smallest_images_has_levels(size: tuple[int, int]) -> None:
+    """A pixel may have no surround."""
+    levels = fine_grained_saliency(torch.tensor([0, 7, 255]).view(3, 1, 1).expand(3, *size))
+    assert levels.min() >= 0 and levels.max() <= 255
+
+
 def test_saliencymix_boxes_are_around_the_peaks_of_the_partners() -> None:
     images = torch.randint(0, 256, (3, 3, 32, 32), generator=generator_for(1), dtype=torch.uint8)
     partner, share = torch.tensor([1, 2, 0]), torch.tensor([0.05], dtype=torch.float64)
@@ -194,6 +204,21 @@ def test_top_cells_are_the_slow_ones(seed: int, count: int) -> None:
         same(fast[number], slow.top_cells(scores[number], count))
 
 
+@pytest.mark.parametrize("size", [(8, 24), (24, 8)])
+def test_cells_of_images_that_are_not_square_are_all_counted(size: tuple[int, int]) -> None:
+    with vitmix.attentive_cutmix(10).attach(tiny_vit(img_size=size), seed=0) as mixing:
+        batch = mixing.mix(*tiny_batch(4, size=size))
+    count = math.floor(float(batch.draw.values["mask.share"]) * 12)
+    assert 1 < count and batch.mix.mask.sum((1, 2)).tolist() == [count] * 4
+
+
+def test_features_of_a_guide_serve_a_model_without_tokens() -> None:
+    frame = vitmix.Frame(4, (64, 64), no_grid="it has none")
+    assert TopCellsMask(scores="features").draw(frame, generator_for(0))["share"].shape == (1,)
+    with pytest.raises(ValueError, match="a mask of the top cells is drawn on the model's tokens: it has none"):
+        TopCellsMask().draw(frame, generator_for(0))
+
+
 def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
     images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
     guide = timm.create_model("resnet50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8)).eval()
@@ -207,6 +232,16 @@ def test_attentive_cutmix_by_the_features_of_a_resnet() -> None:
     same(batch.mix.mask, top_cells(features[batch.mix.partner], count[:1]))
     with pytest.raises(ValueError, match="features is constant"):
         vitmix.attentive_cutmix(10, scores="features").attach(model)
+
+
+def test_features_of_a_guide_are_those_of_its_patches() -> None:
+    """And not of its class token; a pooling transformer normalizes after the pooling."""
+    images, guide = torch.randn(4, 3, 16, 16), tiny_vit(global_pool="avg").eval()
+    with vitmix.attentive_cutmix(10, scores="features").attach(tiny_vit(), guide=guide) as mixing:
+        features = mixing.mix(images, torch.arange(4)).guidance.features
+    tokens = guide.forward_features(images)
+    assert guide.num_prefix_tokens == 1
+    close(features, tokens[:, 1:].mean(2).view(4, 4, 4), 1e-6)
 
 
 # Manifold Mixup
@@ -231,6 +266,13 @@ def test_manifold_mixup_at_the_pixels_is_mixup() -> None:
     learner.mixing.close()
     close(output.logits, model(torch.lerp(images, images[partner], share)), 1e-6)
     close(output.targets, F.mix_targets(F.label_rows(labels, 10), partner, share.expand(5)), 1e-6)
+
+
+def test_manifold_mixup_without_blocks_needs_the_first_one_alone() -> None:
+    """Its targets are mixed at the input of that block."""
+    assert [Manifold(blocks=blocks).block for blocks in ((), (2, 0), (-1, 1))] == [0, 0, 1]
+    output = vitmix.Learner(tiny_vit(depth=1), vitmix.manifold_mixup(10, blocks=()), seed=0)(*tiny_batch(4))
+    assert ((output.targets > 0) & (output.targets < 1)).any()
 
 
 def test_manifold_mixup_mixes_targets_at_the_first_place() -> None:
@@ -427,6 +469,18 @@ def test_cuts_are_optimal(shape: tuple[int, int, int]) -> None:
         assert abs(energy - best) <= 1e-11 * np.abs(unary).sum()
 
 
+def test_a_flow_that_is_turned_back_does_not_overflow() -> None:
+    """Seven units pass an edge on the short way; then three more come the long way, which sends them back over it."""
+    source, sink = 6, 7
+    edges = {(source, 0): 7, (0, 1): 100, (1, 0): 100, (1, sink): 7, (source, 2): 3, (2, 1): 3}
+    edges |= {(0, 3): 3, (3, 4): 3, (4, 5): 3, (5, sink): 4}
+    capacity = np.zeros((8, 8))
+    for edge, value in edges.items():
+        capacity[edge] = value
+    reached = _source_side(csr_array(capacity), source, sink)
+    assert reached.nonzero()[0].tolist() == [source]  # what leaves the source is the minimum cut
+
+
 def test_cuts_are_optimal_for_colors_outside_their_range() -> None:
     """As of images in 0..255, or of erased places with noise: jumps would outweigh the smoothness of borders."""
     images = 255 * torch.rand(4, 3, 9, 9)
@@ -489,6 +543,24 @@ def test_puzzlemix_prefers_salient_blocks() -> None:
     assert (mask[1, :, :16] == 1).all() and (mask[1, :, 16:] == 0).all()
 
 
+def test_blocks_of_images_that_are_not_square_are_transported_whole() -> None:
+    images, saliency = torch.rand(2, 3, 8, 16), torch.full((2, 8, 16), 0.01)
+    saliency[0, :4, :8], saliency[1, :4, :8], saliency[1, 4:, :8] = 1, 0.8, 0.3  # hidden salient blocks move
+    batch = vitmix.Unmixed(
+        images, torch.zeros(2, 1), torch.tensor([1, 0]), vitmix.Frame(2, (8, 16)), Guidance(gradient=saliency)
+    )
+    values = {"share": torch.tensor(0.5), "blocks": torch.tensor(2)}
+    settings = [dict(), dict(cell=2), dict(transport=False)]
+    whole, smaller, unmoved = (PuzzleMask(beta=0, cost=0.01, **each).where(values, batch) for each in settings)
+    assert not torch.equal(whole.images, unmoved.images)
+    same(smaller.images, whole.images)
+
+
+def test_places_without_a_pixel_have_row_minus_one() -> None:
+    found = _numbered(torch.tensor([-1, 0, 15, 16], dtype=torch.int32), 16)
+    assert found.row.tolist() == [-1, 0, 0, 1] and found.column.tolist()[1:] == [0, 15, 0]
+
+
 def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
     mask = PuzzleMask(blocks=(3, 4))
     drawn = {int(mask.draw(vitmix.Frame(2, (8, 8)), generator_for(seed))["blocks"]) for seed in range(9)}
@@ -499,6 +571,7 @@ def test_puzzlemix_needs_blocks_that_divide_the_image() -> None:
         PuzzleMask(blocks=(2, 4), cell=3).draw(vitmix.Frame(2, (32, 32)), generator_for(0))
     for cell, blocks, size in ((16, 4, (32, 32)), (3, 4, (16, 24))):  # not smaller than a block; not square
         PuzzleMask(blocks=(blocks,), cell=cell).draw(vitmix.Frame(2, size), generator_for(0))
+    PuzzleMask(blocks=(2, 4), cell=3, transport=False).draw(vitmix.Frame(2, (32, 32)), generator_for(0))
     learner = vitmix.Learner(tiny_vit(in_chans=1), vitmix.puzzlemix(10))
     with pytest.raises(ValueError, match="mean and std are of 3 channels, but images have 1"):
         learner(torch.randn(2, 1, 16, 16), torch.arange(2))
@@ -545,8 +618,11 @@ def test_the_normalization_of_a_model_is_the_default() -> None:
     cfg = model.pretrained_cfg
     with vitmix.create("saliencymix", 10).attach(model) as mixing:
         assert mixing.normalization == vitmix.Normalization(tuple(cfg["mean"]), tuple(cfg["std"]))
-    with vitmix.create("saliencymix", 10).attach(torch.nn.Linear(1, 1)) as mixing:
-        assert mixing.normalization == vitmix.Normalization()
+    bare = torch.nn.Linear(1, 1)
+    for half in ({}, {"mean": cfg["mean"]}, {"std": cfg["std"]}):  # both or none
+        bare.pretrained_cfg = half
+        with vitmix.create("saliencymix", 10).attach(bare) as mixing:
+            assert mixing.normalization == vitmix.Normalization()
 
 
 def test_the_saliency_peak_can_be_computed_ahead() -> None:
@@ -662,6 +738,25 @@ def test_recursivemix_drops_a_history_that_does_not_fit() -> None:
         vitmix.create("mix(mask=history)", 10)(images, labels)
     with pytest.raises(ValueError, match="recognize needs a history mask"):
         vitmix.create("cutmix + recognize", 10)
+
+
+@pytest.mark.parametrize("other", [torch.rand(4, 3, 8, 16), torch.rand(4, 3, 16, 16, dtype=torch.float64)])
+def test_recursivemix_pastes_nothing_of_another_kind(other: torch.Tensor) -> None:
+    """The images before had another size or precision."""
+    labels = torch.arange(4)
+    with vitmix.create("mix(mask=history(most=1))", 10).attach(torch.nn.Linear(1, 1), seed=0) as mixing:
+        mixing.mix(torch.rand(4, 3, 16, 16), labels)
+        batch = mixing.mix(other, labels)
+        same(batch.images, other)
+        same(mixing.targets(batch), F.label_rows(labels, 10, dtype=other.dtype))
+
+
+def test_recursivemix_recognizes_nothing_where_nothing_is_pasted() -> None:
+    """Neither in the first batch, nor in one that is larger than the one before."""
+    images, labels = tiny_batch(6)
+    learner = vitmix.Learner(tiny_vit(), vitmix.recursivemix(10, most=1.0), seed=0)
+    losses = [float(learner(images[:count], labels[:count]).parts["recognize"]) for count in (4, 4, 6)]
+    assert losses[0] == losses[2] == 0 and losses[1] > 0
 
 
 def test_in_a_switch_the_previous_step_is_the_last_one_of_recursivemix() -> None:
@@ -868,6 +963,7 @@ BAD = {
     "recognize": {"weight": -1},
     "tokens": {"weight": -1},
     "manifold": {"alpha": 0, "pixels": 1},
+    "merged": {"alpha": 0, "merged": 2, "block": 0.5},
 }
 
 

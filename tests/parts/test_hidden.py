@@ -1,6 +1,7 @@
 """Hidden mixing in a model, step by step: what enters the block, which labels leave, what random baselines do."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import timm
@@ -248,6 +249,30 @@ def test_other_images_leave_the_bank_of_a_batch_alone() -> None:
             mixing.loss(logits, batch).backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     same(gradients[0], gradients[1])
+
+
+def test_tau_for_a_rate_is_a_quantile_of_the_difficulties() -> None:
+    model, part = tiny_vit(), vitmix.HTM(block=1)
+    with vitmix.Mixer(10, inner=(part,)).attach(model, seed=0) as mixing:
+        batch = mixing.mix(*tiny_batch(6))
+        mixing.loss(model(batch.images), batch)
+        (actor,) = batch.tape.actors
+        with torch.no_grad():
+            found = [actor.at_rate(rate) for rate in (0, 0.5, 1)]
+    assert found[0].tau < found[1].tau < found[2].tau
+    assert all(replace(each, tau=part.tau) == part for each in found)
+
+
+def test_nothing_is_exchanged_in_evaluation_mode() -> None:
+    images, labels = tiny_batch(4)
+    model = tiny_vit()
+    with vitmix.create("cutmix + htm(block=1, tau=9)", 10).attach(model) as mixing:
+        exchanged = []
+        for training in (False, True):
+            batch = mixing.mix(images, labels)
+            model.train(training)(batch.images)
+            exchanged.append(batch.tape.actors[0].exchange is not None)
+    assert exchanged == [False, True]
 
 
 def test_tokens_without_a_prefix_are_exchanged_by_default() -> None:

@@ -167,6 +167,20 @@ def test_autocast_rounds_neither_pixels_nor_labels() -> None:
     same(made.rows, exact.rows)
 
 
+def test_labels_of_half_precision_images_are_not_rounded() -> None:
+    """With 5 blocks per side, the parts of an image are multiples of 1/50, which bfloat16 does not have."""
+    torch.manual_seed(0)
+    images, saliency, rows = torch.rand(7, 3, 20, 20), torch.rand(7, 20, 20) ** 6, torch.randn(7, 10).softmax(1)
+    mask, frame = JointMask(blocks=5, gamma=0.05), vitmix.Frame(7, (20, 20))
+    values, found = mask.draw(frame, generator_for(0)), []
+    for dtype in (torch.float32, torch.bfloat16):
+        batch = vitmix.Unmixed(images.to(dtype), rows, torch.arange(7), frame, Guidance(gradient=saliency))
+        made = mask.where(values, batch)
+        assert made.images.dtype == dtype and made.rows is not None
+        found.append(made.rows)
+    same(found[1], found[0])
+
+
 def test_images_without_saliency_are_mixed_too() -> None:
     """Their peaks are all in the first place, so no two are alike."""
     frame, rows = vitmix.Frame(3, (8, 8)), torch.eye(3)

@@ -1,6 +1,8 @@
 """MergeMix: matching, merging, and what the guide pass with merged tokens finds."""
 
+import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +47,22 @@ def test_without_merging_the_attention_is_the_models_own() -> None:
         expected = tap.class_row(-1)
     assert observed is not None
     close(observed.flatten(1), expected, 1e-6)
+
+
+def test_only_methods_that_observe_have_something_observed() -> None:
+    for method, observes in (("smmix", False), ("mergemix", True)):
+        with vitmix.create(method, 10).attach(tiny_vit(), seed=0) as mixing:
+            assert (mixing.mix(*tiny_batch(4)).guidance.observed is not None) == observes
+
+
+@pytest.mark.parametrize("settings", [dict(depth=1), dict(img_size=(8, 24)), dict(img_size=(24, 8))])
+def test_the_part_that_is_kept_is_that_of_the_draw(settings: dict[str, Any]) -> None:
+    model = tiny_vit(**settings)
+    with vitmix.create("mergemix", 10).attach(model, seed=0) as mixing:
+        batch = mixing.mix(*tiny_batch(4, size=settings.get("img_size", (16, 16))))
+    cells = batch.mix.mask[0].numel()
+    pasted = cells - math.floor((1 - float(batch.draw.values["mask.share"])) * cells)
+    assert 0 < pasted < cells and batch.mix.mask.sum((1, 2)).tolist() == [pasted] * 4
 
 
 @pytest.mark.parametrize("model", ["deit_tiny_distilled_patch16_224", "vit_medium_patch16_reg4_gap_256"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data import mixup as timm_mixup
 from torch import nn
 from torchvision.transforms import v2
@@ -15,8 +16,9 @@ import reference
 import vitmix
 from support import close, same, tiny_vit, unmixed
 from vitmix import functional as F
-from vitmix._mix import check_label_rows
+from vitmix._mix import check_label_range, check_label_rows
 from vitmix._sampling import pack, unpack
+from vitmix.parts.base import Normalization
 from vitmix.parts.hidden import HorizontalMix, ScoreNet
 
 sides = st.integers(2, 9)
@@ -300,6 +302,27 @@ def test_activation_targets_are_the_slow_ones(batch: int, smoothing: float, seed
     close(F.activation_targets(rows, partner, weights, smoothing=smoothing), expected.clamp_min(0), 1e-9)
 
 
+def test_the_map_of_a_label_is_its_own_among_the_top_classes() -> None:
+    values = torch.rand(2, 3, 2, 2, generator=gen(0))
+    indices = torch.tensor([4, 7, 2]).view(1, 3, 1, 1).expand(2, 3, 2, 2).clone()
+    indices[1, 1, 0, 0] = 5  # elsewhere another class is among them
+    expected = values[:, 1].clone()
+    expected[1, 0, 0] = 0
+    same(F.class_maps(values, indices, torch.tensor([7, 7])), expected)
+
+
+def test_images_are_normalized_as_imagenets_unless_told_otherwise() -> None:
+    assert Normalization() == (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+
+
+def test_labels_on_another_device_are_not_looked_at() -> None:
+    """It would have to wait for them; those without values show that nobody did."""
+    labels = torch.full((4,), 10, device="meta")
+    check_label_range(labels, 10)
+    with pytest.raises(ValueError, match="labels must lie in 0..9, got 10"):
+        check_label_range(torch.full((4,), 10), 10)
+
+
 def test_activation_weights_of_finer_maps_and_masks_agree() -> None:
     maps = torch.rand(4, 8, 8, dtype=torch.float64)
     coarse = torch.rand(1, 4, 4) < 0.5
@@ -513,4 +536,4 @@ def test_draws_travel_as_one() -> None:
     for back, value in zip(unpack(packed.clone(), values), values, strict=True):
         assert back.dtype == value.dtype and back.shape == value.shape
         same(back, value)
-    assert not len(pack([]))
+    assert not len(pack([])) and pack([]).dtype == torch.uint8

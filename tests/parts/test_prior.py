@@ -178,6 +178,7 @@ def test_a_compiled_learner_learns_the_same_prior() -> None:
         (dict(map=()), "map must be rows"),
         (dict(map=((1, 2), (3,))), "map must be rows"),
         (dict(map=((1, -2),)), "map must be rows"),
+        (dict(map=((1, -0.5),)), "map must be rows"),
         (dict(map=((0, 0),)), "map must be rows"),
         (dict(map=((float("nan"),),)), "map must be rows"),
         (dict(map="center"), "map must be rows"),

@@ -1,12 +1,16 @@
 """Share rules and the targets they give, and the mixing of images and labels, beyond what every method must keep."""
 
+from typing import ClassVar
+
 import pytest
 import torch
+from torch import Tensor
 
 import reference
 import vitmix
 from support import close, same, tiny_batch, tiny_cct, tiny_vit
 from vitmix import functional as F
+from vitmix.parts.joint import JointMask
 
 
 @pytest.mark.parametrize("blend", [0.0, 0.2, 1.0])
@@ -33,16 +37,45 @@ def test_attention_shares_blend_attention_with_area(blend: float, block: int, bu
         assert abs(float(targets[b, other] - mixed[b])) < 1e-9 and abs(float(targets[b, b] - 1 + mixed[b])) < 1e-9
 
 
-@pytest.mark.parametrize("text", ["mixup", "cutmix(per=sample)", "transmix", "tl_align", "tdattenmix"])
+SHARES = ["mixup", "cutmix(per=sample)", "transmix", "tl_align", "tdattenmix", "mixpro(tokens=2, smoothing=0)"]
+SHARES += [f"mix(mask=box, share={name})" for name in ("prior", "object", "activation")]
+
+
+@pytest.mark.parametrize("text", SHARES)
 def test_both_weights_of_a_label_add_up_to_one(text: str) -> None:
     images, labels = tiny_batch(4)
-    with vitmix.create(text, 10).attach(model := tiny_vit()) as mixing:
-        batch = mixing.mix(images, labels)
-        model(batch.images)
+    with vitmix.create(text, 10).attach(model := tiny_vit(), seed=0) as mixing:
+        batch = mixing.mix(images, labels, maps=torch.ones(4, 4, 4))
+        mixing.loss(model(batch.images), batch)
         own, theirs = batch.mixer.share.weights(mixing.evidence(batch))
         targets = mixing.targets(batch)
+    assert (targets < 1).all()
     close(own, targets[range(4), range(4)], 1e-6)
     close(theirs, targets[range(4), batch.mix.partner], 1e-6)
+
+
+class BothWeights(vitmix.Share):
+    """By area, for targets that read the weight of the image's own label too."""
+
+    name: ClassVar[str] = "both_weights"
+
+    def weights(self, evidence: vitmix.Evidence) -> vitmix.Weights:
+        return vitmix.Weights(1 - evidence.area, evidence.area)
+
+    def targets(self, rows: Tensor, partner: Tensor, weights: vitmix.Weights, smoothing: float) -> Tensor:
+        return weights.own.unsqueeze(1) * rows + weights.partner.unsqueeze(1) * rows[partner]
+
+
+@pytest.mark.parametrize("mask", [vitmix.BoxMask(), JointMask(gamma=0.1)])
+def test_a_share_of_ones_own_gets_both_weights_of_every_image(mask: vitmix.Mask) -> None:
+    """Co-Mixup's mixed images have labels of their own, beside those of the batch."""
+    images, labels = tiny_batch(4)
+    model, found = tiny_vit(), []
+    for share in (vitmix.AreaShare(), BothWeights()):
+        with vitmix.Mixer(10, mask=mask, share=share).attach(model, seed=3) as mixing:
+            found.append(mixing.targets(mixing.mix(images, labels)))
+    assert ((found[0] > 0) & (found[0] < 1)).any()
+    close(found[1], found[0], 1e-6)
 
 
 def test_alignment_averages_unless_told_not_to() -> None:

@@ -1,5 +1,6 @@
 """What parts show of a batch, for figures: numbers of its first image, under their names."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -53,12 +54,22 @@ def test_object_masks_of_both_images() -> None:
     same(found[1].grid, maps[int(batch.mix.partner[0])])
 
 
-def test_attention_of_the_guide_to_both_images() -> None:
-    found, batch = shown("smmix(pairing=rolled)")
+@pytest.mark.parametrize("text", ["smmix(pairing=rolled)", "mix(mask=box, share=guided, pairing=rolled)"])
+def test_attention_of_the_guide_to_both_images(text: str) -> None:
+    found, batch = shown(text)
     assert [each.caption for each in found] == ["own attention", "partner's attention"]
     assert batch.scores is not None
     same(found[0].grid, batch.scores[0])
     same(found[1].grid, batch.scores[int(batch.mix.partner[0])])
+
+
+def test_attention_of_the_guide_to_what_is_pasted() -> None:
+    (found,), batch = shown("attentive_cutmix(pairing=rolled)")
+    assert found.caption == "partner's attention" and batch.scores is not None
+    same(found.grid, batch.scores[int(batch.mix.partner[0])])
+
+
+def test_nothing_is_shown_of_a_guide_that_is_not_asked() -> None:
     assert shown("smmix(blocks=[], source=random, destination=random)")[0] == ()
 
 
@@ -79,10 +90,18 @@ def test_the_prior() -> None:
     same(found.grid, vitmix.functional.gaussian_prior((16, 16), width=0.3))
 
 
-def test_the_attention_that_a_progressive_share_reads() -> None:
-    (found,), batch = shown("mixpro(tokens=2)")
-    last = len(batch.frame.grids) - 1
-    same(found.grid, batch.tape.saliency[last][0].view(batch.frame.grids[last]))
+@pytest.mark.parametrize("block", [0, -1])
+def test_the_attention_that_a_progressive_share_reads(block: int) -> None:
+    (found,), batch = shown(f"mix(mask=box, share=progressive(block={block}))")
+    ((number, saliency),) = batch.tape.saliency.items()
+    assert number == block % len(batch.frame.grids)
+    same(found.grid, saliency[0].view(batch.frame.grids[number]))
+
+
+def test_the_attention_after_merging() -> None:
+    (found,), batch = shown("mergemix")
+    assert found.caption == "own merged attention" and batch.guidance.observed is not None
+    same(found.grid, batch.guidance.observed[0])
 
 
 def test_gradients_of_both_images() -> None:

@@ -17,7 +17,7 @@ from training import TINY, one_thread, train  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.training.config import FIELDS, resolve
-from vitmix.lab.training.header import PREPROCESSING, Header, read_export, read_header
+from vitmix.lab.training.header import PREPROCESSING, Header, epoch_of, read_export, read_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HONEST: dict[str, Any] = {
@@ -144,6 +144,14 @@ def test_only_preprocessing_can_be_set() -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "3", '{"model": ' + "[" * 900 + "]" * 900 + "}"])
 def test_what_is_no_header_says_nothing(tmp_path: Path, text: str) -> None:
     assert read_header(weights_saying(tmp_path, text)) == Header()
+
+
+def test_the_epoch_of_weights(tmp_path: Path) -> None:
+    assert epoch_of(weights_saying(tmp_path, HONEST | {"epoch": 3})) == 3
+    for facts in (HONEST, "[" * 100_000, "[]", {"epoch": "3"}, {"epoch": -1}, {"epoch": True}, {"epoch": 1.5}):
+        assert epoch_of(weights_saying(tmp_path, facts)) is None
+    (tmp_path / "weights.safetensors").write_bytes(b"\0" * 50)
+    assert epoch_of(tmp_path / "weights.safetensors") is None
 
 
 anything = st.recursive(

@@ -38,6 +38,7 @@ from vitmix.lab.data.loader import Batch
 from vitmix.lab.runs import Epoch
 from vitmix.lab.training import checkpoints
 from vitmix.lab.training.engine import Trainer
+from vitmix.lab.training.scores import Scored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -242,6 +243,39 @@ def test_best_weights_that_are_gone_are_not_named(tmp_path: Path, capsys: pytest
     train(tmp_path / "whole")
     said = capsys.readouterr().out
     assert f"{tmp_path / 'whole' / 'best.safetensors'} is missing" in said
+
+
+def test_best_weights_of_a_repeated_epoch_are_not_called_those_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU does not repeat an epoch bit for bit: one that was the best may be so no longer."""
+
+    def trainer_with(*accuracies: float) -> Trainer:
+        trainer = Trainer(tiny(tmp_path / "run", checkpoint_every="1 epoch", best="accuracy"))
+        score = trainer._score
+        trainer._score = lambda model: Scored(
+            score(model).values | {"accuracy": accuracies[trainer.position.epoch]}, []
+        )
+        return trainer
+
+    class Killed(BaseException):
+        pass
+
+    def kill(epoch: Epoch) -> None:
+        if epoch.number == 2:
+            raise Killed
+
+    first = trainer_with(0.5, 0.9)
+    first.journal.tell = kill  # after the best weights are written, and before the checkpoint
+    with pytest.raises(Killed):
+        first.run()
+    again = trainer_with(0.5, 0.4)
+    assert again.run() == 0
+    said = capsys.readouterr().out
+    assert "best.safetensors is of epoch 2, which is repeated; the best weights are selected from now on" in said
+    assert again.position.best is not None and again.position.best.number == 2
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["accuracy"] == 0.4
+    assert same_weights(weights(tmp_path / "run"), weights(tmp_path / "run", "best"))
 
 
 def test_full_disk(

@@ -8,6 +8,7 @@ from vitmix.lab.cli._common import Method
 from vitmix.lab.cli._parser import Command
 from vitmix.lab.columns import aligned
 from vitmix.lab.settings import Count, Folder, Name, NotNegative, Positive, Settings, key_and_value, option
+from vitmix.lab.training.output import unfailing_output
 
 if TYPE_CHECKING:
     from vitmix.lab.comparison.matrix import RunMatrix, Training
@@ -134,32 +135,33 @@ def run(settings: Compare) -> int:
             state = "done" if is_done(training, evaluations) else left
             print(f"{state:<{11 if evaluations.flags else 7}} {training.name}")
         return 0
-    failures = []
-    if not settings.no_train:
-        if matrix.note:
-            print(f"Note: {matrix.note}.")
-        try:
-            failures = run_trainings(
-                trainings,
-                engine=engine,
-                minutes=settings.minutes,
-                stop_at_failure=settings.stop_at_failure,
-                evaluations=evaluations,
-                say=print,
-            )
-        except Interrupted as stopped:
-            print(f"Stopped by {stopped}. Checkpoints were written; rerun the command to resume.")
-            _conclude(matrix, trainings, output, settings.measure, settings.publish)
-            return stopped.exit_code
-    _conclude(matrix, trainings, output, settings.measure, settings.publish)
-    for failure in failures:
-        print(f"Failed: {failure.training.name}: {failure.reason} ({failure.log})")
-    if failures:
-        return 1
-    missing = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
-    if missing:
-        print(f"Not evaluated yet: {missing} of {len(trainings)} runs; rerun the command to resume.")
-    return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
+    with unfailing_output():
+        failures = []
+        if not settings.no_train:
+            if matrix.note:
+                print(f"Note: {matrix.note}.")
+            try:
+                failures = run_trainings(
+                    trainings,
+                    engine=engine,
+                    minutes=settings.minutes,
+                    stop_at_failure=settings.stop_at_failure,
+                    evaluations=evaluations,
+                    say=print,
+                )
+            except Interrupted as stopped:
+                print(f"Stopped by {stopped}. Checkpoints were written; rerun the command to resume.")
+                _conclude(matrix, trainings, output, settings.measure, settings.publish)
+                return stopped.exit_code
+        _conclude(matrix, trainings, output, settings.measure, settings.publish)
+        for failure in failures:
+            print(f"Failed: {failure.training.name}: {failure.reason} ({failure.log})")
+        if failures:
+            return 1
+        missing = sum(is_done(training) and not is_done(training, evaluations) for training in trainings)
+        if missing:
+            print(f"Not evaluated yet: {missing} of {len(trainings)} runs; rerun the command to resume.")
+        return 0 if settings.no_train or all(is_done(training, evaluations) for training in trainings) else UNFINISHED
 
 
 def _only(matrix: "RunMatrix", rows: tuple[str, ...], output: Path, *, asked: str | None) -> "RunMatrix":

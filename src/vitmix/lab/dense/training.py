@@ -1,6 +1,5 @@
 """Training of a transfer: the loop, checkpoints and run folder of `vitmix train`, on another task."""
 
-import json
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from vitmix.lab.dense.loader import DenseEvalLoader, DenseLoader
 from vitmix.lab.dense.segmentation.resident import ResidentEvalMasks, ResidentMasks
 from vitmix.lab.dense.task import DenseSet, Sides, Task, TaskBatch
 from vitmix.lab.dense.tasks import task_named
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
 from vitmix.lab.training.engine import Trainer
@@ -148,11 +148,11 @@ class TransferTrainer(Trainer):
         values = self.task.score(outcomes, self.images.classes, intervals=False).values
         return Scored({name: values[name].mean for name in self.scores}, outcomes)
 
-    def _about(self) -> dict[str, str]:
+    def _about(self) -> JsonObject:
         settings = {name: value for name, value in self.backbone.settings.items() if name != "num_classes"}
         preprocessing = {"size": self.sides.size[0], "mean": list(self.sides.mean), "std": list(self.sides.std)}
         facts = {"model": self.backbone.name, "model_settings": settings, "preprocessing": preprocessing}
-        return {"vitmix": json.dumps({**facts, "classes": list(self.images.classes), "task": self.task.name})}
+        return {**facts, "classes": list(self.images.classes), "task": self.task.name}
 
     def _opening(self) -> list[str]:
         """Data, model, device and method in two lines, and notes on the data."""

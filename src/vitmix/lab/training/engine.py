@@ -19,8 +19,9 @@ from vitmix.lab.environment import describe_environment
 from vitmix.lab.evaluation.classification import Known, evaluate_run
 from vitmix.lab.evaluation.predictions import Outcomes
 from vitmix.lab.evaluation.subject import Running
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import EMA, SCORES, Epoch, FolderLock, Run, Summary
-from vitmix.lab.training import checkpoints, prepare, processes, sharded, texts
+from vitmix.lab.training import checkpoints, header, prepare, processes, sharded, texts
 from vitmix.lab.training.config import TrainConfig, checkpoint_interval
 from vitmix.lab.training.journal import Journal
 from vitmix.lab.training.losses import LossTally
@@ -328,15 +329,23 @@ class Trainer(Setup):
                 raise RuntimeError("the checkpoint that was found at the start is gone; rerun the command")
             return remarks
         world = self.state.load(path)
-        if self.position.best is not None and not processes.on_main(accelerator, folder.best.exists):
+        if self.position.best is not None and (lost := processes.on_main(accelerator, self._lost_best)):
             self.position.best = None
-            remarks.append(f"{folder.best} is missing; the best weights are selected from now on")
+            remarks.append(f"{folder.best} {lost}; the best weights are selected from now on")
         repeated = f"; {newest - self.update} updates are repeated" if newest > self.update else ""
         at = f"{self.update} of {self.total_updates} (epoch {self.position.epoch + 1})"
         remarks.append(f"resuming at update {at}{repeated}")
         if world != self.world:
             remarks.append(texts.other_world(self.config, world, self.world))
         return remarks
+
+    def _lost_best(self) -> str:
+        """Why the file of the best weights is not that of the best epoch, or nothing."""
+        if not self.folder.best.is_file():
+            return "is missing"
+        epoch, best = header.epoch_of(self.folder.best), self.position.best
+        # Written after the checkpoint. The repeated epoch may turn out otherwise, on a GPU for example.
+        return f"is of epoch {epoch}, which is repeated" if best and epoch not in (None, best.number) else ""
 
     def _broken_images(self) -> tuple[str, ...]:
         """The unreadable images found so far by any process, by split; all processes must call this together."""
@@ -413,8 +422,8 @@ class Trainer(Setup):
         """The columns of an update, besides the loss."""
         return prepare.logged(self.method)
 
-    def _about(self) -> dict[str, str]:
-        return texts.header_texts(self.config, self.model_settings, self.augmentation, self.images.classes)
+    def _about(self) -> JsonObject:
+        return texts.header_facts(self.config, self.model_settings, self.augmentation, self.images.classes)
 
     def _opening(self) -> list[str]:
         return texts.opening(

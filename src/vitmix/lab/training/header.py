@@ -16,7 +16,7 @@ import timm
 import torch
 
 from vitmix import models as models  # its import registers names with timm
-from vitmix.lab.reading import JsonObject, is_fault, is_number, parse_json, read_json
+from vitmix.lab.reading import JsonObject, is_count, is_fault, is_number, parse_json, read_json
 from vitmix.lab.settings import ModelArgs, SettingValues
 
 ONNX_FILE = "model.onnx"
@@ -107,6 +107,19 @@ def metadata_and_sizes(path: Path) -> tuple[dict[str, str], list[int]]:
     with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
         sizes = [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  not a mapping
         return file.metadata() or {}, sizes
+
+
+def epoch_of(path: Path) -> int | None:
+    """The epoch whose weights a file has; None if its header does not say."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            facts = parse_json((file.metadata() or {}).get("vitmix", "{}"))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_fault(error):
+            raise
+        return None
+    epoch = facts.get("epoch") if isinstance(facts, dict) else None
+    return epoch if is_count(epoch) else None
 
 
 def read_export(folder: Path) -> Header:

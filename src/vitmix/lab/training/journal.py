@@ -3,11 +3,13 @@
 A full or failing disk is reported and does not end the run: the next epoch writes what is missing.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from vitmix.lab.evaluation.predictions import Outcomes
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import EMA, SCORES, Epoch, Run, Summary, is_better
 from vitmix.lab.training import checkpoints, processes, sharded, sharding
 from vitmix.lab.training.partial import merged_weights
@@ -29,7 +31,7 @@ class Journal:
         state: TrainState,
         reporter: Reporter,
         *,
-        about: Mapping[str, str],
+        about: JsonObject,
         scores: tuple[str, ...] = SCORES,
     ) -> None:
         self.run, self.state, self.reporter, self.about, self.scores = run, state, reporter, about, scores
@@ -61,7 +63,7 @@ class Journal:
         model = state.ema.module if state.ema is not None and name.startswith(EMA) else state.core.model
         weights = sharding.gathered(merged_weights(model), self.accelerator)
         # If this fails, the file has the previous best weights, or does not exist.
-        if self.attempt(lambda: write_weights(self.run.best, weights, self.about), "best weights"):
+        if self.attempt(lambda: write_weights(self.run.best, weights, self._header(epoch)), "best weights"):
             scores = {key: value for key, value in epoch.values.items() if key.endswith(self.scores)}
             state.position.best, self.outcomes = Epoch(epoch.number, scores), outcomes
 
@@ -95,7 +97,7 @@ class Journal:
 
         def write() -> None:
             self._write_epochs()  # again, because the disk may have been full after the last epoch
-            write_weights(self.run.last, weights, self.about)
+            write_weights(self.run.last, weights, self._header(self.state.position.history[-1]))
             self.run.write_summary(summary)
 
         # One line, because a comparison shows the last line as the reason.
@@ -123,6 +125,10 @@ class Journal:
             self.accelerator.trackers = []
             why = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:200]
             self.reporter.say(f"Tracking stopped: {why or type(error).__name__}. The run continues without it.")
+
+    def _header(self, epoch: Epoch) -> dict[str, str]:
+        """The header of weights, as safetensors stores it: texts by name."""
+        return {"vitmix": json.dumps({**self.about, "epoch": epoch.number})}
 
     def _write_epochs(self) -> None:
         self.run.write_epochs(self.state.position.history)

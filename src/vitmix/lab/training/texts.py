@@ -1,6 +1,5 @@
 """What a training run prints before its first and after its last epoch, and the header of its weights."""
 
-import json
 import shlex
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from torch import nn
 from vitmix.lab.data.augment import Augmentation
 from vitmix.lab.data.images import ImageSet
 from vitmix.lab.environment import describe_environment
+from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import Run
 from vitmix.lab.settings import ModelArgs
 from vitmix.lab.training import processes
@@ -119,14 +119,14 @@ def other_world(config: TrainConfig, before: int, now: int) -> str:
     )
 
 
-def header_texts(
+def header_facts(
     config: TrainConfig, settings: ModelArgs, augmentation: Augmentation, classes: Sequence[str]
-) -> dict[str, str]:
-    """The header of a weights file, as safetensors stores it: texts by name."""
+) -> JsonObject:
+    """What the header of a weights file says, besides the epoch."""
     names = ("size", "mean", "std", "crop_pct", "interpolation")  # how images reach the model in evaluation
     preprocessing = {name: getattr(augmentation, name) for name in names}
     facts = {"model": config.model, "model_settings": settings, "preprocessing": preprocessing}
-    return {"vitmix": json.dumps({**facts, "classes": list(classes), "method": config.method})}
+    return {**facts, "classes": list(classes), "method": config.method}
 
 
 def unusable(count: int) -> str:
