@@ -488,8 +488,8 @@ def test_the_same_seed_twice_is_said(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     for name, of in (("first", "cut-0"), ("again", "cut-0"), ("other", "cut-1")):
         shutil.copytree(runs / of, folder / name)
-    assert "cutmix has seed 0 2 times" in report_on(folder)
-    assert "2 times" not in report_on(runs)
+    assert "cutmix has 2 runs with seed 0, so" in report_on(folder)
+    assert "runs with seed" not in report_on(runs)
 
 
 def test_the_images_of_the_best_epoch_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
