@@ -13,7 +13,7 @@ from statistics import fmean
 
 from vitmix.lab.advice.choice import Advice, PlannedTraining, choose
 from vitmix.lab.advice.evidence import FILE, SCRATCH, WEIGHTS, Cost, Findings, Measured, Series, without_settings
-from vitmix.lab.advice.words import STARTS, best_text, gain_text, place_text, reasons, unmeasured
+from vitmix.lab.advice.words import STARTS, best_text, gain_text, kind_text, place_text, reasons, unmeasured
 from vitmix.lab.columns import markdown_table
 from vitmix.lab.comparison import compare, read_matrix
 from vitmix.lab.runs import Estimate, Run
@@ -170,7 +170,7 @@ def _gain_text(advice: Advice, plan: PlannedTraining, evidence: Findings) -> str
     if advice.series is None or advice.best is None:
         return "not measured"
     if advice.short:
-        return f"not measured with fewer than {advice.series.updates:,} updates"
+        return f"not measured on photographs with fewer than {advice.series.updates:,} updates"
     return f"best: {best_text(advice.best, plan, evidence)}"
 
 
@@ -188,14 +188,13 @@ def _reasons(evidence: Findings) -> list[str]:
 
 
 def _table_of(series: Series) -> list[str]:
-    kind = "computer-generated images" if series.built_in else "photographs"
     rows = [
         [each.name, f"`{each.method}`", str(each.n), f"{each.top1:.2f}", gain_text(each)]
         for each in sorted(series.methods, key=lambda each: -each.top1)
     ]
     return [
         f"[results/{series.name}](../results/{series.name}/README.md), {STARTS[series.start]}: {series.model}, "
-        f"{series.images:,} {kind} of {series.size} pixels per epoch, {series.updates:,} updates.",
+        f"{series.images:,} {kind_text(series)} of {series.size} pixels per epoch, {series.updates:,} updates.",
         markdown_table(["", "method", "seeds", "top-1, %", "gain over no mixing"], *rows),
     ]
 
@@ -211,8 +210,10 @@ def gaps(evidence: Findings) -> list[str]:
     photographs = [each for each in evidence.series if not each.built_in]
     starts = {each.start for each in photographs}
     lines = [f"{STARTS[start].capitalize()}: no comparison is stored." for start in STARTS if start not in starts]
-    single = [each for each in photographs if any(measured.n == 1 for measured in each.methods)]
-    lines += [f"results/{each.name} has one seed per method: small differences mean nothing." for each in single]
+    for series in photographs:
+        single = [each.name for each in series.methods if each.n == 1 and each.gain is not None]
+        if single:
+            lines.append(f"One seed in results/{series.name}, so small differences mean nothing: {', '.join(single)}.")
     largest = max((each.size for each in photographs), default=0)
     most = max((each.images for each in photographs), default=0)
     models = sorted({each.model for each in photographs})

@@ -105,6 +105,11 @@ def test_headlines() -> None:
     table = Table("Accuracy on mixed images", ("method",), rows, percent=("top-1",))
     said = headline(analysis("accuracy", table))
     assert said == "accuracy: images mixed by smmix are recognized best: one of two classes 70.0 ± 1.0 %"
+    rows += [((name,), {"top-1": value(mean)}) for name, mean in (("mixup", 0.7), ("tokenmix", 0.685), ("none", 0.6))]
+    table = Table("Accuracy on mixed images", ("method",), rows[:3], percent=("top-1",))
+    assert headline(analysis("accuracy", table)) == f"{said}; the interval overlaps that of mixup"
+    table = Table("Accuracy on mixed images", ("method",), rows, percent=("top-1",))
+    assert headline(analysis("accuracy", table)) == f"{said}; the interval overlaps those of 2 others"
     rows = [(("cutmix", block), {"partner to partner": value(0.1)}) for block in "01"]
     rows += [(("smmix", block), {"partner to partner": value(0.3 - int(block) / 4)}) for block in "01"]
     table = Table("Attention between the regions of a mixed image", ("method", "block"), rows)

@@ -91,7 +91,7 @@ def test_every_number_is_of_the_evidence_or_the_plan() -> None:
     other = shown(changed, plan, command="")
     assert "+13.37 points" in other and "40,000 updates" in other and gained not in other
     few = shown(EVIDENCE, PlannedTraining(3_000, 600, SCRATCH), command="")
-    assert "shortest training measured has 10,000 updates" in few
+    assert "shortest training measured on photographs has 10,000 updates" in few
     assert "2,500 updates into the schedule of results/short, 3 of 3 methods were behind" in few
     assert "the best, smmix, was at -4.00 points" in few
 
@@ -142,6 +142,13 @@ def test_early_accuracy_is_said_of_its_own_training() -> None:
     assert "In fine-tuning, 100 updates into the schedule of results/pets, 0 of 2" in text and "late" not in text
 
 
+def test_the_page_names_methods_with_one_seed() -> None:
+    mixed = series("mixed", 50_000, cutmix=gain(7, 2), smmix=gain(11), mixup=gain(1))
+    text = " ".join(page(Findings((SHORT, mixed), COST)).split())
+    assert "One seed in results/mixed, so small differences mean nothing: smmix, mixup." in text
+    assert "One seed in results/short" not in text and "on photographs with fewer than 10,000 updates" in text
+
+
 def test_words() -> None:
     assert gain_text(SHORT.methods[2]) == "+5.00 points (95 % interval +3.00 to +7.00, n = 3 seeds)"
     assert (
@@ -176,7 +183,9 @@ def test_the_readme_recommends_what_the_evidence_does() -> None:
     assert {recommended(updates, WEIGHTS) for updates in (100, 600, 50_000)} == {"none"}
     assert "In longer trainings from scratch, use `smmix`" in advice
     assert recommended(least) == recommended(long.updates) == "smmix"
-    assert f"use `cutmix` in very long trainings ({long.updates:,} updates, one seed)" in advice
+    (cutmix,) = (each for each in long.methods if each.method == "cutmix")
+    seeds = {1: "one seed", 2: "two seeds", 3: "three seeds"}[cutmix.n]
+    assert f"use `cutmix` in very long trainings ({long.updates:,} updates, {seeds})" in advice
     assert recommended(long.updates, readable=False) == "cutmix"
     assert f"at {short.updates:,} updates, neither `mixup` nor `cutmix` showed a gain" in advice
     assert recommended(short.updates, readable=False) == "none"
@@ -210,7 +219,7 @@ def test_command(images: str) -> None:
     text = done("suggest", "--data", images, "--model", "test_vit", "--pretrained")
     assert f"vitmix train --recipe finetune --data {images} --model test_vit --pretrained\n" in text
     assert "test_vit, fine-tuning, 40 epochs" in text
-    assert "The shortest training measured has 627 updates" in text
+    assert "The shortest training measured on photographs has 627 updates" in text
     text = done("suggest", "--data", images, "--model", "test_vit", "--hours", "0.5", "--cpu")
     assert "images/s, measured here without loading, on steps of 16 images in fp32" in text and "--epochs 300" in text
 

@@ -28,7 +28,7 @@ from vitmix.lab.report.groups import find_runs, group_runs, labels
 from vitmix.lab.report.html import COLORS, look
 from vitmix.lab.report.quantities import BEST_EPOCH, best, last
 from vitmix.lab.runs import Epoch, Run
-from vitmix.lab.training.config import TrainConfig
+from vitmix.lab.training.config import TrainConfig, resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = {"aligned": "mixup(alpha=0.8) | tl_align", "cut": "cutmix"}
@@ -273,6 +273,17 @@ def test_labels_tell_all_runs_apart() -> None:
     assert len(set(named(*args))) == 4
 
 
+def test_labels_prefer_settings_to_those_that_follow_from_them() -> None:
+    """A recipe fits the learning rate to what is trained, so it must not name a run instead of `lora`."""
+    recipe = {"recipe": "finetune", "data": "shapes(length=640)", "model": "test_vit", "pretrained": True}
+    parts = [{"freeze": True}, {"lora": 2}, {"lora": 2, "balance": True, "lr": 0.001}, {}]
+    configs = [resolve(recipe | each) for each in parts]
+    found = labels([made_up(config, f"runs/{number}") for number, config in enumerate(configs)])
+    assert found == ["none, freeze True", "none, lora 2", "none, lora 2, balance True", "none"]
+    rates = [resolve(recipe | {"lr": lr}) for lr in (0.001, 0.002)]
+    assert labels([made_up(config) for config in rates]) == ["lr 0.001", "lr 0.002"]
+
+
 def test_labels_that_read_alike_name_the_folder() -> None:
     twins = [{"method": "cutmix", "lr": lr} for lr in (0.1, 0.1 + 1e-12)]
     assert named(*twins) == ["cutmix, 0", "cutmix, 1"]
@@ -477,8 +488,8 @@ def test_the_same_seed_twice_is_said(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     for name, of in (("first", "cut-0"), ("again", "cut-0"), ("other", "cut-1")):
         shutil.copytree(runs / of, folder / name)
-    assert "cutmix has seed 0 2 times" in report_on(folder)
-    assert "2 times" not in report_on(runs)
+    assert "cutmix has 2 runs with seed 0, so" in report_on(folder)
+    assert "runs with seed" not in report_on(runs)
 
 
 def test_the_images_of_the_best_epoch_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:

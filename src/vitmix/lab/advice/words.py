@@ -67,6 +67,10 @@ def place_text(series: Series) -> str:
     )
 
 
+def kind_text(series: Series) -> str:
+    return "computer-generated images" if series.built_in else "photographs"
+
+
 def cost_text(cost: Cost, measured: Measured) -> str:
     ratio = cost.of(measured.method)
     where = f"{cost.model}, batch {cost.batch}, {cost.device}; results/speed"
@@ -84,8 +88,8 @@ def reasons(advice: Advice, plan: PlannedTraining, evidence: Findings) -> list[s
     series = advice.series
     if advice.short:
         return [
-            f"The shortest training measured has {series.updates:,} updates, more than {SHORT} times as many as "
-            "planned.",
+            f"The shortest training measured on {kind_text(series)} has {series.updates:,} updates, more than {SHORT} "
+            "times as many as planned.",
             *_course(series, plan.updates),
         ]
     methods = len(series.methods) - 1

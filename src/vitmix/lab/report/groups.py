@@ -12,6 +12,7 @@ from vitmix.lab.runs import Run
 from vitmix.lab.runs.published import FILE, read_published
 from vitmix.lab.settings import SettingValues, usual
 from vitmix.lab.training.config import AnyConfig, deciding
+from vitmix.lab.training.recipes import list_recipes, read_recipe
 
 from .html import Html, html
 
@@ -118,9 +119,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """A different name for each configuration: its method, and as few settings as distinguish them.
 
-    Settings at their defaults are not named; if no setting distinguishes them, the folder does.
+    Settings at their defaults are not named, and those that a recipe fits only if no other setting distinguishes the
+    runs; if no setting does, the folder does.
     """
     default, every = defaults(runs[0].config), [deciding_settings(run.config) for run in runs]
+    fitted = {name for recipe in {run.config.recipe for run in runs} for name in _fitted(recipe)}
     names = differing(every)
     chosen = {"method"} & set(names)
 
@@ -133,7 +136,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         return len({label(settings, chosen | set(more)) for settings in every})
 
     while useful := [name for name in names if distinguished(name) > distinguished()]:
-        chosen.add(max(useful, key=lambda name: (name not in UNTELLING, distinguished(name))))
+        chosen.add(max(useful, key=lambda name: (name not in UNTELLING, name not in fitted, distinguished(name))))
     if not all(label(settings, chosen) for settings in every):  # one has all of them at their defaults
         chosen.add("method")
     named = [label(settings, chosen) for settings in every]
@@ -141,6 +144,11 @@ def labels(runs: Sequence[Run]) -> list[str]:
         count = Counter(named)
         named = [f"{each}, {at}" if count[each] > 1 else each for each, at in zip(named, places, strict=True)]
     return named
+
+
+def _fitted(recipe: str | None) -> tuple[str, ...]:
+    """The settings that a recipe fits to the data and to other settings; none if this version does not know it."""
+    return read_recipe(recipe).fitted if recipe in list_recipes() else ()
 
 
 def deciding_settings(config: AnyConfig) -> SettingValues:

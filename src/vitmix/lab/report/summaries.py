@@ -82,7 +82,7 @@ def reservations(groups: Sequence[Group]) -> Iterator[str]:
         yield f"Evaluated on different images, so these results cannot be compared. {listed}"
     for group in groups:
         seeds = Counter(run.config.seed for run in group.runs.values())
-        twice = [f"seed {seed} {count} times" for seed, count in seeds.items() if count > 1]
+        twice = [f"{count} runs with seed {seed}" for seed, count in seeds.items() if count > 1]
         if twice:
             yield f"{group.name} has {', '.join(twice)}, so its standard deviation is too small"
 

@@ -34,4 +34,19 @@ class Headline:
             found = [each for each in found if each[0][place] == end]
         names, value = self.best(found, key=lambda each: each[1].mean)
         shown = f"{value.text(100, '.1f')} %" if self.column in table.percent else value.text()
-        return self.words.format(value=shown, **dict(zip(table.keys, names, strict=True)))
+        said = self.words.format(value=shown, **dict(zip(table.keys, names, strict=True)))
+        return said + _overlap(value, [(", ".join(other), each) for other, each in found if other != names])
+
+
+def _overlap(best: Estimate, others: list[tuple[str, Estimate]]) -> str:
+    """The rows whose intervals overlap that of the best one, which is then not shown to be the best."""
+    alike = [name for name, each in others if _overlaps(best, each)]
+    if not alike:
+        return ""
+    return f"; the interval overlaps {f'that of {alike[0]}' if len(alike) == 1 else f'those of {len(alike)} others'}"
+
+
+def _overlaps(one: Estimate, other: Estimate) -> bool:
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return one.mean == other.mean
+    return one.low <= other.high and other.low <= one.high
