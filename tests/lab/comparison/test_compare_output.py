@@ -13,7 +13,7 @@ from training import one_thread  # noqa: F401
 from vitmix.lab.cli import main as cli
 from vitmix.lab.comparison import read_matrix
 from vitmix.lab.comparison.matrix import Training
-from vitmix.lab.engines import Job, LocalProcesses, Outcome
+from vitmix.lab.engines import Ending, Job, LocalProcesses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Finished(Job):
     """A training that is over at once."""
 
-    def outcome(self) -> Outcome:
-        return Outcome("")
+    def outcome(self) -> Ending:
+        return Ending("")
 
 
 @pytest.fixture(params=["closed pipe", "full disk"])
