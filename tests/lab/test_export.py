@@ -19,6 +19,7 @@ from vitmix.lab.data.sources import without_folders
 from vitmix.lab.evaluation import open_subject
 from vitmix.lab.evaluation.classification import evaluate_run
 from vitmix.lab.export import _unfinished, export
+from vitmix.lab.runs.estimates import wilson
 from vitmix.lab.training.weights import write_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,8 +77,10 @@ def test_card_has_recipe_and_results(tmp_path: Path) -> None:
     found = evaluate_run(tmp_path / "run")
     export(open_subject(tmp_path / "run"), tmp_path / "model", to="hf")
     card = (tmp_path / "model" / "README.md").read_text()
-    assert f"| top-5 | {100 * found.accuracy5:.2f} % |" in card
-    assert f"{100 * found.accuracy:.2f} %" in card and "n = 24" in card
+    for name, value in (("top-1", found.accuracy), ("top-5", found.accuracy5)):
+        low, high = (100 * end for end in wilson(round(24 * value), 24))
+        assert f"| {name} | {100 * value:.2f} % [{low:.2f}, {high:.2f}] |" in card
+    assert "n = 24; brackets are 95 % intervals over the images:" in card
     assert "mixup(alpha=0.8) | tl_align" in card and "epochs: 1" in card and "  patch_size: 8" in card
     assert str(tmp_path) not in card  # nothing of this machine
 

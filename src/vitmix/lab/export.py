@@ -21,7 +21,7 @@ from vitmix import __version__
 from vitmix._checks import check_choice, check_output_name
 from vitmix.lab import onnx_files
 from vitmix.lab.data.sources import without_folders
-from vitmix.lab.evaluation.describe import NAMES, PERCENT, scores
+from vitmix.lab.evaluation.describe import scores
 from vitmix.lab.evaluation.subject import Subject
 from vitmix.lab.reading import JsonObject
 from vitmix.lab.runs import Run
@@ -206,11 +206,10 @@ def _results(subject: Subject, run: Run | None) -> list[str]:
     if found is None or found.weights_sha256 != subject.sha256:
         return ["Not evaluated; `vitmix eval` measures it."]
     rows = ["| measure | value |", "|---|---|"]
-    for name, value in scores(found).items():
-        shown = f"{100 * value:.2f} %" if name in PERCENT else f"{value:.4f}"
-        rows.append(f"| {NAMES.get(name, name)} | {shown} |")
+    rows += [f"| {name} | {value} |" for name, value in scores(found).items()]
     rows += [f"| parameters | {found.parameters:,} |", f"| FLOPs an image | {found.flops:,} |"]
-    return [f"On {without_folders(found.data, subject.config.data)}, n = {found.n:,}:", "", *rows]
+    data = without_folders(found.data, subject.config.data)
+    return [f"On {data}, n = {found.n:,}; brackets are 95 % intervals over the images:", "", *rows]
 
 
 def _recipe(config: TrainConfig) -> list[str]:

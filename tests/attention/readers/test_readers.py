@@ -138,7 +138,12 @@ def test_refused_classes_say_why() -> None:
     tower = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_patches=16)
     patches = transformers.Siglip2ForImageClassification(transformers.Siglip2Config(vision_config=tower))
     davit = timm.create_model("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1))
-    for model, words in ((patches, "its input is patches"), (davit, "between channels, not tokens")):
+    edgenext = timm.create_model("edgenext_xx_small", dims=(8, 16, 16, 32), depths=(1, 1, 1, 1))
+    for model, words in (
+        (patches, "its input is patches"),
+        (davit, "between channels, not tokens"),
+        (edgenext, "its attention is between channels, not tokens"),
+    ):
         with pytest.raises(ValueError, match=words):
             read_model(model)
 

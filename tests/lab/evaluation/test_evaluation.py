@@ -32,7 +32,7 @@ from vitmix.lab.evaluation import subject as subject_module
 from vitmix.lab.evaluation.classification import evaluate, evaluate_run
 from vitmix.lab.evaluation.cost import count_flops, count_parameters
 from vitmix.lab.evaluation.predictions import Outcomes
-from vitmix.lab.runs import Run
+from vitmix.lab.runs import Estimate, Run
 from vitmix.lab.training.header import read_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -247,7 +247,9 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(["eval", str(run), "--output", str(tmp_path / "found.json"), "--batch", "7"]) == 0
     said = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
-    assert f"{100 * found['accuracy']:.2f} %" in said and "n = 24" in said and f"{found['parameters']:,}" in said
+    low, high = Estimate.of_proportion(round(24 * found["accuracy"]), 24).interval or (0, 0)
+    assert f"{100 * found['accuracy']:.2f} % [{100 * low:.2f}, {100 * high:.2f}]  n = 24" in said
+    assert "Values in brackets are 95 % intervals." in said and f"{found['parameters']:,}" in said
     assert cli.main(["eval", str(run), "--data", SIXTEEN, "--split", "train", "--weights", "last"]) == 0
     assert "n = 48" in capsys.readouterr().out
 

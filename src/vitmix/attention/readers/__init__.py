@@ -94,6 +94,7 @@ READERS: dict[str, str] = {
 #: Model classes that cannot be read, and why.
 REFUSED: dict[str, str] = {
     "timm.models.xcit.Xcit": "its attention is between channels, not tokens",
+    "timm.models.edgenext.EdgeNeXt": "its attention is between channels, not tokens",
     "timm.models.davit.DaVit": "every other block of it attends between channels, not tokens",
     "transformers.models.siglip2.modeling_siglip2.Siglip2ForImageClassification": (
         "its input is patches that the processor cut, not images; SigLIP 2 checkpoints of a fixed size load as "

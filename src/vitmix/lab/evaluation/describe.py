@@ -5,15 +5,18 @@ from collections.abc import Iterable, Sequence
 from vitmix.lab.columns import aligned
 from vitmix.lab.runs import Estimate, Evaluation, Measurement, RobustnessResults
 
-PERCENT = ("accuracy", "accuracy5", "ece")
-NAMES = {"accuracy": "top-1", "accuracy5": "top-5", "ece": "calibration error"}
+BRACKETS = "Values in brackets are 95 % intervals."
 
 
-def scores(evaluation: Evaluation) -> dict[str, float]:
-    """The main numbers of an evaluation, by their names in `NAMES`."""
-    names = ("accuracy", "accuracy5", "loss", "ece")
-    informative = [name for name in names if name != "accuracy5" or evaluation.top5_informative]
-    return {name: getattr(evaluation, name) for name in informative}
+def scores(evaluation: Evaluation) -> dict[str, str]:
+    """The main numbers of an evaluation, accuracies with their intervals over the images."""
+
+    def accuracy(value: float) -> str:
+        return _percent(Estimate.of_proportion(round(value * evaluation.n), evaluation.n), width=1)
+
+    top5 = {"top-5": accuracy(evaluation.accuracy5)} if evaluation.top5_informative else {}
+    rest = {"loss": f"{evaluation.loss:.4f}", "calibration error": f"{100 * evaluation.ece:.2f} %"}
+    return {"top-1": accuracy(evaluation.accuracy), **top5, **rest}
 
 
 def head(weights: str, model: str, data: str, remarks: Iterable[str]) -> list[str]:
@@ -24,14 +27,11 @@ def head(weights: str, model: str, data: str, remarks: Iterable[str]) -> list[st
 def describe(evaluation: Evaluation) -> str:
     """A summary of an evaluation."""
     found, flops, size = evaluation, evaluation.flops, evaluation.size
-    shown = {
-        NAMES.get(name, name): f"{100 * value:.2f} %" if name in PERCENT else f"{value:.4f}"
-        for name, value in scores(found).items()
-    }
     lines = [
         *head(found.weights, found.model, found.data, found.remarks),
         "",
-        _table((name, value, found.n) for name, value in shown.items()),
+        _table((name, value, found.n) for name, value in scores(found).items()),
+        BRACKETS,
         "",
         f"parameters  {found.parameters:,}",
         f"FLOPs       {flops:,} per image of {size[0]} x {size[1]} ({flops / 2e9:.4g} G multiply-adds)",
@@ -51,7 +51,7 @@ def describe_suite(results: RobustnessResults) -> str:
         *head(results.weights, results.model, protocol.data, protocol.remarks),
         "",
         table(results.measurements),
-        "Values in brackets are 95 % intervals.",
+        BRACKETS,
         *_not_read(protocol.broken_images),
     ]
     return "\n".join(lines)
@@ -73,9 +73,10 @@ def _table(rows: Iterable[tuple[str, str, int]]) -> str:
     return aligned(((name, value, f"n = {n:,}") for name, value, n in rows), left=1)
 
 
-def _percent(found: Estimate) -> str:
-    interval = "" if found.interval is None else " [{:6.2f}, {:6.2f}]".format(*(100 * end for end in found.interval))
-    return f"{100 * found.mean:.2f} %{interval}"
+def _percent(found: Estimate, width: int = 6) -> str:
+    """A value with its interval; numbers of the same width align in a column."""
+    ends = [f"{100 * end:{width}.2f}" for end in found.interval or ()]
+    return f"{100 * found.mean:.2f} %" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def _mistakes(evaluation: Evaluation) -> list[str]:
