@@ -203,6 +203,15 @@ def test_outputs_of_the_same_inputs_give_up_one_each() -> None:
     same(torch.from_numpy(given_up(used)), torch.from_numpy(expected))
 
 
+def test_rounds_end_when_nothing_improves(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(joint, "labeling", lambda *problem: (made.append(1), labeling(*problem))[1])
+    cost = np.random.default_rng(0).normal(size=(2, 2, 2))
+    start = np.zeros((2, 2, 2), dtype=np.int64)
+    joint_parts(cost, np.eye(2), start, Weighing(gamma=0.0, rounds=50))
+    assert 2 <= len(made) <= 2 * 5
+
+
 def test_outputs_of_different_inputs_give_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each output shows one input, its own, which nothing makes it give up in the last round."""
     asked = []
