@@ -79,6 +79,12 @@ def test_a_peak_has_its_row_and_its_column(size: tuple[int, int]) -> None:
             assert saliency_peak(saliency).tolist() == [[row, column]]
 
 
+def test_the_smallest_scale_leaves_a_pixel_of_the_shorter_side() -> None:
+    boxes = ResizedMask().values(vitmix.Frame(1, (2, 8)), 0.01, torch.tensor([[1, 4]]))["box"]
+    top, bottom, left, right = boxes[0].tolist()
+    assert (bottom - top, right - left) == (1, 4)
+
+
 def test_recursivemix_reduces_the_whole_image_before() -> None:
     images, labels = tiny_batch(4, size=SIZE)
     learner = vitmix.Learner(tiny_vit(img_size=SIZE), vitmix.recursivemix(10, most=1.0), seed=2)

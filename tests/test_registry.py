@@ -264,9 +264,14 @@ def test_a_part_that_is_wrong_says_how(settings: dict, words: str) -> None:
 class Adder(vitmix.HiddenMixing):
     name, adds_tokens, block = "adder", True, 1
 
+    @property
+    def needs(self) -> vitmix.Needs:
+        return vitmix.Needs()
+
 
 def test_tokens_of_ones_own_are_added_where_a_block_can_take_them() -> None:
     plain, windows = (read_model(FAMILIES[name].build()) for name in ("ViT, DeiT", "Swin"))
+    assert not vitmix.Mixer(10, inner=(Adder(),)).input_only
     assert Adder().plan(plain) == vitmix.Plan(mixed=frozenset([1]), bank=frozenset([1]))
     with pytest.raises(ValueError, match="adder cannot act at block 1 .* a window cannot contain other tokens"):
         Adder().plan(windows)

@@ -214,6 +214,7 @@ def test_cells_of_images_that_are_not_square_are_all_counted(size: tuple[int, in
 
 def test_features_of_a_guide_serve_a_model_without_tokens() -> None:
     frame = vitmix.Frame(4, (64, 64), no_grid="it has none")
+    assert hash(TopCellsMask(blocks=[0, -1])) == hash(TopCellsMask(blocks=(0, -1)))  # pyright: ignore
     assert TopCellsMask(scores="features").draw(frame, generator_for(0))["share"].shape == (1,)
     with pytest.raises(ValueError, match="a mask of the top cells is drawn on the model's tokens: it has none"):
         TopCellsMask().draw(frame, generator_for(0))
@@ -751,6 +752,18 @@ def test_recursivemix_pastes_nothing_of_another_kind(other: torch.Tensor) -> Non
         same(mixing.targets(batch), F.label_rows(labels, 10, dtype=other.dtype))
 
 
+def test_a_history_without_a_loss_is_resumed() -> None:
+    """It has images and labels, and no logits."""
+    images, labels = tiny_batch(4)
+    mixer, expected = vitmix.create("mix(mask=history(most=1))", 10), []
+    with mixer.attach(tiny_vit(), seed=0) as one, mixer.attach(tiny_vit(), seed=0) as two:
+        one.mix(images, labels)
+        two.load_state_dict(one.state_dict())
+        expected = one.mix(images, labels)
+        same(two.mix(images, labels).images, expected.images)
+    assert not torch.equal(expected.images, images)
+
+
 def test_recursivemix_recognizes_nothing_where_nothing_is_pasted() -> None:
     """Neither in the first batch, nor in one that is larger than the one before."""
     images, labels = tiny_batch(6)
@@ -964,6 +977,7 @@ BAD = {
     "tokens": {"weight": -1},
     "manifold": {"alpha": 0, "pixels": 1},
     "merged": {"alpha": 0, "merged": 2, "block": 0.5},
+    "htm": {"score_weight": -1},
 }
 
 

@@ -43,6 +43,12 @@ def test_a_mask_on_tokens_that_do_not_nest() -> None:
     same(on_tokens(mask[:, :2, :1], (3, 3)), mask[:, [0, 1, 1]][:, :, [0, 0, 0]])
 
 
+def test_a_mask_on_finer_and_on_coarser_tokens() -> None:
+    mask = torch.rand(2, 4, 6)
+    close(on_tokens(mask, (2, 3)), mask.unflatten(2, (3, 2)).unflatten(1, (2, 2)).mean((2, 4)), 1e-6)
+    same(on_tokens(mask, (8, 6)), mask.repeat_interleave(2, 1))
+
+
 def both(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, frozen: nn.Module | None = None
 ) -> list[vitmix.Output]:

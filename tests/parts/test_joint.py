@@ -14,7 +14,7 @@ import reference_baselines as slow
 import vitmix
 from support import close, same, tiny_batch, tiny_vit
 from vitmix._sampling import generator_for
-from vitmix.parts import labelings
+from vitmix.parts import joint, labelings
 from vitmix.parts.base import Guidance
 from vitmix.parts.joint import (
     JointMask,
@@ -201,6 +201,24 @@ def test_outputs_of_the_same_inputs_give_up_one_each() -> None:
     expected = np.zeros((4, 4))
     expected[0, 0] = expected[2, 1] = 1  # outputs of one input have none to give up
     same(torch.from_numpy(given_up(used)), torch.from_numpy(expected))
+
+
+def test_rounds_end_when_nothing_improves(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(joint, "labeling", lambda *problem: (made.append(1), labeling(*problem))[1])
+    cost = np.random.default_rng(0).normal(size=(2, 2, 2))
+    start = np.zeros((2, 2, 2), dtype=np.int64)
+    joint_parts(cost, np.eye(2), start, Weighing(gamma=0.0, rounds=50))
+    assert 2 <= len(made) <= 2 * 5
+
+
+def test_outputs_of_different_inputs_give_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each output shows one input, its own, which nothing makes it give up in the last round."""
+    asked = []
+    monkeypatch.setattr(joint, "given_up", lambda used: (asked.append(used.copy()), given_up(used))[1])
+    start = np.stack([np.full((2, 2), number) for number in range(2)])
+    joint_parts(np.full((2, 2, 2), -1.0), np.eye(2), start, Weighing(gamma=3.0, threshold=0.0, rounds=2))
+    assert [used.tolist() for used in asked] == [[[True, False], [False, True]]]
 
 
 def test_the_objective_decides_when_rounds_end() -> None:

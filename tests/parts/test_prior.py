@@ -4,6 +4,7 @@ import copy
 import math
 
 import pytest
+import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,3 +194,12 @@ def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
 
 def test_a_map_may_have_zeros() -> None:
     assert vitmix.PriorShare(map=((0, 1), (2, 0))).map == ((0.0, 1.0), (2.0, 0.0))
+
+
+def test_a_prior_of_places_alone_needs_no_attention() -> None:
+    model = timm.create_model("resnet18", num_classes=10)
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    with vitmix.create("mix(mask=box, share=prior)", 10).attach(model, seed=0) as mixing:
+        assert mixing.targets(mixing.mix(images, labels)).isfinite().all()
+    with pytest.raises(ValueError, match="a prior share that is learned or multiplied with attention needs attention"):
+        vitmix.create("mix(mask=box, share=prior(times=attention))", 10).attach(model)
