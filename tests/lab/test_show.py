@@ -324,7 +324,7 @@ def test_formats_and_a_run(tmp_path, capsys):
         assert main(["show", *arguments]) == 0
         assert output.read_bytes().startswith(start)
     words = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
-    for expected in ("own:", "arrow", "partner:", "ring", "cutmix", "tl_align", "50% of batches", "trained"):
+    for expected in ("original:", "arrow", "partner:", "ring", "cutmix", "tl_align", "50% of batches", "trained"):
         assert expected in words
     assert "untrained" not in capsys.readouterr().out and "UNTRAINED" not in words
     (tmp_path / "moved.safetensors").write_bytes((tmp_path / "run" / "best.safetensors").read_bytes())
@@ -363,7 +363,7 @@ def test_long_names_keep_their_end_inside_the_image():
     figure = grid_figure(methods_grid(pair))
     FigureCanvasAgg(figure).draw()
     tags = {text.get_text(): (text, panel) for panel in figure.axes for text in panel.texts if ":" in text.get_text()}
-    assert list(tags) == ["own:\n…penguin", "partner:\n…spider"]
+    assert list(tags) == ["original:\n…penguin", "partner:\n…spider"]
     for text, panel in tags.values():
         frame, box = text.get_bbox_patch(), panel.get_window_extent()
         assert frame is not None and frame.get_window_extent().x1 <= box.x1

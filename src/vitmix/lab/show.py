@@ -212,7 +212,7 @@ def _legend(results: tuple[MethodResult, ...], footer: str) -> str:
 
 
 def _original_tile(pair: PairResults, number: int) -> Tile:
-    role, color, ink = (("own", OWN, "white"), ("partner", PARTNER, INK))[number]
+    role, color, ink = (("original", OWN, "white"), ("partner", PARTNER, INK))[number]
 
     def marks(axes: Axes) -> None:
         axes.spines[:].set(visible=True, color=color, linewidth=2)
@@ -283,7 +283,7 @@ def _target_tile(result: MethodResult) -> Tile:
         for part, color, ink in ((result.own, OWN, "white"), (result.partner, PARTNER, INK)):
             shown = max(0.0, part) / whole
             axes.add_patch(Rectangle((start, 0), shown, 1, facecolor=color, linewidth=0))
-            if shown >= 0.25:
+            if shown >= 0.27:
                 style = {"ha": "center", "va": "center", "fontsize": 6, "fontweight": "bold", "color": ink}
                 axes.text(start + shown / 2, 0.54, f"{part:.0%}", **style)
             start += shown

@@ -96,7 +96,7 @@ def gradcam_figure(inputs: FigureInputs, *, only_right: bool = False) -> ImageGr
         return seen, [Tile(overlay(seen.pixels, cam, "heat", strength=0.6), caption) for cam, caption in found]
 
     footer = inputs.footer(samples, "Grad-CAM; below, the explained class and its probability.")
-    parts = ["own", "partner"] if inputs.methods else [""]
+    parts = ["original", "partner"] if inputs.methods else [""]
     return as_columns(inputs, samples, tiles, parts, footer=footer, ends=("none", "most"))
 
 
@@ -118,7 +118,7 @@ def labels_figure(inputs: FigureInputs, *, blocks: Sequence[int] | None = None) 
 
     words = "Below: the partner's part of the class token, or of the mean patch if there is none."
     samples = inputs.samples(inputs.methods or ["tl_align"])
-    return ImageGrid(as_rows(inputs, samples, columns), inputs.footer(samples, words), "share", ("own", "partner"))
+    return ImageGrid(as_rows(inputs, samples, columns), inputs.footer(samples, words), "share", ("original", "partner"))
 
 
 def gallery_figure(inputs: FigureInputs) -> ImageGrid:
@@ -137,7 +137,7 @@ def gallery_figure(inputs: FigureInputs) -> ImageGrid:
             rows.append(TileRow(tuple(tiles), model.name if len(models) > 1 else ""))
     words = "Below: the parts of the original image and the partner in the target."
     footer = inputs.footer((), words) if reads_model else words
-    return ImageGrid((Section(("own", "partner", *titles), tuple(rows), lead=2),), footer)
+    return ImageGrid((Section(("original", "partner", *titles), tuple(rows), lead=2),), footer)
 
 
 KINDS: dict[str, Callable[..., ImageGrid]] = {
