@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Finished(Job):
     """A training that is over at once."""
 
-    def outcome(self) -> Ending:
+    def ending(self) -> Ending:
         return Ending("")
 
 
