@@ -105,14 +105,6 @@ def test_a_copy_of_a_compiled_learner_compiles_its_own() -> None:
     assert not twin(images, labels).logits.any() and learner(images, labels).logits.any()
 
 
-def test_a_compiled_step_keeps_nothing_that_it_recorded() -> None:
-    """A graph would return it, and it would fill the memory until the next step."""
-    learner = vitmix.Learner(tiny_vit(), vitmix.transmix(10))
-    learner.compile(backend="eager")
-    learner(*tiny_batch())
-    assert learner.mixing._recorder is not None and learner.mixing._recorder.tape is None
-
-
 @pytest.mark.parametrize(
     "text", ["cutmix", "tokenmix", "transmix", "tl_align", "smmix", "htm(tau=1)", "vtm", "mixup | smmix"]
 )

@@ -379,11 +379,9 @@ def test_decoupled_loss_is_the_slow_one(seed: int, scaled: bool) -> None:
 
 def test_a_thousandth_of_an_image_counts_as_mixed() -> None:
     logits, shares = torch.tensor([[0.3, -0.2, 0.9]], dtype=torch.float64), [0.0, 0.0005, 0.001, 0.0015, 0.5]
-    for share, counts in zip(
-        [*shares, *(1 - each for each in shares)], 2 * [False, False, True, True, True], strict=True
-    ):
+    for share in (*shares, *(1 - each for each in shares)):
         loss = decoupled_loss(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([share], dtype=torch.float64))
-        assert bool(loss != 0) == counts
+        assert bool(loss != 0) == (0.001 <= share <= 0.999)
 
 
 def test_decoupled_loss_of_certain_predictions_is_finite() -> None:
