@@ -21,6 +21,7 @@ ONE_LABEL = {
     "htm": "cutmix + htm",
     "activation": "tokenmix(label=activation)",
     "progressive": "mixpro(tokens=2)",
+    "recognize": "recursivemix",
 }
 
 

@@ -457,6 +457,16 @@ def test_the_size_of_patches_is_found(model: nn.Module, grid: tuple[int, int] | 
     assert found == grid
 
 
+def test_a_method_that_reads_nothing_of_a_model_does_not_run_it() -> None:
+    ran, model = [], nn.Sequential(tiny_vit(num_classes=0), nn.Linear(tiny_vit().num_features, CLASSES))
+    model[0].blocks[0].register_forward_pre_hook(lambda *_: ran.append(1))
+    with vitmix.create("cutmix", CLASSES).attach(model) as mixing:
+        mixing.mix(*tiny_batch())
+    assert not ran
+    with vitmix.create("transmix", CLASSES).attach(model):  # to find what the head reads
+        assert ran
+
+
 def test_a_grid_that_leaves_a_rest_is_told() -> None:
     with vitmix.create("tokenmix", CLASSES).attach(Patches()) as mixing:
         with pytest.raises(ValueError, match="images of 18x18 do not divide into patches of 4x4; resize them"):

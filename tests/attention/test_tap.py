@@ -359,6 +359,29 @@ def test_logits_of_other_images_in_evaluation_are_not_those_of_the_batch() -> No
     recorder.remove()
 
 
+def test_logits_of_other_images_are_not_those_of_the_batch_if_blocks_are_frozen() -> None:
+    """The blocks are in evaluation mode and let others pass; that the whole model is in training mode says nothing."""
+    model, plan, (images, _) = tiny_vit().train(), Plan(class_row=frozenset([0]), logits=True), tiny_batch()
+    model.blocks.eval()
+    recorder = Recorder(read_model(model), plan)
+    recorder.tape = tape = Tape(plan, one_pass=True, batch=len(images))
+    model(images[:2])
+    assert tape.logits is None
+    same(model(images), tape.logits)
+    recorder.remove()
+
+
+def test_a_second_pass_is_refused_if_the_logits_alone_are_recorded() -> None:
+    """By the hooks of another mixer's plan."""
+    model, plan, (images, _) = tiny_vit().train(), Plan(logits=True), tiny_batch()
+    recorder = Recorder(read_model(model), plan | Plan(class_row=frozenset([0])))
+    recorder.tape = Tape(plan, one_pass=True, batch=len(images))
+    model(images)
+    with pytest.raises(RuntimeError, match="the model ran twice"):
+        model(images)
+    recorder.remove()
+
+
 def test_without_a_tape_a_hook_leaves_the_attention_as_it_is() -> None:
     reader = read_model(tiny_vit())
     recorder = Recorder(reader, Plan(bank=frozenset([1])))

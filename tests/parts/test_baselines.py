@@ -30,7 +30,15 @@ from vitmix.parts.masks import box_reach
 from vitmix.parts.objects import object_share
 from vitmix.parts.peak import PeakMask, fine_grained_saliency, gray_levels
 from vitmix.parts.progressive import CellMask, progressive_share
-from vitmix.parts.puzzle import PuzzleMask, _numbered, move_blocks, puzzle_costs, puzzle_mix, transport_plan
+from vitmix.parts.puzzle import (
+    PuzzleMask,
+    _numbered,
+    move_blocks,
+    puzzle_costs,
+    puzzle_labels,
+    puzzle_mix,
+    transport_plan,
+)
 from vitmix.parts.resized import ResizedMask, paste_resized, resize_weights, resized_pixels
 from vitmix.parts.token_labels import mixed_token_labels
 from vitmix.parts.top_cells import TopCellsMask, top_cells
@@ -145,6 +153,13 @@ def test_lattices_are_the_slow_ones(seed: int) -> None:
     same(mask, slow.holes((30, 21), share, holes, *settings))
 
 
+def test_a_lattice_keeps_a_line_of_each_patch() -> None:
+    """Also if the partner is to have all of it."""
+    mask = lattice_mask((12, 12), 1.0, holes=3, area=1.0, aspect=1.0, place=(0.0, 0.0))
+    hole = torch.arange(12) % 4 < 3
+    same(mask, hole.unsqueeze(1) & hole)
+
+
 def test_lattices_of_tiny_images() -> None:
     for side in (1, 2, 3):
         mask = LatticeMask().draw(vitmix.Frame(1, (side, side)), generator_for(side))["mask"]
@@ -165,6 +180,12 @@ def test_gray_levels_need_three_channels() -> None:
     for channels in (1, 4):
         with pytest.raises(ValueError):
             gray_levels(torch.zeros(1, channels, 2, 2, dtype=torch.uint8))
+
+
+def test_saliency_needs_a_normalization_of_three_channels() -> None:
+    for channels in (1, 2, 4):
+        with pytest.raises(ValueError):
+            PeakMask().saliency(torch.rand(1, 3, 8, 8), vitmix.Normalization((0.0,) * channels, (1.0,) * channels))
 
 
 def test_saliency_of_normalized_images_is_that_of_their_pixels() -> None:
@@ -356,6 +377,13 @@ def test_decoupled_loss_is_the_slow_one(seed: int, scaled: bool) -> None:
     assert abs(float(decoupled_loss(logits, own, partner, share, scaled=scaled)) - expected) < 1e-12
 
 
+def test_a_thousandth_of_an_image_counts_as_mixed() -> None:
+    logits, shares = torch.tensor([[0.3, -0.2, 0.9]], dtype=torch.float64), [0.0, 0.0005, 0.001, 0.0015, 0.5]
+    for share in (*shares, *(1 - each for each in shares)):
+        loss = decoupled_loss(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([share], dtype=torch.float64))
+        assert bool(loss != 0) == (0.001 <= share <= 0.999)
+
+
 def test_decoupled_loss_of_certain_predictions_is_finite() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
     loss = decoupled_loss(logits, torch.tensor([1]), torch.tensor([0]), torch.tensor([0.5]))
@@ -389,6 +417,15 @@ def test_object_share_is_the_slow_one(seed: int, relative: float, blend: float) 
     share = object_share(masks, vitmix.Mix(partner, mask), area, relative=relative, blend=blend)
     expected = slow.objects(masks, mask, partner.tolist(), relative, blend)
     close(share, torch.tensor(expected, dtype=torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("relative", [0.0, 0.4])
+def test_where_a_map_is_negative_there_is_no_object(relative: float) -> None:
+    maps = torch.rand(4, 6, 5, generator=generator_for(0), dtype=torch.float64) - 0.5
+    mask = F.box_mask(torch.tensor([[1, 5, 0, 3]] * 4), (6, 5))
+    mix, area = vitmix.Mix(F.rolled_pairs(4), mask), F.area_share(mask, dtype=torch.float64)
+    found, expected = (object_share(each, mix, area, relative=relative) for each in (maps, maps.clamp_min(0)))
+    same(found, expected)
 
 
 def test_object_shares_of_uniform_objects_are_areas() -> None:
@@ -425,7 +462,7 @@ def test_token_labels_need_maps_of_every_class() -> None:
         learner(images, labels)
     with pytest.raises(ValueError, match=r"maps must be \(4, 10, 4, 4\)"):
         learner(images, labels, maps=torch.rand(4, 4, 4))
-    for shape in ((4, 9, 4, 4), (3, 10, 4, 4), (4, 10, 4, 3)):
+    for shape in ((4, 9, 4, 4), (3, 10, 4, 4), (4, 10, 4, 3), (4, 10, 16), (4, 10, 4, 4, 1)):
         with pytest.raises(ValueError, match=r"maps must be \(4, 10, 4, 4\)"):
             learner(images, labels, maps=torch.rand(shape))
     with pytest.raises(ValueError, match="two parts need different maps"):
@@ -585,6 +622,24 @@ def test_puzzlemix_in_a_graph_has_the_strides_of_its_result(format: torch.memory
     numbers = torch.tensor(0.5), torch.tensor(4), [0.5] * 3 + [0.2] * 3, [1.2, 0.5, 0.2, 0.8], [3, 4, 0]
     inputs = images, torch.rand(2, 16, 16), torch.tensor([1, 0]), *numbers, transport
     torch.library.opcheck(puzzle_mix, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_puzzlemix_averages_colors_over_the_neighborhood() -> None:
+    """And shows every pixel where it is, if nothing is transported."""
+    differ, partner = set(), torch.tensor([1, 0])
+    for seed in range(6):
+        images, saliency = torch.rand(2, 4, 16, 16, generator=generator_for(seed)).split([3, 1], dim=1)
+        saliency, masks = saliency.squeeze(1).square(), {}
+        for pixels in (1, 2, 4):
+            sizes = {"blocks": 4, "labels": 3, "neighborhood": pixels}
+            costs = puzzle_costs(saliency, images, partner, 0.5, beta=0.6, gamma=1.0, eta=0.0, **sizes)
+            masks[pixels] = puzzle_labels(costs).float().repeat_interleave(4, 1).repeat_interleave(4, 2) / 2
+            numbers = torch.tensor(0.5), torch.tensor(4), [0.0] * 3 + [1.0] * 3, [0.6, 1.0, 0.0, 0.8], [3, pixels, 0]
+            _, mask, shown = puzzle_mix(images, saliency, partner, *numbers, False)
+            same(mask, masks[pixels])
+            same(shown, torch.arange(256, dtype=torch.int32).view(16, 16).expand(2, 2, -1, -1))
+        differ |= {pair for pair in ((1, 2), (2, 4)) if not torch.equal(*(masks[each] for each in pair))}
+    assert len(differ) == 2
 
 
 PUZZLE = "puzzlemix(blocks=[4], labels=2, beta=1.0, gamma=1.0, eta=0.0, transport=False)"
@@ -857,6 +912,7 @@ def test_consistency_by_the_label_uses_the_share_of_the_target() -> None:
     [
         ("mix(mask=resized, share=activation)", "look up the partner at the pasted positions"),
         ("mix(mask=resized, share=object)", "look up the partner at the pasted positions"),
+        ("mix(mask=resized, share=guided)", "look up the partner at the pasted positions"),
         ("mix(mask=resized) + tokens", "moves tokens or pixels"),
         ("mix(mask=history) + region", "needs one partner per image"),
         ("mix(mask=joint) + region", "needs one partner per image"),
@@ -970,7 +1026,7 @@ BAD = {
     "joint": {"alpha": 0, "blocks": 1, "group": 1, "beta": -1, "gamma": -1, "threshold": -1, "eta": -1}
     | {"omega": 2, "rounds": 0},
     "top_cells": {"alpha": 0, "cells": 0, "scores": "pixels", "blocks": ()},
-    "guided": {"blend": 2},
+    "guided": {"blend": 2, "blocks": "first"},
     "object": {"relative": 2, "blend": 2},
     "decoupled": {"weight": -1, "scaled": 1},
     "recognize": {"weight": -1},

@@ -305,6 +305,15 @@ def test_a_gain_that_is_no_number_counts_as_none() -> None:
     assert assignment.assign_on_host(values, torch.ones(4, dtype=torch.bool), 0.1).tolist() == [3, 0, 1, 2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_partners_on_the_host_need_no_kernel(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Where Triton is installed, too: without its interpreter, its kernels run on a GPU only."""
+    kernel = pytest.importorskip("vitmix.attention._kernels.assignment")
+    monkeypatch.setattr(kernel, "assign_partners", lambda *_: pytest.fail("the kernel of a GPU was asked"))
+    saliency, easy = torch.rand(5, 7, dtype=dtype), torch.tensor([True, True, False, True, False])
+    same(F.assign_partners(saliency, easy, 0.1), assignment.assign_on_host(saliency, easy, 0.1))
+
+
 def test_a_rerun_is_not_looked_at_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="reran a block of an earlier batch"):
         check_replay(torch.ones(1, 2), torch.zeros(1, 2))

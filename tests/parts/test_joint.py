@@ -194,6 +194,17 @@ def test_images_without_saliency_are_mixed_too() -> None:
 def test_comixup_needs_blocks_that_divide_the_image() -> None:
     with pytest.raises(ValueError, match="do not divide into 3 blocks per side"):
         vitmix.Learner(tiny_vit(), vitmix.comixup(10, blocks=3))(*tiny_batch())
+    for size in ((32, 30), (30, 32)):
+        with pytest.raises(ValueError, match="do not divide into 4 blocks per side"):
+            JointMask().draw(vitmix.Frame(2, size), None)
+
+
+def test_peaks_of_tiny_images_are_pixels() -> None:
+    saliency, places = torch.zeros(3, 3, 2), ((0, 0), (2, 1), (1, 0))
+    for image, (row, column) in enumerate(places):
+        saliency[image, row, column] = 1
+    expected = [[abs(a - c) + abs(b - d) for c, d in places] for a, b in places]
+    assert distance_of_peaks(saliency).tolist() == expected
 
 
 def test_outputs_of_the_same_inputs_give_up_one_each() -> None:
@@ -219,6 +230,16 @@ def test_outputs_of_different_inputs_give_up_nothing(monkeypatch: pytest.MonkeyP
     start = np.stack([np.full((2, 2), number) for number in range(2)])
     joint_parts(np.full((2, 2, 2), -1.0), np.eye(2), start, Weighing(gamma=3.0, threshold=0.0, rounds=2))
     assert [used.tolist() for used in asked] == [[[True, False], [False, True]]]
+
+
+def test_outputs_that_show_an_input_in_one_block_give_it_up_too() -> None:
+    """Both outputs show the second input in one block; told apart, one shows the second alone, the other the first."""
+    cost = np.zeros((2, 2, 2))
+    cost[1] = 0.1
+    cost[:, 0, 0] = 0.1, 0.0
+    start = np.zeros((2, 2, 2), dtype=np.int64)
+    parts = joint_parts(cost, np.eye(2), start, Weighing(beta=0.0, gamma=1.0, threshold=9.0, rounds=2))
+    assert parts.sum((1, 2)).tolist() == [[0, 4], [4, 0]]
 
 
 def test_the_objective_decides_when_rounds_end() -> None:

@@ -183,6 +183,7 @@ def test_a_compiled_learner_learns_the_same_prior() -> None:
         (dict(map=((0, 0),)), "map must be rows"),
         (dict(map=((float("nan"),),)), "map must be rows"),
         (dict(map="center"), "map must be rows"),
+        (dict(learned=1), "learned must be"),
         (dict(momentum=2), "momentum must lie"),
         (dict(times="none"), "unknown times"),
     ],

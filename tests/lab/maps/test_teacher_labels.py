@@ -42,6 +42,15 @@ def test_logits_at_places_equal_the_slow_twin() -> None:
     torch.testing.assert_close(found, reference_baselines.placed_logits(values, classes, places, (2, 3), 6))
 
 
+def test_places_outside_the_image_have_no_logits() -> None:
+    """However far outside: the map has no location there."""
+    values, classes = stored(1, 3, 4, 5, 6)
+    places = torch.tensor([-9.0, -0.5, 1.5, 9.0], dtype=torch.float64).expand(1, 2, 4, 4).clone()
+    places[:, 0] = places[:, 0].mT.clone()
+    outside = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    assert not F.placed_logits(values, classes, torch.cat([places, outside], 1), (4, 4), 6).any()
+
+
 def places_of(crops: Tensor, flips: Tensor, grid: tuple[int, int]) -> Tensor:
     """Where the cells of flipped and cropped images come from."""
     centers = [(torch.arange(side, dtype=torch.float64) + 0.5) / side for side in grid]
