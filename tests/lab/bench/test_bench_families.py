@@ -54,9 +54,30 @@ def test_more_repeats_measure_a_family_again(tmp_path: Path, tiny: None) -> None
     assert len(found["steps"][0]["times"]) == 3 and found["settings"]["batch"] == 2
 
 
+def test_other_settings_measure_a_family_again(tmp_path: Path, tiny: None) -> None:
+    command = [*SMALL, "--methods", "cutmix", "--only", "ResNet", "--output", str(tmp_path)]
+    assert main(command) == 0
+    assert main([*command, "--batch", "2"]) == 0
+    assert json.loads((tmp_path / FILE).read_text())["ResNet"]["settings"]["batch"] == 2
+
+
+@pytest.mark.parametrize("content", ["[]", '{"ResNet": {}}', '{"ResNet": {"settings": {}, "steps": [{}]}}', "{"])
+def test_another_file_of_this_name_is_kept(
+    content: str, tmp_path: Path, tiny: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert main([*SMALL, "--methods", "cutmix", "--output", str(tmp_path)]) == 2
+    assert FILE in capsys.readouterr().err.splitlines()[-1] and (tmp_path / FILE).read_text() == content
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--suite", "families", "--model", "vit_lite_7_8_32"], "--suite chooses the models; leave out --model"),
+        (
+            ["--suite", "families", "--against", "--size", "64"],
+            "--suite chooses the models; leave out --size, --against",
+        ),
         (["--suite", "families", "--only", "Resnet"], "ResNet"),
         (["--only", "ResNet"], "--only chooses families of a suite; give --suite families, too"),
         (["--suite", "familys"], "families"),

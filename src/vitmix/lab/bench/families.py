@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -75,20 +74,20 @@ def measure_families(
 
     Args:
         work: what all families have in common; the model and its size are the family's, and the batch if none is given.
-        names: families to measure (default: all). A family that the file has with all repeats is not measured again.
+        names: families to measure (default: all). One that the file has, with all repeats, is not measured again.
         facts: settings and versions, stored beside the rows.
     """
     for name in names:
         check_choice("--only", name, tuple(FAMILIES))
     file = None if output is None else output / FILE
-    found: JsonObject = {} if file is None or not file.exists() else read_json(file)
+    found = {} if file is None else _stored(file)
     for name in names or FAMILIES:
         family = FAMILIES[name]
-        if _is_done(found.get(name), methods, repeats):
+        about: ModelArgs = dict(model=family.model, size=family.size, batch=batch or family.batch)
+        if name in found and _is_done(found[name], methods, facts | about):
             tell(f"{name}: measured already")
             continue
         tell(name)
-        about: ModelArgs = dict(model=family.model, size=family.size, batch=batch or family.batch)
         own = replace(work, **about, model_args=family.model_args, build=family.build)
         left_out = refused(methods, own)
         for method, reason in left_out.items():
@@ -106,11 +105,26 @@ def measure_families(
     return found
 
 
-def _is_done(stored: Any, methods: Sequence[str], repeats: int) -> bool:
-    if stored is None:
-        return False
+def _stored(file: Path) -> JsonObject:
+    """What earlier commands measured; ValueError for a file of another kind."""
+    if not file.exists():
+        return {}
+    try:
+        found = read_json(file)
+        family_table(found)
+        for each in found.values():
+            each["settings"]["left_out"].keys()
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise ValueError(f"{file} is not a file of this command; give another --output") from None
+    return found
+
+
+def _is_done(stored: JsonObject, methods: Sequence[str], settings: JsonObject) -> bool:
+    """Whether all methods have all repeats, with these settings."""
+    same = all(stored["settings"].get(key) == value for key, value in settings.items() if key != "repeats")
     rows = {row["method"]: len(row["times"]) for row in stored["steps"]}
-    return all(rows.get(method, 0) >= repeats or method in stored["settings"]["left_out"] for method in methods)
+    left_out, repeats = stored["settings"]["left_out"], settings["repeats"]
+    return same and all(rows.get(method, 0) >= repeats or method in left_out for method in methods)
 
 
 def family_table(found: JsonObject) -> str:

@@ -30,6 +30,7 @@ ON_CPU = Sizes(8, (64, 128, 256), (1, 2, 4))
 Method = Annotated[str, "METHOD", lambda name, text: text == "bare model" or check_method(name, text)]
 BenchPart = Literal["steps", "kernels", "growth"]
 COUNTS = ("repeats", "steps", "warmup")
+ONE_MODEL = ("model", "arch", "model_args", "size", "modes", "against", "parts", "tokens", "batches")
 SETTINGS = ("model", "batch", "size", "graphs", "easy", *COUNTS)
 
 
@@ -79,6 +80,12 @@ def run(settings: Bench) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() and not settings.cpu else "cpu")
     if settings.only and settings.suite is None:
         raise ValueError("--only chooses families of a suite; give --suite families, too")
+    if settings.suite is not None:
+        usual_settings = Bench()
+        given = [name for name in ONE_MODEL if getattr(settings, name) != getattr(usual_settings, name)]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"--suite chooses the models; leave out {flags}")
     precision = settings.precision or ("bf16" if device.type == "cuda" else "fp32")
     usual = ON_GPU if device.type == "cuda" else ON_CPU
     given = settings.batch
