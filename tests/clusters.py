@@ -87,7 +87,7 @@ def updates(training: Training) -> int:
 
 
 def processes_of(training: Training) -> list[int]:
-    """Of this machine, those that train it, in its folder or in a temporary one of the same name."""
+    """The processes on this machine that train it, in its folder or in a temporary folder of the same name."""
     settings = f"/{training.run.path.name}/.training.yaml"
     texts = {int(each.parent.name): text_of(each) for each in Path("/proc").glob("[0-9]*/cmdline")}
     return [number for number, text in texts.items() if settings in text and "comparison.process" in text]

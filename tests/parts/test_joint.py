@@ -61,7 +61,7 @@ def test_large_labelings_give_up_exactness_not_speed(monkeypatch: pytest.MonkeyP
 
 
 def test_labels_of_the_largest_cost_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each frontier, of a row and a cell, until at most so many labelings are left."""
+    """Prunes the frontiers of each row and cell until at most this many labelings are left."""
     monkeypatch.setattr(labelings, "MOST", 4)
     unary = np.array([[[0.3, 0.1, 0.2], [0.5, 0.4, 0.6]], [[0.9, 0.7, 0.8], [0.0, 0.2, 0.1]]])
     found = labelings._at_most([np.arange(3)] * 4, unary, 2)
@@ -233,7 +233,7 @@ def test_outputs_of_different_inputs_give_up_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_outputs_that_show_an_input_in_one_block_give_it_up_too() -> None:
-    """Both outputs show the second input in one block; told apart, one shows the second alone, the other the first."""
+    """Both outputs show the second input in one block. Separated, one shows only the second, the other the first."""
     cost = np.zeros((2, 2, 2))
     cost[1] = 0.1
     cost[:, 0, 0] = 0.1, 0.0

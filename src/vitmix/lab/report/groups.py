@@ -119,8 +119,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """A different name for each configuration: its method, and as few settings as distinguish them.
 
-    Settings at their defaults are not named, and those that a recipe fits only if no other setting distinguishes the
-    runs; if no setting does, the folder does.
+    Settings at their defaults are left out. Those that a recipe fits are named only if no other setting distinguishes
+    the runs; if no setting does, the folder is named.
     """
     default, every = defaults(runs[0].config), [deciding_settings(run.config) for run in runs]
     fitted = {name for recipe in {run.config.recipe for run in runs} for name in _fitted(recipe)}
